@@ -56,8 +56,8 @@ def actor_class(cls: type[object], *, max_restarts: int) -> Any:
 
 def _shared(cls: type[object], name: str, **options: object) -> Any:
     """Return the cluster's one actor of that name; made if there is none. It outlives its drivers."""
-    made = actor_class(cls, max_restarts=-1)
-    return made.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **options).remote()
+    actor = actor_class(cls, max_restarts=-1)
+    return actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **options).remote()
 
 
 def scheduler(cls: type[object]) -> Any:
@@ -96,11 +96,11 @@ def disposable(cls: type[object], name: str, *, is_spread: bool = False) -> Any:
         name: Its name.
         is_spread: Whether it should be on a node that has few others.
     """
-    made = actor_class(cls, max_restarts=0)
+    actor = actor_class(cls, max_restarts=0)
     if not is_spread:
-        return made.remote(name)
+        return actor.remote(name)
     # Ray spreads only what asks for something, else all may be on one node; a byte is free where all CPUs are taken.
-    return made.options(scheduling_strategy="SPREAD", memory=1).remote(name)
+    return actor.options(scheduling_strategy="SPREAD", memory=1).remote(name)
 
 
 def cpu_call() -> Any:

@@ -59,19 +59,19 @@ def modules_in(body: bytes) -> set[str]:
     return found
 
 
-async def check_loading(scheduler: Any, bodies: Mapping[str, bytes]) -> None:
+async def check_loading(scheduler: Any, payloads: Mapping[str, bytes]) -> None:
     """Have every node load what names modules that it may not have; at once where there is nothing of that kind.
 
     Args:
         scheduler: The cluster's.
-        bodies: Pickles by what people call them: `Agent 'Writer'`.
+        payloads: Pickles by what people call them: `Agent 'Writer'`.
 
     Raises:
         RayTaskError: something cannot be loaded on some node; its cause is the ValidationError that says so.
     """
     doubtful = {
         name: body
-        for name, body in bodies.items()
+        for name, body in payloads.items()
         if (modules := modules_in(body)) and not (is_started_here() and _are_on_path(modules))
     }
     if not doubtful:

@@ -65,10 +65,10 @@ def start_local(options: Mapping[str, object]) -> None:
             os.environ[_MODE],
         )
     has_address = "_node_ip_address" in options
-    given = {"include_dashboard": False, "_temp_dir": str(private_ray_directory()), **options}
+    arguments = {"include_dashboard": False, "_temp_dir": str(private_ray_directory()), **options}
     give_notice("Starting a local Ray (about 7 s) ...")
     with quiet(), _ended_on_exit(), contextlib.nullcontext() if has_address else on_loopback():
-        cast("Callable[..., object]", ray.init)(**given)
+        cast("Callable[..., object]", ray.init)(**arguments)
     address = str(ray.get_runtime_context().gcs_address)
     if not has_address and not _is_loopback(address.rpartition(":")[0].strip("[]")):
         ray.shutdown()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
 
-__all__ = ["PackedOrder", "Packer", "bodies_of", "pack_callables", "pack_submission"]
+__all__ = ["PackedOrder", "Packer", "list_payloads", "pack_callables", "pack_submission"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +248,14 @@ def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool,
     )
 
 
-def bodies_of(submission: Submission) -> dict[str, bytes]:
+def list_payloads(submission: Submission) -> dict[str, bytes]:
     """Return all pickles of a run, by what its user calls them."""
     roles = {node.agent_key: node.agent_role for node in submission.plan.nodes}
-    bodies = {f"Agent '{roles.get(each.key, each.key)}'": each.body for each in submission.templates}
-    bodies.update((f"Task '{key}'", body) for key, body in submission.tasks.items())
+    payloads = {f"Agent '{roles.get(each.key, each.key)}'": each.body for each in submission.templates}
+    payloads.update((f"Task '{key}'", body) for key, body in submission.tasks.items())
     if submission.callables is not None:
-        bodies[_CALLABLES] = submission.callables.bundles[_BUNDLE]
-    return bodies
+        payloads[_CALLABLES] = submission.callables.bundles[_BUNDLE]
+    return payloads
 
 
 #: Name of the one bundle of a planned run's callables, and what its user calls it.

@@ -140,10 +140,10 @@ class RemoteExecutor:
 
     def stop(self, instances: Sequence[str]) -> None:
         """Stop these tasks; each is still delivered."""
-        known = [name for name in instances if name in self._in_flight]
-        self._stopping.update(known)
-        self._to_stop.extend(known)
-        if known and len(known) == len(self._to_stop):
+        in_flight = [name for name in instances if name in self._in_flight]
+        self._stopping.update(in_flight)
+        self._to_stop.extend(in_flight)
+        if in_flight and len(in_flight) == len(self._to_stop):
             asyncio.get_running_loop().call_soon(self._stop_all)
 
     async def close(self) -> None:
@@ -210,7 +210,7 @@ class RemoteExecutor:
         """Send a batch; a session that is lost meanwhile does not take it, and another gets what is in flight."""
         try:
             async with self._loading:  # batches stay in their order
-                await check_loading(self._scheduler, batch.bodies())
+                await check_loading(self._scheduler, batch.list_payloads())
             await reach(lambda: self._scheduler.submit_orders.remote(self._run_id, session, batch), patiently())
         except ray.exceptions.RayError as error:
             self._fail(error)

@@ -18,7 +18,7 @@ import ray.exceptions
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import LOCAL, check_version, connection_id, join_or_start
 from ensemble_ray.actors.driver.loading import check_loading
-from ensemble_ray.actors.driver.packing import bodies_of, pack_submission
+from ensemble_ray.actors.driver.packing import list_payloads, pack_submission
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
 from ensemble_ray.actors.driver.run import RayRun
 from ensemble_ray.actors.link.failures import last_line, ours
@@ -91,7 +91,7 @@ class RayRuntime:
         submission = pack_submission(request, work, keeps_warm=self._is_kept_warm(), is_connected=is_connected)
         try:
             scheduler = await self._connect(request.cancelled)
-            await check_loading(scheduler, bodies_of(submission))
+            await check_loading(scheduler, list_payloads(submission))
             run = RayRun(request, submission, scheduler)
             await run.begin()
         except ray.exceptions.RayError as error:

@@ -213,7 +213,7 @@ class OrderBatch:
     #: bundle -> the bytes of the callable in it
     bundles: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
-    def bodies(self) -> dict[str, bytes]:
+    def list_payloads(self) -> dict[str, bytes]:
         """Return the pickles that orders share, by what people call them."""
         templates = {f"An agent of kind '{template.key}'": template.body for template in self.templates}
         return {**templates, **{f"A handler or guardrail ({name})": body for name, body in self.bundles.items()}}

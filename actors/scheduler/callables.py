@@ -104,11 +104,11 @@ class CallablesDelivery:
         tasks = self._tasks
         return replace(
             self._declared,
-            bundles={**self._declared.bundles, **self._bodies(_bundles_of(tasks))},
+            bundles={**self._declared.bundles, **self._load_bundles(_bundles_of(tasks))},
             tasks={**self._declared.tasks, **tasks},
         )
 
-    def _bodies(self, names: Iterable[str]) -> dict[str, bytes]:
+    def _load_bundles(self, names: Iterable[str]) -> dict[str, bytes]:
         return {name: self._bundles.get(name) or b"" for name in names}
 
     def _on_drop(self, name: str, _: bytes) -> None:
@@ -151,7 +151,7 @@ class CallablesDelivery:
         done_tasks, self._done_tasks = self._done_tasks, []
         done_bundles, self._done_bundles = self._done_bundles, []
         return CallablesUpdate(
-            bundles=self._bodies(names), tasks=tasks, done_tasks=done_tasks, done_bundles=done_bundles
+            bundles=self._load_bundles(names), tasks=tasks, done_tasks=done_tasks, done_bundles=done_bundles
         )
 
 

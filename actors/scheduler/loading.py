@@ -31,20 +31,20 @@ _proven: set[tuple[str, str]] = set()
 _MOST_PROVEN = 10_000
 
 
-async def load_everywhere(bodies: Mapping[str, bytes]) -> None:
+async def load_everywhere(payloads: Mapping[str, bytes]) -> None:
     """Load these on every node; called in the scheduler, which does not load them itself.
 
     Raises:
         ValidationError: one cannot be loaded on some node.
     """
-    digest = hashlib.sha256(repr(sorted(bodies.items())).encode()).hexdigest()
+    digest = hashlib.sha256(repr(sorted(payloads.items())).encode()).hexdigest()
     nodes = {
         str(node["NodeID"]): str(node["NodeManagerAddress"])
         for node in cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
         if node["Alive"]
     }
     asked = [node for node in nodes if (node, digest) not in _proven]
-    answers = await asyncio.gather(*(_load_on(node, bodies) for node in asked))
+    answers = await asyncio.gather(*(_load_on(node, payloads) for node in asked))
     failures = {node: found for node, found in zip(asked, answers, strict=True) if found}
     if len(_proven) > _MOST_PROVEN:
         _proven.clear()
@@ -59,20 +59,20 @@ async def load_everywhere(bodies: Mapping[str, bytes]) -> None:
         )
 
 
-async def _load_on(node: str, bodies: Mapping[str, bytes]) -> list[tuple[str, str]] | None:
+async def _load_on(node: str, payloads: Mapping[str, bytes]) -> list[tuple[str, str]] | None:
     """Return what that node could not load, and why; None where it cannot be asked, which a run may not even notice."""
     try:
-        asked: Any = spawn.on_node(load_all, node).remote(bodies)
+        asked: Any = spawn.on_node(load_all, node).remote(payloads)
         return cast("list[tuple[str, str]]", await asyncio.wait_for(asked, _PATIENCE_S))
     except (ray.exceptions.RayError, TimeoutError) as error:
         _log.warning("Node %s cannot be asked to load a run in advance: %s", node, one_line(message_of(error)))
         return None
 
 
-def load_all(bodies: Mapping[str, bytes]) -> list[tuple[str, str]]:
+def load_all(payloads: Mapping[str, bytes]) -> list[tuple[str, str]]:
     """Load them in this process; return the names of those that cannot be loaded, and why."""
     failed: list[tuple[str, str]] = []
-    for name, body in bodies.items():
+    for name, body in payloads.items():
         try:
             pickle.loads(body)  # noqa: S301  bytes of our own driver
         except USER_ERRORS as error:

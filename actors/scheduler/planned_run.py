@@ -224,8 +224,8 @@ def opening_of(submission: Submission) -> SessionOpening:
 def wire_order(assignment: Assignment[bytes], submission: Submission) -> WireOrder:
     """Return the order for a task of a submitted plan."""
     node = assignment.node
-    known = {} if submission.callables is None else submission.callables.tasks
-    callables = known.get(node.key, _NO_CALLABLES)
+    declared = {} if submission.callables is None else submission.callables.tasks
+    callables = declared.get(node.key, _NO_CALLABLES)
     return WireOrder(
         key=node.key,
         instance=assignment.instance,

@@ -268,10 +268,10 @@ class ProcessGroups:
                 self._move_callables()
         following = self._table.lose(process.name)
         self._by_name.pop(process.name, None)
-        count = len(following.again) + len(following.hopeless)
+        count = len(following.to_retry) + len(following.hopeless)
         if count:
             _log.warning("An agent process died with %d tasks: %s", count, last_line(error))
-        self.start([self._renewed(name) for name in following.again])
+        self.start([self._renewed(name) for name in following.to_retry])
         if following.hopeless:
             self._fail(process, following.hopeless, error)
 

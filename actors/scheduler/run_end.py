@@ -32,7 +32,7 @@ class RunEnd:
     def __init__(self) -> None:
         self.id = new_object_id()
         #: gets the end
-        self.known: asyncio.Future[PlannedEnd[bytes, bytes]] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[PlannedEnd[bytes, bytes]] = asyncio.get_running_loop().create_future()
         self._waiting = 0
         self._asked_at = -_READ_S
 
@@ -49,7 +49,7 @@ class RunEnd:
         """
         self._waiting += 1
         try:
-            ended = await asyncio.shield(self.known)
+            ended = await asyncio.shield(self.result)
         finally:
             self._waiting -= 1
             self._asked_at = asyncio.get_running_loop().time()
@@ -60,11 +60,11 @@ def _page_of(ended: PlannedEnd[bytes, bytes], end_id: str, begin: int) -> EndPag
     parts: Sequence[Sequence[object]] = (ended.completed, ended.delegated, ended.failures, ended.unfinished)
     total = sum(len(part) for part in parts)
     stop, size = begin, 0
-    for body in islice(_bodies(ended, begin), _PAGE_ENTRIES):
+    for body in islice(_payloads(ended, begin), _PAGE_ENTRIES):
         stop, size = stop + 1, size + len(body)
         if size >= _PAGE_BYTES:
             break
-    first, second, third, fourth = (sum(len(part) for part in parts[:place]) for place in range(4))
+    first, second, third, fourth = (sum(len(part) for part in parts[:index]) for index in range(4))
     part = replace(
         ended,
         completed=_cut(ended.completed, begin - first, stop - first),
@@ -76,7 +76,7 @@ def _page_of(ended: PlannedEnd[bytes, bytes], end_id: str, begin: int) -> EndPag
     return EndPage(end_id=end_id, cursor=stop, is_last=stop >= total, end=part)
 
 
-def _bodies(ended: PlannedEnd[bytes, bytes], begin: int) -> Iterator[bytes]:
+def _payloads(ended: PlannedEnd[bytes, bytes], begin: int) -> Iterator[bytes]:
     """Yield the bodies of all entries from one on; those before are not read."""
     for keyed in (ended.completed, ended.delegated):
         yield from (body for _, body in keyed[begin:])

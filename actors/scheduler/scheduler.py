@@ -97,7 +97,7 @@ class SchedulerActor(LineService, SessionService):
         await self.recovered()
         run_id = submission.run_id
         begun = self._ends.get(run_id)
-        if (begun is not None and not begun.known.done()) or run_id in self._dynamic:
+        if (begun is not None and not begun.result.done()) or run_id in self._dynamic:
             raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
         hub = spawn.event_hub(EventHub) if submission.is_connected else None
         run = await self._begin(submission, hub)
@@ -106,9 +106,9 @@ class SchedulerActor(LineService, SessionService):
         await run.begin()
         return hub
 
-    async def check_loading(self, bodies: Mapping[str, bytes]) -> None:
+    async def check_loading(self, payloads: Mapping[str, bytes]) -> None:
         """Have every node load these, but not this process (S-SET-56)."""
-        await load_everywhere(bodies)
+        await load_everywhere(payloads)
 
     async def knows(self, run_id: str) -> bool:
         """Return whether a run is known here: it runs, or its result waits to be fetched."""
@@ -216,21 +216,21 @@ class SchedulerActor(LineService, SessionService):
                 )
             limits = _limits(is_dynamic=False)
             run = PlannedRun(
-                submission, self._pool, hub=hub, limits=limits, owned=owned, store=self._store, finished=ended.known
+                submission, self._pool, hub=hub, limits=limits, owned=owned, store=self._store, finished=ended.result
             )
         except BaseException as error:
             del self._ends[run_id]
             if before is not None:
                 self._ends[run_id] = before  # nobody has fetched it yet
-            refuse(ended.known, error)
+            refuse(ended.result, error)
             await release_run(owned)
             raise
         self._planned[run_id] = run
-        ended.known.add_done_callback(lambda _done: self._forget(run_id))
+        ended.result.add_done_callback(lambda _done: self._forget(run_id))
         return run
 
     def _forget(self, run_id: str) -> None:
         self._planned.pop(run_id, None)
-        ended = [name for name, end in self._ends.items() if end.known.done() and not end.is_read]
+        ended = [name for name, end in self._ends.items() if end.result.done() and not end.is_read]
         for name in ended[: max(0, len(ended) - KEPT_RESULTS)]:
             del self._ends[name]

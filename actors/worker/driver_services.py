@@ -45,8 +45,8 @@ class RemoteDriverServices:
             raise answer
         return answer
 
-    def tell(self, name: str, payload: Mapping[str, object]) -> None:
-        """Tell, without an answer; may be called from any thread."""
+    def notify(self, name: str, payload: Mapping[str, object]) -> None:
+        """Notify it, without an answer; may be called from any thread."""
         self._loop.call_soon_threadsafe(self._send, name, dict(payload))
 
     async def flushed(self) -> None:
@@ -83,4 +83,4 @@ class ReportedToolMetrics:
         self._send("record_duration", tool_name, agent_role, duration_s)
 
     def _send(self, method: str, *arguments: object) -> None:
-        self._services.tell("tool_metrics", {"method": method, "arguments": arguments})
+        self._services.notify("tool_metrics", {"method": method, "arguments": arguments})

@@ -93,19 +93,19 @@ class Agent(Identified):
         """Check the fields in the table's order (S-DOM-1 to S-DOM-8); a missing role or goal counts as None (S-CONV-13)."""
         if not isinstance(data, Mapping):
             return data
-        given = dict(cast("Mapping[str, Any]", data))
-        check_text(given.get("role"), "Agent role must not be blank")
-        check_text(given.get("goal"), "Agent goal must not be blank")
-        if given.setdefault("llm", TEAM_MODEL) is None:
+        arguments = dict(cast("Mapping[str, Any]", data))
+        check_text(arguments.get("role"), "Agent role must not be blank")
+        check_text(arguments.get("goal"), "Agent goal must not be blank")
+        if arguments.setdefault("llm", TEAM_MODEL) is None:
             raise ValidationError("Agent llm must not be None")
-        check_positive(given.get("max_iterations"), "Agent max_iterations must be > 0")
-        given["tools"] = check_tools(given.get("tools"), subject="Tool")
-        check_positive(given.get("max_concurrency"), "Agent max_concurrency must be > 0 when set")
-        check_positive(given.get("replicas"), "Agent replicas must be > 0")
-        if given.get("response_format", "") is None:
-            given["response_format"] = ""
-        given["llm"] = limit_own_model(given)
-        return given
+        check_positive(arguments.get("max_iterations"), "Agent max_iterations must be > 0")
+        arguments["tools"] = check_tools(arguments.get("tools"), subject="Tool")
+        check_positive(arguments.get("max_concurrency"), "Agent max_concurrency must be > 0 when set")
+        check_positive(arguments.get("replicas"), "Agent replicas must be > 0")
+        if arguments.get("response_format", "") is None:
+            arguments["response_format"] = ""
+        arguments["llm"] = limit_own_model(arguments)
+        return arguments
 
     def replace(self, **changes: object) -> Self:
         """Return a copy with these fields changed, checked like a new one; it is another agent with an id of its own.

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 __all__ = ["check_budget", "check_costs"]
 
 
-def check_budget(given: Mapping[str, object], owner: str) -> None:
+def check_budget(arguments: Mapping[str, object], owner: str) -> None:
     """Check the fields `max_tokens` and `max_cost` of what is being made (S-BUD-1).
 
     Args:
-        given: The fields as they were given, by name; those of other names are left alone.
+        arguments: The fields as they were given, by name; those of other names are left alone.
         owner: How a message begins: `Ensemble`, `RunOptions`, ...
 
     Raises:
         ValidationError: one is 0 or less, or no amount at all.
     """
-    check_positive(given.get("max_tokens"), f"{owner} max_tokens must be > 0 when set")
-    cost = given.get("max_cost")
+    check_positive(arguments.get("max_tokens"), f"{owner} max_tokens must be > 0 when set")
+    cost = arguments.get("max_cost")
     check_positive(cost, f"{owner} max_cost must be > 0 when set")
     if isinstance(cost, float) and not math.isfinite(cost):
         raise ValidationError(f"{owner} max_cost must be a finite amount, got: {cost}")

@@ -105,8 +105,8 @@ class Leadership(Value):
     def _check_leadership(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        given = cast("Mapping[str, Any]", data)
-        return {**given, "manager_llm": resolve_model(given.get("manager_llm"))}
+        arguments = cast("Mapping[str, Any]", data)
+        return {**arguments, "manager_llm": resolve_model(arguments.get("manager_llm"))}
 
 
 class EnsembleDefinition(Watched, Leadership, RunRules, Work):

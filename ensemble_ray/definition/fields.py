@@ -136,9 +136,9 @@ def limit_model(model: ChatModel, limit: RateLimit | None) -> ChatModel:
     return RateLimitedChatModel.of(model, limit)
 
 
-def limit_own_model(given: Mapping[str, object]) -> ChatModel | None:
+def limit_own_model(arguments: Mapping[str, object]) -> ChatModel | None:
     """Return a definition's model as it is kept: resolved, and under its own limit (S-RATE-30, S-RATE-31)."""
-    model, limit = resolve_model(given.get("llm")), given.get("rate_limit")
+    model, limit = resolve_model(arguments.get("llm")), arguments.get("rate_limit")
     # A limit of another type is refused by pydantic a moment later.
     if model is None or not isinstance(limit, RateLimit):
         return model

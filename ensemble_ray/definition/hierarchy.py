@@ -40,7 +40,7 @@ def _roles_of(value: object) -> object:
         return tuple(sorted(cast("Collection[str]", value), key=str))
     if isinstance(value, list | tuple):
         entries = cast("Sequence[object]", value)
-        return tuple(entry for place, entry in enumerate(entries) if entry not in entries[:place])
+        return tuple(entry for index, entry in enumerate(entries) if entry not in entries[:index])
     return value
 
 

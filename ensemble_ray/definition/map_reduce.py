@@ -91,20 +91,20 @@ class MapDefinition(Watched):
         """Check the fields in the table's order (S-MR-10 to S-MR-23, S-MR-110, S-MR-150); a missing argument counts as None."""
         if not isinstance(data, Mapping):
             return data
-        given = dict(cast("Mapping[str, Any]", data))
-        check_items(given)
-        check_side(given, "map")
-        cls._check_reduction(given)
-        check_outcomes(given)
-        check_processes(given)
-        if "parallel_error_strategy" in given and given["parallel_error_strategy"] is None:
+        arguments = dict(cast("Mapping[str, Any]", data))
+        check_items(arguments)
+        check_side(arguments, "map")
+        cls._check_reduction(arguments)
+        check_outcomes(arguments)
+        check_processes(arguments)
+        if "parallel_error_strategy" in arguments and arguments["parallel_error_strategy"] is None:
             raise ValidationError(f"{cls._called} parallel_error_strategy must not be None")
-        if isinstance(given["items"], list):
-            given["items"] = tuple(cast("list[object]", given["items"]))  # the caller's list may change later
-        return given
+        if isinstance(arguments["items"], list):
+            arguments["items"] = tuple(cast("list[object]", arguments["items"]))  # the caller's list may change later
+        return arguments
 
     @classmethod
-    def _check_reduction(cls, given: dict[str, Any]) -> None:
+    def _check_reduction(cls, arguments: dict[str, Any]) -> None:
         """Check what a definition that also reduces adds, in its place among the other checks."""
 
     @model_validator(mode="after")
@@ -180,10 +180,10 @@ class MapReduceDefinition(MapDefinition):
     ordered: bool = False
 
     @classmethod
-    def _check_reduction(cls, given: dict[str, Any]) -> None:
-        check_reduction(given)
-        if given.get("input_estimator") is None:
-            given["input_estimator"] = str
+    def _check_reduction(cls, arguments: dict[str, Any]) -> None:
+        check_reduction(arguments)
+        if arguments.get("input_estimator") is None:
+            arguments["input_estimator"] = str
 
     @property
     def is_adaptive(self) -> bool:

@@ -15,7 +15,7 @@ from ensemble_ray.errors import ValidationError
 
 __all__ = ["check_items", "check_outcomes", "check_processes", "check_reduction", "check_side"]
 
-_Given = Mapping[str, object]
+_Arguments = Mapping[str, object]
 
 #: Of each side: what its task factory is called with, without and with an agent factory.
 _ARGUMENTS = {"map": ("item", "item, agent"), "reduce": ("chunk_tasks", "agent, chunk_tasks")}
@@ -23,63 +23,63 @@ _POLICIES = ("fail", "skip", "collect")
 _MODES = ("levels", "pipelined")
 
 
-def check_items(given: _Given) -> None:
+def check_items(arguments: _Arguments) -> None:
     """Refuse nothing, and a collection that can be seen to be empty (S-MR-10)."""
-    items = given.get("items")
+    items = arguments.get("items")
     if items is None or (isinstance(items, Sequence | AbstractSet | Mapping) and not items):
         raise ValidationError("items must not be None or empty")
 
 
-def check_side(given: _Given, side: str) -> None:
+def check_side(arguments: _Arguments, side: str) -> None:
     """Refuse a side without its task factory (S-MR-11, S-MR-12), and factories that cannot be called."""
     task, agent = f"{side}_task", f"{side}_agent"
     plain, with_agent = _ARGUMENTS[side]
-    if given.get(task) is None:
+    if arguments.get(task) is None:
         raise ValidationError(
             f"{task} must be set. Give a callable({plain}) -> Task, or together with {agent} a "
             f"callable({with_agent}) -> Task"
         )
     for name in (task, agent):
-        _check_callable(given, name)
+        _check_callable(arguments, name)
 
 
-def check_reduction(given: _Given) -> None:
+def check_reduction(arguments: _Arguments) -> None:
     """Refuse what the parts of a reduction have to do with each other (S-MR-12 to S-MR-23, S-MR-110)."""
-    check_side(given, "reduce")
-    is_adaptive = _check_budget(given)
-    _check_grouping(given, is_adaptive=is_adaptive)
+    check_side(arguments, "reduce")
+    is_adaptive = _check_budget(arguments)
+    _check_grouping(arguments, is_adaptive=is_adaptive)
     for name in ("direct_task", "direct_agent", "token_estimator", "input_estimator"):
-        _check_callable(given, name)
-    mode = given.get("mode", "levels")
+        _check_callable(arguments, name)
+    mode = arguments.get("mode", "levels")
     if mode not in _MODES:
         raise ValidationError(f"mode must be 'levels' or 'pipelined', got: {mode}")
-    if given.get("ordered") is True and mode != "pipelined":
+    if arguments.get("ordered") is True and mode != "pipelined":
         raise ValidationError(
             "ordered needs mode='pipelined': level by level, groups follow the order of the items anyway"
         )
 
 
-def check_outcomes(given: _Given) -> None:
+def check_outcomes(arguments: _Arguments) -> None:
     """Refuse what no failed item can be dealt with by (S-MR-150), and files of outcomes that cannot be written so."""
-    policy = given.get("on_item_error")
+    policy = arguments.get("on_item_error")
     if policy is not None and policy not in _POLICIES:
         raise ValidationError(f"on_item_error must be 'fail', 'skip' or 'collect', got: {policy}")
     for name, endings in (("dead_letters", (".jsonl",)), ("results", (".jsonl", ".parquet"))):
-        place = given.get(name)
-        if isinstance(place, str | Path) and Path(place).suffix.lower() not in endings:
-            raise ValidationError(f"{name} must be the path of a {' or '.join(endings)} file, got: '{place}'")
+        path = arguments.get(name)
+        if isinstance(path, str | Path) and Path(path).suffix.lower() not in endings:
+            raise ValidationError(f"{name} must be the path of a {' or '.join(endings)} file, got: '{path}'")
 
 
-def check_processes(given: _Given) -> None:
+def check_processes(arguments: _Arguments) -> None:
     """Refuse numbers of processes and of tasks in one that no agent could have."""
     for name in ("replicas", "max_concurrency"):
-        check_positive(given.get(name), f"{name} must be > 0 when set")
+        check_positive(arguments.get(name), f"{name} must be > 0 when set")
 
 
-def _check_budget(given: _Given) -> bool:
+def _check_budget(arguments: _Arguments) -> bool:
     """S-MR-13 to S-MR-17; whether there is a budget."""
-    window, ratio = _number(given, "context_window_size"), _number(given, "budget_ratio")
-    has_window, has_ratio = (given.get(name) is not None for name in ("context_window_size", "budget_ratio"))
+    window, ratio = _number(arguments, "context_window_size"), _number(arguments, "budget_ratio")
+    has_window, has_ratio = (arguments.get(name) is not None for name in ("context_window_size", "budget_ratio"))
     if has_window and not has_ratio:
         raise ValidationError(
             "budget_ratio must be set when context_window_size is specified. "
@@ -97,28 +97,28 @@ def _check_budget(given: _Given) -> bool:
             "target_token_budget derived from context_window_size * budget_ratio must be > 0, "
             f"got: {window} * {ratio} = {derived}"
         )
-    target = _number(given, "target_token_budget")
+    target = _number(arguments, "target_token_budget")
     if target is not None and target <= 0:
         raise ValidationError(f"target_token_budget must be > 0, got: {target}")
-    return has_window or given.get("target_token_budget") is not None
+    return has_window or arguments.get("target_token_budget") is not None
 
 
-def _check_grouping(given: _Given, *, is_adaptive: bool) -> None:
+def _check_grouping(arguments: _Arguments, *, is_adaptive: bool) -> None:
     """S-MR-18 to S-MR-23."""
-    if given.get("chunk_size") is not None and is_adaptive:
+    if arguments.get("chunk_size") is not None and is_adaptive:
         raise ValidationError(
             "chunk_size and target_token_budget (also as context_window_size with budget_ratio) are mutually exclusive: "
             "groups have a fixed size, or fit a budget"
         )
-    if given.get("target_token_budget") is not None and given.get("context_window_size") is not None:
+    if arguments.get("target_token_budget") is not None and arguments.get("context_window_size") is not None:
         raise ValidationError(
             "target_token_budget and context_window_size with budget_ratio are mutually exclusive: both give the budget"
         )
-    levels, chunk = _number(given, "max_reduce_levels"), _number(given, "chunk_size")
+    levels, chunk = _number(arguments, "max_reduce_levels"), _number(arguments, "chunk_size")
     if is_adaptive and levels is not None and levels < 1:
         raise ValidationError(f"max_reduce_levels must be >= 1, got: {levels}")
-    has_direct = given.get("direct_task") is not None
-    if given.get("direct_agent") is not None and not has_direct:
+    has_direct = arguments.get("direct_task") is not None
+    if arguments.get("direct_agent") is not None and not has_direct:
         raise ValidationError(
             "direct_agent requires direct_task: give a callable(agent, items) -> Task, which is called with that agent"
         )
@@ -131,12 +131,12 @@ def _check_grouping(given: _Given, *, is_adaptive: bool) -> None:
         raise ValidationError(f"chunk_size must be >= 2, got: {chunk}")
 
 
-def _number(given: _Given, name: str) -> int | float | None:
-    value = given.get(name)
+def _number(arguments: _Arguments, name: str) -> int | float | None:
+    value = arguments.get(name)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _check_callable(given: _Given, name: str) -> None:
-    value = given.get(name)
+def _check_callable(arguments: _Arguments, name: str) -> None:
+    value = arguments.get(name)
     if value is not None and not callable(value):
         raise ValidationError(f"{name} must be callable, got: {type(value).__name__}")

@@ -45,12 +45,12 @@ class RetryPolicy(Value):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        given = cast("Mapping[str, object]", data) if isinstance(data, Mapping) else {}
-        attempts = given.get("max_attempts")
+        arguments = cast("Mapping[str, object]", data) if isinstance(data, Mapping) else {}
+        attempts = arguments.get("max_attempts")
         if isinstance(attempts, int | float) and attempts < 1:
             raise ValidationError(f"RetryPolicy max_attempts must be >= 1, got: {attempts}")
         for name in ("first_delay", "max_delay", "max_wait"):
-            value = given.get(name)
+            value = arguments.get(name)
             seconds = value.total_seconds() if isinstance(value, timedelta) else value
             # Written so that NaN is refused too.
             if isinstance(seconds, int | float) and not 0 <= seconds <= _LONGEST_S:

@@ -148,9 +148,9 @@ class RunOptions(Value):
     @classmethod
     def _check(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
-            given = cast("Mapping[str, object]", data)
-            check_positive(given.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
-            check_budget(given, "RunOptions")
+            arguments = cast("Mapping[str, object]", data)
+            check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
+            check_budget(arguments, "RunOptions")
         return data
 
 
@@ -219,11 +219,11 @@ class RunRules(Value):
     def _check_rules(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        given = dict(cast("Mapping[str, Any]", data))
-        check_positive(given.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set")
-        check_budget(given, cls._called)
-        given["llm"] = resolve_model(given.get("llm"))
-        return given
+        arguments = dict(cast("Mapping[str, Any]", data))
+        check_positive(arguments.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set")
+        check_budget(arguments, cls._called)
+        arguments["llm"] = resolve_model(arguments.get("llm"))
+        return arguments
 
     @property
     def origin(self) -> str | None:
@@ -274,8 +274,8 @@ class Watched(RunRules):
     @property
     def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:
         """The `on_*` callables by listener method, in the order of registration; kinds without any are left out."""
-        given = {method: cast("tuple[Callable[..., object], ...]", getattr(self, method)) for method in EVENT_TYPES}
-        return {method: callables for method, callables in given.items() if callables}
+        handlers = {method: cast("tuple[Callable[..., object], ...]", getattr(self, method)) for method in EVENT_TYPES}
+        return {method: callables for method, callables in handlers.items() if callables}
 
     def with_additional_listener(self, listener: object) -> Self:
         """Return this ensemble with one more listener, behind the others (S-DOM-69)."""

@@ -140,22 +140,22 @@ class Task(Identified, Generic[Parsed_co]):
         """Check the fields in the table's order (S-DOM-20 to S-DOM-31); a missing argument counts as None (S-CONV-13)."""
         if not isinstance(data, Mapping):
             return data
-        given = dict(cast("Mapping[str, Any]", data))
-        if given.get("name") is not None:
-            check_text(given["name"], "Task name must not be blank when set")
-        check_text(given.get("description"), "Task description must not be blank")
-        check_text(given.get("expected_output"), "Task expected_output must not be blank")
-        given["tools"] = check_tools(given.get("tools"), subject="Task tool")
-        check_positive(given.get("max_iterations"), "Task max_iterations must be > 0 when set")
-        given["context"] = _check_context(given)
-        _check_output_type(given.get("output_type"))
-        retries = given.get("max_output_retries")
+        arguments = dict(cast("Mapping[str, Any]", data))
+        if arguments.get("name") is not None:
+            check_text(arguments["name"], "Task name must not be blank when set")
+        check_text(arguments.get("description"), "Task description must not be blank")
+        check_text(arguments.get("expected_output"), "Task expected_output must not be blank")
+        arguments["tools"] = check_tools(arguments.get("tools"), subject="Task tool")
+        check_positive(arguments.get("max_iterations"), "Task max_iterations must be > 0 when set")
+        arguments["context"] = _check_context(arguments)
+        _check_output_type(arguments.get("output_type"))
+        retries = arguments.get("max_output_retries")
         if isinstance(retries, int | float) and retries < 0:
             raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
-        given["history"] = check_history(given.get("history"))
-        _check_handler(given)
-        given["llm"] = limit_own_model(given)
-        return given
+        arguments["history"] = check_history(arguments.get("history"))
+        _check_handler(arguments)
+        arguments["llm"] = limit_own_model(arguments)
+        return arguments
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         """Only what was given, and context by name: a chain of tasks would otherwise be shown over and over."""
@@ -169,12 +169,12 @@ class Task(Identified, Generic[Parsed_co]):
                 yield field, value
 
 
-def _check_context(given: Mapping[str, Any]) -> object:
+def _check_context(arguments: Mapping[str, Any]) -> object:
     """Return the context as a tuple of tasks (S-DOM-25, S-DOM-26)."""
-    entries = to_tuple(given.get("context"))
+    entries = to_tuple(arguments.get("context"))
     if not isinstance(entries, tuple):
         raise ValidationError(f"Task context must be a list of Tasks, got: {type(entries).__name__}")
-    agent = given.get("agent")
+    agent = arguments.get("agent")
     for index, entry in enumerate(cast("tuple[object, ...]", entries)):
         if entry is None:
             raise ValidationError(f"Task context element at index {index} must not be None")
@@ -187,8 +187,8 @@ def _check_context(given: Mapping[str, Any]) -> object:
             agent is not None
             and not entry.context
             and entry.agent == agent
-            and entry.description == given.get("description")
-            and entry.expected_output == given.get("expected_output")
+            and entry.description == arguments.get("description")
+            and entry.expected_output == arguments.get("expected_output")
         ):
             raise ValidationError("Task cannot reference itself in context")
     return cast("object", entries)
@@ -209,9 +209,9 @@ def _check_output_type(kind: object) -> None:
         raise ValidationError(f"Task output_type must be a class or dict[K, V], got: {kind!r}")
 
 
-def _check_handler(given: Mapping[str, Any]) -> None:
+def _check_handler(arguments: Mapping[str, Any]) -> None:
     """Refuse fields that only a model could use beside a handler (S-DET-3), and handlers that cannot be called."""
-    handler, effect = given.get("handler"), given.get("effect")
+    handler, effect = arguments.get("handler"), arguments.get("effect")
     if effect is not None and effect not in get_args(Effect):
         raise ValidationError(f"Task effect must be one of [{', '.join(get_args(Effect))}], got: {effect!r}")
     if handler is None:
@@ -221,16 +221,16 @@ def _check_handler(given: Mapping[str, Any]) -> None:
             )
         return
     exclusive = (
-        (given.get("agent") is not None, "an explicit agent", "agent"),
-        (given.get("llm") is not None, "a llm", "llm"),
-        (given.get("stream") is not None, "a streaming_llm", "stream"),
-        (bool(given.get("tools")), "tools", "tools"),
-        (given.get("max_iterations") is not None, "max_iterations", "max_iterations"),
-        (given.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
-        (bool(given.get("history")), "a history", "history"),
+        (arguments.get("agent") is not None, "an explicit agent", "agent"),
+        (arguments.get("llm") is not None, "a llm", "llm"),
+        (arguments.get("stream") is not None, "a streaming_llm", "stream"),
+        (bool(arguments.get("tools")), "tools", "tools"),
+        (arguments.get("max_iterations") is not None, "max_iterations", "max_iterations"),
+        (arguments.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
+        (bool(arguments.get("history")), "a history", "history"),
     )
-    for is_given, what, field in exclusive:
-        if is_given:
+    for is_set, what, field in exclusive:
+        if is_set:
             raise ValidationError(
                 f"Task cannot have both a handler and {what}. "
                 f"A handler does its task without a model: leave out either handler or {field}."

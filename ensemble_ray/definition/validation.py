@@ -25,9 +25,9 @@ from ensemble_ray.values.epochs import MOST_RESENDS
 __all__ = [
     "check_hierarchy",
     "check_rules",
+    "declared_agents",
     "doubled_names",
     "infer_workflow",
-    "known_agents",
     "manager_model",
     "refuse_cycles",
     "validate",
@@ -95,10 +95,10 @@ def infer_workflow(definition: EnsembleDefinition) -> Workflow:
     return Workflow.PARALLEL if is_linked else Workflow.SEQUENTIAL
 
 
-def known_agents(definition: EnsembleDefinition) -> tuple[Agent, ...]:
+def declared_agents(definition: EnsembleDefinition) -> tuple[Agent, ...]:
     """Return the agents before any is made: those given, else those of the tasks in first-use order (S-DOM-65)."""
-    given = definition.agents
-    named = given if given is not None else (task.agent for task in definition.tasks if task.agent is not None)
+    agents = definition.agents
+    named = agents if agents is not None else (task.agent for task in definition.tasks if task.agent is not None)
     return tuple(dict.fromkeys(named))
 
 
@@ -175,9 +175,9 @@ def _check_agents(definition: EnsembleDefinition) -> None:
         return
     if not definition.agents:
         raise ValidationError("Ensemble must have at least one agent")
-    known = set(definition.agents)
+    registered = set(definition.agents)
     for task in definition.tasks:
-        if task.agent is not None and task.agent not in known:
+        if task.agent is not None and task.agent not in registered:
             raise ValidationError(
                 f"Task '{task.description}' references agent '{task.agent.role}' "
                 "which is not in the ensemble's agent list"
@@ -194,7 +194,7 @@ def _check_models(definition: EnsembleDefinition) -> None:
                 f"Task '{task.description}' has no LLM available. Provide an explicit agent, a task-level llm, "
                 "an ensemble-level llm, or configure a deterministic handler."
             )
-    for agent in known_agents(definition):
+    for agent in declared_agents(definition):
         if uses_team_model(agent):
             raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
 
@@ -227,7 +227,7 @@ def _check_manager(definition: EnsembleDefinition) -> None:
 
 def _check_hierarchical(definition: EnsembleDefinition) -> None:
     """S-DOM-61.9: roles, constraints, handler tasks; roles of agents that are yet to be made are checked after that."""
-    roles = [agent.role for agent in known_agents(definition)]
+    roles = [agent.role for agent in declared_agents(definition)]
     check_roles(roles)
     is_complete = all(task.agent is not None or task.handler is not None for task in definition.tasks)
     check_constraints(definition.hierarchical_constraints, roles if is_complete else None)
@@ -249,10 +249,10 @@ def _check_order(tasks: Sequence[Task]) -> None:
         for entry in task.context:
             if entry.object_id in seen:
                 continue
-            told = f"Task '{task.description}' references context task '{entry.description}' which"
+            subject = f"Task '{task.description}' references context task '{entry.description}' which"
             if entry.object_id in listed:
-                raise ValidationError(f"{told} appears later in the task list")
-            absent = absent or f"{told} is not in the ensemble's task list"
+                raise ValidationError(f"{subject} appears later in the task list")
+            absent = absent or f"{subject} is not in the ensemble's task list"
         seen.add(task.object_id)
     if absent is not None:
         raise ValidationError(absent)
@@ -278,10 +278,10 @@ def _warnings(definition: EnsembleDefinition) -> list[str]:
 def _without_effect(task: Task) -> str | None:
     """Return what a task declares that only its own execution could keep."""
     fields = ("output_type", "input_guardrails", "output_guardrails")
-    given = [field for field in fields if getattr(task, field)]
-    if not given:
+    declared = [field for field in fields if getattr(task, field)]
+    if not declared:
         return None
     return (
-        f"Task '{task.description}' has {' and '.join(given)} without effect in HIERARCHICAL workflow: its manager decides "
+        f"Task '{task.description}' has {' and '.join(declared)} without effect in HIERARCHICAL workflow: its manager decides "
         "what becomes of it. Use a delegation policy, or another workflow"
     )

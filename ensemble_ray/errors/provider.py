@@ -61,10 +61,10 @@ def pack_provider_error(error: BaseException) -> dict[str, Any] | None:
     kind = type(error)
     if kind.__name__ not in _CLASSES or kind.__module__.partition(".")[0] != _PACKAGE:
         return None
-    given = vars(error)
+    fields = vars(error)
     data: dict[str, Any] = {"class": kind.__name__, "text": str(error)}
-    data["fields"] = {name: _plain(given[name]) for name in _FIELDS if name in given}
-    response, request = given.get("response"), given.get("request")
+    data["fields"] = {name: _plain(fields[name]) for name in _FIELDS if name in fields}
+    response, request = fields.get("response"), fields.get("request")
     if response is not None:
         data["response"] = {
             "status": response.status_code,
@@ -102,8 +102,8 @@ def _restore_answer(error: Exception, data: Mapping[str, Any]) -> None:
     if request is not None:
         vars(error)["request"] = request
     if answered is not None:
-        told = {"headers": answered["headers"], "text": answered["text"], "request": request}
-        vars(error)["response"] = httpx.Response(answered["status"], **told)
+        response = {"headers": answered["headers"], "text": answered["text"], "request": request}
+        vars(error)["response"] = httpx.Response(answered["status"], **response)
 
 
 def _plain(value: object) -> object:

@@ -44,7 +44,7 @@ _MOST_FRAMES = 30
 #: Errors of an exception group that are told.
 _MOST_OF_GROUP = 5
 #: Failed tasks whose reasons stand in the message of a run.
-_MOST_TOLD = 3
+_MOST_LISTED = 3
 #: Packages whose messages are bounded where they are made: this library's, and the endpoint errors that it makes.
 _BOUNDED = frozenset({"ensemble_ray", "actors", "serve", "openai"})
 #: Packages that call user code, or are called by this library, beside the standard library; no user code themselves.
@@ -101,8 +101,8 @@ def task_failure(label: str, error: BaseException) -> str:
 
 def tasks_failure(count: int, total: int, causes: Mapping[str, BaseException]) -> str:
     """Return what a run is told of with that went on beside failed tasks: how many, and why the first of them did."""
-    first = "; ".join(f"'{brief(label)}': {reason_of(error)}" for label, error in islice(causes.items(), _MOST_TOLD))
-    more = count - min(len(causes), _MOST_TOLD)
+    first = "; ".join(f"'{brief(label)}': {reason_of(error)}" for label, error in islice(causes.items(), _MOST_LISTED))
+    more = count - min(len(causes), _MOST_LISTED)
     return f"{count} of {total} tasks failed: {first}{f'; and {more} more' if more > 0 else ''}"
 
 
@@ -116,7 +116,7 @@ def reason_of(error: BaseException) -> str:
 def user_frames(error: BaseException) -> str:
     """Return the traceback of an error from the first frame of user code on, without a heading; "" without any."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    first = next((place for place, (frame, _) in enumerate(frames) if not _is_caller(frame)), len(frames))
+    first = next((index for index, (frame, _) in enumerate(frames) if not _is_caller(frame)), len(frames))
     kept = frames[first:][-_MOST_FRAMES:]
     return "".join(traceback.StackSummary.extract(iter(kept)).format())
 

@@ -40,15 +40,15 @@ def stand_in(name: str, text: str, fields: Mapping[str, object] | None = None) -
 
 def plain_fields(error: BaseException) -> dict[str, object]:
     """Return the fields of a provider's error that are plain values: its status, for example."""
-    given = {name: vars(error)[name] for name in _KEPT if name in vars(error)}
-    return {name: value for name, value in given.items() if isinstance(value, str | int | float)}
+    kept = {name: vars(error)[name] for name in _KEPT if name in vars(error)}
+    return {name: value for name, value in kept.items() if isinstance(value, str | int | float)}
 
 
 def notes_of(error: BaseException) -> tuple[str, ...]:
     """Return the notes of an error, its traceback in user code among them, unless another process told it already."""
-    given = tuple(each for each in getattr(error, "__notes__", ()) if isinstance(each, str))
-    note = "" if any(each.startswith(REMOTE) for each in given) else remote_note(error)
-    return (*given, note) if note else given
+    notes = tuple(each for each in getattr(error, "__notes__", ()) if isinstance(each, str))
+    note = "" if any(each.startswith(REMOTE) for each in notes) else remote_note(error)
+    return (*notes, note) if note else notes
 
 
 def portable(error: BaseException) -> BaseException:
@@ -78,8 +78,8 @@ def _links(error: BaseException) -> list[tuple[Any, ...]]:
     at: BaseException | None = error
     while at is not None and id(at) not in seen and len(links) < _MAX_CHAIN:
         seen.add(id(at))
-        made = (rebuild, type(at), at.args, _fields_of(at)) if isinstance(at, Portable) else _foreign_link(at)
-        links.append((notes_of(at), *made))
+        link = (rebuild, type(at), at.args, _fields_of(at)) if isinstance(at, Portable) else _foreign_link(at)
+        links.append((notes_of(at), *link))
         at = at.__cause__
     return links
 
@@ -91,15 +91,15 @@ def _fields_of(error: Portable) -> dict[str, object]:
 
 def _foreign_link(error: BaseException) -> tuple[object, ...]:
     """Return data of an error that is not ours: as it is, by value, without its constructor, else as a stand-in."""
-    told = (type(error).__name__, message_of(error), plain_fields(error))
+    described = (type(error).__name__, message_of(error), plain_fields(error))
     provider = pack_provider_error(error)
     if provider is not None:
-        return (_provider_or_stand_in, provider, *told)
+        return (_provider_or_stand_in, provider, *described)
     for dumps in (pickle.dumps, _dumps_by_value, _dumps_fields):
         data = _travels(error, dumps)
         if data is not None:
-            return (_loaded_or_stand_in, data, *told)
-    return (stand_in, *told)
+            return (_loaded_or_stand_in, data, *described)
+    return (stand_in, *described)
 
 
 def _loaded_or_stand_in(data: bytes, name: str, text: str, fields: Mapping[str, object]) -> BaseException:
@@ -154,8 +154,8 @@ def _join(links: Sequence[tuple[Any, ...]]) -> BaseException:
     cause: BaseException | None = None
     for notes, make, *args in reversed(links):
         error = cast("Callable[..., BaseException]", make)(*args)
-        known = getattr(error, "__notes__", ())
-        for note in [each for each in notes if each not in known]:
+        present = getattr(error, "__notes__", ())
+        for note in [each for each in notes if each not in present]:
             error.add_note(note)
         error.__cause__ = cause
         cause = error

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Literal, cast
 
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, told_finish_reason
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
 from ensemble_ray.values.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics, add_tokens
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import (
@@ -231,7 +231,7 @@ class TaskEffects:
             output_tokens=UNKNOWN_TOKENS if usage is None else usage.output_tokens,
             response_type="final_answer" if model.is_final else "tool_calls",
             response_text=model.response.text if model.is_final else None,
-            finish_reason=told_finish_reason(model.response),
+            finish_reason=unusual_finish_reason(model.response),
             tool_calls=tuple(self._tool(tool) for tool in model.tools),
             messages=model.messages,
         )

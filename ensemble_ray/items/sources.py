@@ -146,14 +146,14 @@ def _iterable(items: object) -> ItemSource:
     raise ValidationError(f"items is of type {type(items).__name__}, which has no items: {_ADVICE}")
 
 
-def _file(given: str | os.PathLike[str]) -> ItemSource:
-    text = os.fsdecode(given)
+def _file(source: str | os.PathLike[str]) -> ItemSource:
+    text = os.fsdecode(source)
     path = Path(text)
     suffix = path.suffix.lower()
     rows = _READERS.get(suffix)
     if rows is None:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-        what = "text" if isinstance(given, str) else "path"
+        what = "text" if isinstance(source, str) else "path"
         raise ValidationError(
             f"items is the {what} '{shown}': give a list of items, or a path that ends in {_SUFFIXES}"
         )

@@ -26,8 +26,8 @@ __all__ = ["BudgetQueue", "LocalAccount", "exhausted"]
 def exhausted(limit: RunBudget, spent: Amount, refused: Refuse) -> BudgetExhaustedError:
     """Return the error that ends a run whose budget is exhausted (S-BUD-4)."""
     return BudgetExhaustedError(
-        f"Budget exhausted: the limit is {limit.limits_told()}, {limit.told(spent)} are spent, "
-        f"and the next request would need {limit.told(refused.needed)}"
+        f"Budget exhausted: the limit is {limit.describe_limits()}, {limit.describe(spent)} are spent, "
+        f"and the next request would need {limit.describe(refused.needed)}"
     )
 
 

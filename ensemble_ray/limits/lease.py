@@ -78,7 +78,7 @@ class LeaseStock:
         #: callers of this process who wait at the limiter
         self.asking = 0
 
-    def take(self, at: float) -> str | None:
+    def claim(self, at: float) -> str | None:
         """Use a leased permit and return its lease; None when the limiter has to be asked."""
         self._asked_at.append(at)
         if self.asking:
@@ -90,7 +90,7 @@ class LeaseStock:
         return None
 
     def want(self, at: float) -> int:
-        """Return the permits worth asking for now; `take` was called for the caller's own before."""
+        """Return the permits worth asking for now; `claim` was called for the caller's own before."""
         return 1 if self.asking else max(1, sum(at - asked_at < LEASE_S for asked_at in self._asked_at))
 
     def add(self, lease: str, *, size: int, expires_at: float) -> None:
@@ -145,7 +145,7 @@ class LeasingLimiter:
         """
         stock = self._stocks.setdefault(bucket, LeaseStock())
         now = self._clock.now()
-        lease = stock.take(now)
+        lease = stock.claim(now)
         if lease is not None:
             self._report_soon(bucket, lease)
             return

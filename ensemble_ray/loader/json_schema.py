@@ -15,10 +15,10 @@ __all__ = ["team_schema"]
 
 def team_schema() -> dict[str, JsonValue]:
     """Return the schema of a team file."""
-    made = TeamKeys.model_json_schema(ref_template="#/definitions/{model}")
-    definitions = made.pop("$defs")
+    schema = TeamKeys.model_json_schema(ref_template="#/definitions/{model}")
+    definitions = schema.pop("$defs")
     schema = {
-        **made,
+        **schema,
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "ensemble-ray team",
         "description": "A team of agents and its tasks; run it with `ensemble-ray run FILE`.",

@@ -172,7 +172,7 @@ def reference(
     *,
     makes: bool = False,
     accepts: Callable[[object], bool] = callable,
-    is_made_for_it: Callable[[object], bool] = lambda _: False,
+    is_intended: Callable[[object], bool] = lambda _: False,
     standard: frozenset[str] = frozenset(),
 ) -> PlainValidator:
     """Read `module:attribute`.
@@ -181,10 +181,10 @@ def reference(
         what: What it should be, for messages.
         makes: A class stands for an object made of it without arguments.
         accepts: Says whether the object will do.
-        is_made_for_it: Says whether an installed package may bring the object or class.
+        is_intended: Says whether an installed package may bring the object or class.
         standard: What may be named of the standard library.
     """
-    expected = Expected(what=what, accepts=accepts, is_made_for_it=is_made_for_it, standard=standard)
+    expected = Expected(what=what, accepts=accepts, is_intended=is_intended, standard=standard)
 
     def read(node: object, info: ValidationInfo) -> object:
         name = text_in(node)
@@ -192,13 +192,13 @@ def reference(
             raise ValidationError(f"must be module:attribute, which names {what}")
         found = context_of(info).find(name, expected)
         try:
-            made = found() if makes and isinstance(found, type) else found
+            value = found() if makes and isinstance(found, type) else found
         except ValidationError:
             raise
         except Exception as error:  # the user's constructor may raise anything
             raise ValidationError(f"{name}() failed: {type(error).__name__}: {message_of(error)}") from error
-        if not accepts(made):
-            raise ValidationError(f"'{name}' is a {type(made).__name__}, and not {what}")
-        return made
+        if not accepts(value):
+            raise ValidationError(f"'{name}' is a {type(value).__name__}, and not {what}")
+        return value
 
     return PlainValidator(read, json_schema_input_type=ReferenceText)

@@ -45,13 +45,13 @@ class Expected:
     Attributes:
         what: Its name in messages: `a listener`.
         accepts: Whether an object that is no class will do.
-        is_made_for_it: Whether an object or a class is made for this place, so that any installed package may bring it.
+        is_intended: Whether an object or a class is made for this place, so that any installed package may bring it.
         standard: References to the standard library that are harmless here.
     """
 
     what: str
     accepts: Callable[[object], bool] = callable
-    is_made_for_it: Callable[[object], bool] = lambda _: False
+    is_intended: Callable[[object], bool] = lambda _: False
     standard: frozenset[str] = frozenset()
 
 
@@ -120,7 +120,7 @@ def find_permitted(reference: str, expected: Expected, own_folders: Sequence[Pat
         found = attribute_of(found, step, reference)
     if not isinstance(found, type) and not expected.accepts(found):
         raise ValidationError(f"'{reference}' is a {type(found).__name__}, and not {expected.what}")
-    if expected.is_made_for_it(found) or _provenance_of(found, own_folders) is Provenance.OWN:
+    if expected.is_intended(found) or _provenance_of(found, own_folders) is Provenance.OWN:
         return found
     raise ValidationError(_explain_refusal(reference, found, expected, own_folders))
 

@@ -86,9 +86,9 @@ class Section(BaseModel):
             raise PydanticCustomError("section_type", "no mapping", {"section": cls})
         absent = cls.model_fields.keys() - cls.nullable
         values = {name: None if is_null(value) else value for name, value in node.items()}
-        given = {name: value for name, value in values.items() if name not in absent or value is not None}
+        present = {name: value for name, value in values.items() if name not in absent or value is not None}
         try:
-            return read(given)
+            return read(present)
         except pydantic.ValidationError as error:
             raise pydantic.ValidationError.from_exception_data(
                 cls.__name__, [cls._with_section(found) for found in error.errors(include_url=False)]
@@ -203,12 +203,12 @@ def report(error: pydantic.ValidationError, root: Located, problems: Problems) -
         place = locate(root, path)
         match found["type"]:
             case "extra_forbidden":
-                name, known = str(path[-1]), section.known_keys()
-                near = nearest(name, known) if len(problems) < _MAX_GUESSES else []
+                name, names = str(path[-1]), section.known_keys()
+                near = nearest(name, names) if len(problems) < _MAX_GUESSES else []
                 meant.update((*path[:-1], each) for each in near)
                 text = section.misplaced.get(name) or (
                     f"unknown key of {section.name_for(path[:-1], around.value)}."
-                    f"{suggestion(name, near)} {known_names(known)}"
+                    f"{suggestion(name, near)} {known_names(names)}"
                 )
                 problems.add(place.key_spot, place.path, text)
             case "missing" if path not in meant:

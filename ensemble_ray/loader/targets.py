@@ -133,20 +133,20 @@ def _explain_target(target: str) -> str:
     return f"{text}. Did you mean '{target}.yaml'?" if Path(f"{target}.yaml").is_file() else text
 
 
-def _check_recorded(place: str, arguments: Mapping[str, str]) -> None:
+def _check_recorded(target: str, arguments: Mapping[str, str]) -> None:
     """Refuse what a record names as a team where it lies in the interpreter's library: nobody typed that name.
 
     Raises:
         ValidationError: it names something else, or arguments for a function that takes none from a record.
     """
-    if not is_reference(place):
+    if not is_reference(target):
         return
-    module = place.partition(":")[0]
+    module = target.partition(":")[0]
     found = module_provenance(module)
     if found is Provenance.STANDARD:
-        raise ValidationError(f"'{place}' belongs to {found.value}: a record cannot have begun there")
+        raise ValidationError(f"'{target}' belongs to {found.value}: a record cannot have begun there")
     if arguments and found is Provenance.INSTALLED and module.partition(".")[0] != _PRODUCT:
-        raise ValidationError(f"'{place}' is of {found.value}, and takes no arguments from a record")
+        raise ValidationError(f"'{target}' is of {found.value}, and takes no arguments from a record")
 
 
 def _check_factory(found: object, target: str) -> None:

@@ -144,16 +144,16 @@ class _Team:
             values["llm"] = self._reading.llm
         for member in (*agents, *tasks):
             member.values = _values_at(section, member.path)
-        made_agents = [self._make(Agent, _agent_values(each), each.path) for each in agents]
-        made_tasks = self._make_tasks(tasks, dict(zip((each.name for each in agents), made_agents, strict=True)))
+        built_agents = [self._make(Agent, _agent_values(each), each.path) for each in agents]
+        built_tasks = self._make_tasks(tasks, dict(zip((each.name for each in agents), built_agents, strict=True)))
         if self._problems:
             return None
         if has_items:
             values.pop("agents", None)
-            made = dict(zip((str(each.path[-1]) for each in tasks), made_tasks, strict=True))
+            by_name = dict(zip((str(each.path[-1]) for each in tasks), built_tasks, strict=True))
             fields = {name: value for name, value in values.pop(_MAP_REDUCE).values().items() if name not in _SIDES}
-            return self._bring_together({**values, **fields}, made)
-        return self._make(Ensemble, {**values, "tasks": made_tasks, "agents": made_agents or None}, ())
+            return self._bring_together({**values, **fields}, by_name)
+        return self._make(Ensemble, {**values, "tasks": built_tasks, "agents": built_agents or None}, ())
 
     def _validate(self, kind: type[S]) -> S | None:
         try:
@@ -171,7 +171,7 @@ class _Team:
         from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
 
         kind: type[MapReduceEnsemble | MapEnsemble] = MapReduceEnsemble if "reduce" in tasks else MapEnsemble
-        given = {**values, **tasks}
+        arguments = {**values, **tasks}
         inputs = frozenset[str](values.get("inputs", {}))
         source = values.pop("items", self._reading.items)
         if source is None:
@@ -180,7 +180,7 @@ class _Team:
             return None
         if kind is MapEnsemble:
             known = {"map", *(info.alias or name for name, info in kind.model_fields.items())}
-            for name in given.keys() - known:
+            for name in arguments.keys() - known:
                 place = locate(self._root, (_MAP_REDUCE, name))
                 text = "it is of use only with the section 'reduce', which says how outputs are brought together"
                 self._problems.add(place.key_spot, place.path, text)
@@ -200,16 +200,16 @@ class _Team:
         node = self._root.get(section)
         members = node.items() if isinstance(node, Entries) else enumerate(node) if isinstance(node, Items) else ()
         seen: dict[str, int] = {}
-        for place, member in members:
+        for step, member in members:
             if not isinstance(member, Entries):
                 continue
-            name = place if isinstance(place, str) else text_in(member.get("name"))
+            name = step if isinstance(step, str) else text_in(member.get("name"))
             if name is not None and name in seen:
                 text = f"two {section} are named '{name}'; the first is in line {seen[name]}"
-                self._problems.add(member.spot, f"{section}[{place}]", text)
+                self._problems.add(member.spot, f"{section}[{step}]", text)
             elif name is not None:
                 seen[name] = member.spot.line
-            yield _Member(name=name, node=member, path=(section, place))
+            yield _Member(name=name, node=member, path=(section, step))
 
     # Names.
 
@@ -244,7 +244,7 @@ class _Team:
     def _check_order(self, tasks: Sequence[_Member]) -> None:
         """Note it when tasks wait for each other."""
         try:
-            TopologicalSorter({place: task.waits_for for place, task in enumerate(tasks)}).prepare()
+            TopologicalSorter({index: task.waits_for for index, task in enumerate(tasks)}).prepare()
         except CycleError as error:
             circle: list[int] = error.args[1][:0:-1]  # each waits for the next, and the last for the first
             first = circle.index(min(circle))
@@ -259,20 +259,20 @@ class _Team:
 
     def _make_tasks(self, tasks: Sequence[_Member], agents: Mapping[str | None, Agent | None]) -> list[Task]:
         """Make the tasks, each behind those that it waits for; return them in file order."""
-        made: dict[int, Task] = {}
+        built: dict[int, Task] = {}
         default = Task.of("any").expected_output
-        order = TopologicalSorter({place: task.waits_for for place, task in enumerate(tasks)})
+        order = TopologicalSorter({index: task.waits_for for index, task in enumerate(tasks)})
         for position in order.static_order():
             task = tasks[position]
-            if any(each not in made for each in task.waits_for):
+            if any(each not in built for each in task.waits_for):
                 continue  # one of those that it waits for was refused
             values = {"expected_output": default, **task.values, "name": task.name}
             if "agent" in values:
                 values["agent"] = agents[values["agent"]]
-            values["context"] = [made[each] for each in task.waits_for]
+            values["context"] = [built[each] for each in task.waits_for]
             if (done := self._make(Task, values, task.path)) is not None:
-                made[position] = done
-        return [made[position] for position in sorted(made)]
+                built[position] = done
+        return [built[position] for position in sorted(built)]
 
     def _make(self, kind: type[V], values: Mapping[str, object], *paths: Loc) -> V | None:
         """Make an object of what stands at these paths; None: the class refused it, which is noted."""

@@ -211,8 +211,8 @@ def _read(node: object, info: ValidationInfo) -> object:
 def _build(reading: Reading, name: str, parameters: Located | None) -> object:
     from ensemble_ray import tools  # a team without tools does not pay for them
 
-    given = Entries(NOWHERE, {}, {}) if parameters is None else parameters
-    section: _ToolKeys = getattr(_Entry.model_validate({name: given}, context=reading), name)
+    entries = Entries(NOWHERE, {}, {}) if parameters is None else parameters
+    section: _ToolKeys = getattr(_Entry.model_validate({name: entries}, context=reading), name)
     kind, values = getattr(tools, section.class_name), section.values()
     if not isinstance(section, _WebSearch):
         return kind(**values)
@@ -241,7 +241,7 @@ def _find(reading: Reading, name: str, parameters: Located | None) -> object:
     return found
 
 
-def _is_made_as_tool(found: object) -> bool:
+def _is_intended_as_tool(found: object) -> bool:
     """Return whether it is a tool entry, or a class whose objects are."""
     from ensemble_ray.tools.decorator import marked_functions
     from ensemble_ray.tools.registry import check_tool_entry
@@ -253,7 +253,7 @@ def _is_made_as_tool(found: object) -> bool:
 
 
 _TOOL_CODE = Expected(
-    what="a function marked with @tool, or an AgentTool", accepts=lambda _: True, is_made_for_it=_is_made_as_tool
+    what="a function marked with @tool, or an AgentTool", accepts=lambda _: True, is_intended=_is_intended_as_tool
 )
 
 

@@ -29,13 +29,13 @@ __all__ = [
 ]
 
 
-def _is_made_as_handler(found: object) -> bool:
+def _is_intended_as_handler(found: object) -> bool:
     from ensemble_ray.tools.tool import AgentTool  # nearly all handlers are functions of the user
 
     return issubclass(found, AgentTool) if isinstance(found, type) else isinstance(found, AgentTool)
 
 
-def _is_made_as_strategy(found: object) -> bool:
+def _is_intended_as_strategy(found: object) -> bool:
     return has_method("build_system_prompt")(found) and has_method("build_user_prompt")(found)
 
 
@@ -43,18 +43,18 @@ def _is_data_type(found: object) -> bool:
     return isinstance(found, type) and issubclass(found, BaseModel)
 
 
-def _is_made_as_metrics(found: object) -> bool:
+def _is_intended_as_metrics(found: object) -> bool:
     return all(has_method(name)(found) for name in _COUNTERS)
 
 
 def object_with(method: str) -> PlainValidator:
     """Read a callable, or an object or class with a method."""
-    is_made_for_it = has_method(method)
+    is_intended = has_method(method)
     return reference(
         f"a callable or an object with '{method}'",
         makes=True,
-        accepts=lambda found: callable(found) or is_made_for_it(found),
-        is_made_for_it=is_made_for_it,
+        accepts=lambda found: callable(found) or is_intended(found),
+        is_intended=is_intended,
     )
 
 
@@ -92,7 +92,7 @@ SynthesizerName = Annotated[
     PlainValidator(_read_synthesizer, json_schema_input_type=Literal["template", "llm_based"] | ReferenceText),
 ]
 MetricsName = Annotated[
-    object, reference("tool metrics", makes=True, accepts=lambda _: True, is_made_for_it=_is_made_as_metrics)
+    object, reference("tool metrics", makes=True, accepts=lambda _: True, is_intended=_is_intended_as_metrics)
 ]
 ListenerName = Annotated[
     object,
@@ -100,7 +100,7 @@ ListenerName = Annotated[
         "a listener",
         makes=True,
         accepts=lambda found: any(hasattr(found, method) for method in EVENT_TYPES),
-        is_made_for_it=has_method(*EVENT_TYPES),
+        is_intended=has_method(*EVENT_TYPES),
     ),
 ]
 HandlerName = Annotated[
@@ -109,14 +109,12 @@ HandlerName = Annotated[
         "a function or a tool",
         makes=True,
         accepts=lambda found: callable(found) or has_method("execute")(found),
-        is_made_for_it=_is_made_as_handler,
+        is_intended=_is_intended_as_handler,
     ),
 ]
 OutputTypeName = Annotated[
     object,
-    reference(
-        "a type", accepts=lambda found: isinstance(found, type), is_made_for_it=_is_data_type, standard=_DATA_TYPES
-    ),
+    reference("a type", accepts=lambda found: isinstance(found, type), is_intended=_is_data_type, standard=_DATA_TYPES),
 ]
 StrategyName = Annotated[
     object,
@@ -124,6 +122,6 @@ StrategyName = Annotated[
         "an object with 'build_system_prompt' and 'build_user_prompt'",
         makes=True,
         accepts=lambda found: isinstance(found, ManagerPromptStrategy),
-        is_made_for_it=_is_made_as_strategy,
+        is_intended=_is_intended_as_strategy,
     ),
 ]

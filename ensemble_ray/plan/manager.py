@@ -14,7 +14,7 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import ManagerPromptContext
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels
-from ensemble_ray.definition.validation import check_hierarchy, known_agents, manager_model
+from ensemble_ray.definition.validation import check_hierarchy, declared_agents, manager_model
 from ensemble_ray.plan.plan import MANAGER_ROLE, HierarchyRules
 
 __all__ = ["manager_context", "manager_of", "rules_of", "task_of_manager", "workers_of"]
@@ -37,7 +37,7 @@ def workers_of(
     Raises:
         ValidationError: a rule about roles is broken, which could not be known before all agents were made.
     """
-    workers = dict.fromkeys(known_agents(definition), False)
+    workers = dict.fromkeys(declared_agents(definition), False)
     complete = True
     for task in tasks:
         if task.agent is None and task.handler is None:

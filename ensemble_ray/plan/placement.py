@@ -141,8 +141,8 @@ class Placement:
         needed = max(0, must - alive)
         if None not in asked or in_flight <= GROWS_ABOVE:
             return needed
-        room = max(0, self._max_own - in_run - needed)
-        return needed + min(room, max(0, self._most_replicas - alive - needed))
+        free_slots = max(0, self._max_own - in_run - needed)
+        return needed + min(free_slots, max(0, self._most_replicas - alive - needed))
 
     def _gets_own(self, request: PlacementRequest) -> bool:
         if request.isolation == "process":

@@ -15,7 +15,7 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels
-from ensemble_ray.definition.validation import infer_workflow, known_agents
+from ensemble_ray.definition.validation import declared_agents, infer_workflow
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
 from ensemble_ray.plan.manager import manager_context, manager_of, rules_of, task_of_manager, workers_of
@@ -133,7 +133,7 @@ def plan_run(
         agent = task.agent if task.agent is not None else synthesized_agents.get(task.object_id)
         nodes.append(maker.node(task, key, index=index, agent=agent))
     if any(agent.allow_delegation for agent in maker.agents.values()):
-        for agent in known_agents(definition):
+        for agent in declared_agents(definition):
             maker.agent_key(agent)  # it may be asked, though no task is its own
     strategy = definition.parallel_error_strategy or ParallelErrorStrategy.FAIL_FAST
     plan = Plan(
@@ -192,7 +192,7 @@ def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
     """
     names = _Names()
     return tuple(
-        names.take(re.sub(r"[/#]", "_", task.name) if task.name else f"task-{index}")
+        names.claim(re.sub(r"[/#]", "_", task.name) if task.name else f"task-{index}")
         for index, task in enumerate(tasks, start=1)
     )
 
@@ -204,7 +204,7 @@ class _Names:
     _used: set[str] = field(default_factory=set[str])
     _next: dict[str, int] = field(default_factory=dict[str, int])
 
-    def take(self, wanted: str) -> str:
+    def claim(self, wanted: str) -> str:
         name = wanted
         while name in self._used:
             # The next number is kept per name, or a thousand researchers would take half a million look-ups.
@@ -253,7 +253,7 @@ class _NodeMaker:
         """Return the agents that work may be delegated to; none where no agent may delegate."""
         if but is None and not any(agent.allow_delegation for agent in self.agents.values()):
             return ()
-        rank = {agent: position for position, agent in enumerate(known_agents(self._definition))}
+        rank = {agent: position for position, agent in enumerate(declared_agents(self._definition))}
         order = sorted(self.agents.items(), key=lambda entry: rank.get(entry[1], len(rank)))
         return tuple(
             Colleague(key=key, role=agent.role, is_streaming=_streams(agent, None, self._definition))
@@ -266,7 +266,7 @@ class _NodeMaker:
         key = self._agent_keys.get(agent.object_id)
         if key is not None:
             return key
-        key = self._names.take(re.sub(r"\W+", "-", agent.role.lower()).strip("-") or "agent")
+        key = self._names.claim(re.sub(r"\W+", "-", agent.role.lower()).strip("-") or "agent")
         self._agent_keys[agent.object_id] = key
         self.agents[key] = self._models.resolve_agent(agent)
         self.entries.append(

@@ -26,7 +26,7 @@ class AfterDeath:
     """What follows from the death of a process."""
 
     #: orders to hand out again, under the epoch that the table has for them now
-    again: Sequence[str]
+    to_retry: Sequence[str]
     #: orders that are given up; `give_up` says which of them to report
     hopeless: Sequence[str]
 
@@ -40,7 +40,7 @@ class _Dispatch:
     #: whether somebody wants it to end
     is_stopped: bool = False
     #: whether it is about to be reported in place of its process
-    is_given_up: bool = False
+    is_abandoned: bool = False
 
 
 @dataclass(slots=True)
@@ -126,29 +126,29 @@ class DispatchTable:
     def lose(self, process: str) -> AfterDeath:
         """Return what follows from the death of a process. Deaths that are heard of again find nothing."""
         self._busy.pop(process, None)
-        again: list[str] = []
+        to_retry: list[str] = []
         hopeless: list[str] = []
         for instance, held in self._dispatches.items():
-            if held.process != process or held.is_given_up:
+            if held.process != process or held.is_abandoned:
                 continue
             held.deaths += 1
             if not self.is_recorded or held.deaths >= MOST_DEATHS or held.is_stopped:
                 hopeless.append(instance)
             else:
                 held.epoch += REDISPATCH_STEP
-                again.append(instance)
-        return AfterDeath(again, hopeless)
+                to_retry.append(instance)
+        return AfterDeath(to_retry, hopeless)
 
     def give_up(self, process: str, instances: Iterable[str]) -> list[str]:
         """Return those orders of a process that are to be reported in its place; each is returned once."""
-        given_up: list[str] = []
+        abandoned: list[str] = []
         for instance in instances:
             held = self._dispatches.get(instance)
-            if held is not None and held.process == process and not held.is_given_up:
-                held.is_given_up = True
-                given_up.append(instance)
-        self._busy.get(process, set()).difference_update(given_up)
-        return given_up
+            if held is not None and held.process == process and not held.is_abandoned:
+                held.is_abandoned = True
+                abandoned.append(instance)
+        self._busy.get(process, set()).difference_update(abandoned)
+        return abandoned
 
     def forget_process(self, process: str) -> None:
         """Forget a process that has no orders any more."""

@@ -18,7 +18,7 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import limit_model
 from ensemble_ray.definition.model_placeholder import TEAM_MODEL
 from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.validation import known_agents
+from ensemble_ray.definition.validation import declared_agents
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import (
     AgentExecutionError,
@@ -200,7 +200,7 @@ def _number_roles(agents: Mapping[str, Agent], definition: EnsembleDefinition) -
 
     The roles that the user wrote stay as they are, and the manager's is left to the manager.
     """
-    declared = known_agents(definition)
+    declared = declared_agents(definition)
     used = {spoken_role(MANAGER_ROLE), *(spoken_role(agent.role) for agent in declared)}
     # An agent that a synthesizer gave to several tasks, or took from the ensemble, is one worker.
     workers = {agent.object_id: agent for agent in declared}

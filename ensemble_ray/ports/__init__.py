@@ -147,8 +147,8 @@ class DriverServices(Protocol):
         """
         ...
 
-    def tell(self, name: str, payload: Mapping[str, object]) -> None:
-        """Tell the driver's service of that name; no answer, order kept."""
+    def notify(self, name: str, payload: Mapping[str, object]) -> None:
+        """Notify the driver's service of that name; no answer, order kept."""
         ...
 
 

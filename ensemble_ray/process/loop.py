@@ -57,7 +57,7 @@ def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     def begin() -> None:
         task = loop.create_task(kept(), context=context)
 
-        def settle(done: asyncio.Task[T]) -> None:
+        def resolve(done: asyncio.Task[T]) -> None:
             if outcome.done():
                 return
             if done.cancelled():
@@ -68,7 +68,7 @@ def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
             else:
                 outcome.set_result(done.result())
 
-        task.add_done_callback(settle)
+        task.add_done_callback(resolve)
         outcome.add_done_callback(lambda future: loop.call_soon_threadsafe(task.cancel) if future.cancelled() else None)
 
     loop.call_soon_threadsafe(begin)

@@ -50,7 +50,7 @@ class DaemonThreads:
         future: asyncio.Future[R] = loop.create_future()
         context = contextvars.copy_context()
 
-        def settle(result: R | None, error: BaseException | None) -> None:
+        def resolve(result: R | None, error: BaseException | None) -> None:
             if future.done():
                 self._abandoned -= 1
             elif error is not None:
@@ -66,11 +66,11 @@ class DaemonThreads:
             except BaseException as caught:  # noqa: BLE001  whatever user code raises belongs to the waiting caller
                 error = _storable(caught)
 
-            def tell() -> None:
+            def notify() -> None:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(settle, result, error)
+                    loop.call_soon_threadsafe(resolve, result, error)
 
-            return tell
+            return notify
 
         self._submit(job)
         try:
@@ -90,12 +90,12 @@ class DaemonThreads:
 
     def _work(self, inbox: queue.SimpleQueue[_Job]) -> None:
         while True:
-            tell = inbox.get()()
+            notify = inbox.get()()
             # Idle before its caller hears of the end: whoever calls next finds this thread, and makes no new one.
             with self._lock:
                 self._idle.append(inbox)
-            tell()
-            del tell  # nothing of a call is kept until the next one
+            notify()
+            del notify  # nothing of a call is kept until the next one
 
 
 def _storable(error: BaseException) -> BaseException:

@@ -128,7 +128,7 @@ class ReplayJournal:
     @property
     def used(self) -> int:
         """Recorded answers and results that were used, of all tasks."""
-        answered = sum(kind in _ANSWERS for known in self._at.values() for _, kind in known.used)
+        answered = sum(kind in _ANSWERS for recorded in self._at.values() for _, kind in recorded.used)
         return answered + sum(kind in _ANSWERS for _, kind in self._compared)
 
     @contextmanager
@@ -161,8 +161,8 @@ class ReplayJournal:
 
     def unused(self, instance: str) -> str | None:
         """Where something is recorded that a task did not ask for; None when there is no such thing."""
-        known = self._at.get(instance)
-        left = None if known is None else known.unused()
+        recorded = self._at.get(instance)
+        left = None if recorded is None else recorded.unused()
         if left is None:
             decided = (fact for key, fact in self._of.get(instance, {}).items() if key[1] == DelegationDecided.KIND)
             left = next((fact for fact in decided if (fact.name, fact.kind) not in self._compared), None)

@@ -224,8 +224,8 @@ class _Repetition:
         with self.journal.at(order.instance):
             result = await runner.run(order, is_stopped=lambda: False)
         where = f"task '{node.key}'"
-        known, found = self._recovered.tasks[node.key], self.journal.found(order.instance)
-        if found is not None and not (self.journal.is_at_end(order.instance) and known.output is None):
+        task, found = self._recovered.tasks[node.key], self.journal.found(order.instance)
+        if found is not None and not (self.journal.is_at_end(order.instance) and task.output is None):
             return replace(found, where=f"{where}, {found.where}")
         if found is not None:  # the record of this task ends here, and it did not complete
             return None

@@ -75,13 +75,13 @@ class RunBudget:
         pairs = ((self.max_tokens, than.max_tokens), (self.max_cost, than.max_cost))
         return any(theirs is not None and (mine is None or mine > theirs) for mine, theirs in pairs)
 
-    def told(self, amount: Amount) -> str:
+    def describe(self, amount: Amount) -> str:
         """Format an amount in words, as far as it is limited."""
         parts = [f"{amount.tokens} tokens"] if self.max_tokens is not None else []
         parts += [f"a cost of {amount.cost / _UNITS:.8g}"] if self.max_cost is not None else []
         return " and ".join(parts)
 
-    def limits_told(self) -> str:
+    def describe_limits(self) -> str:
         """Format the limits in words, under the names they are written by."""
         parts = [f"max_tokens {self.max_tokens}"] if self.max_tokens is not None else []
         parts += [f"max_cost {self.max_cost / _UNITS:.8g}"] if self.max_cost is not None else []

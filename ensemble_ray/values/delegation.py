@@ -59,8 +59,8 @@ class DelegationStatus(StrEnum):
 
 def _id_of(value: object) -> object:
     """Keep the id, or make a fresh one where there is none (07, DelegationRequest)."""
-    is_given = value is not None and not (isinstance(value, str) and not value.strip())
-    return value if is_given else str(uuid.uuid4())
+    is_present = value is not None and not (isinstance(value, str) and not value.strip())
+    return value if is_present else str(uuid.uuid4())
 
 
 class DelegationRequest(Value):
@@ -93,9 +93,9 @@ class DelegationRequest(Value):
     def _check(cls, data: Any) -> Any:
         """S-DEL-20; a missing argument counts as None (S-CONV-13)."""
         if isinstance(data, Mapping):
-            given = cast("Mapping[str, object]", data)
+            arguments = cast("Mapping[str, object]", data)
             for name in ("agent_role", "task_description"):
-                text = given.get(name)
+                text = arguments.get(name)
                 if text is None or (isinstance(text, str) and not text.strip()):
                     raise ValidationError(f"DelegationRequest {name} must not be blank")
         return data

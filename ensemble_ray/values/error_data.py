@@ -83,18 +83,18 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _link(error: BaseException) -> dict[str, object]:
     kind = type(error)
-    told: dict[str, object] = {"type": kind.__name__, "text": message_of(error)}
+    described: dict[str, object] = {"type": kind.__name__, "text": message_of(error)}
     if notes := notes_of(error):
-        told["notes"] = list(notes)
+        described["notes"] = list(notes)
     if _OURS.get(kind.__name__) is kind:
         fields = {name: _field(value) for name, value in vars(error).items() if name not in _LEFT_OUT}
-        return {**told, "args": jsonable(list(error.args)), "fields": fields}
+        return {**described, "args": jsonable(list(error.args)), "fields": fields}
     if (provider := pack_provider_error(error)) is not None:
-        return {**told, "provider": provider}
+        return {**described, "provider": provider}
     if _BUILTIN.get(kind.__name__) is kind and all(isinstance(each, str | int | float) for each in error.args):
-        return {**told, "args": list(error.args)}
+        return {**described, "args": list(error.args)}
     plain = plain_fields(error)
-    return {**told, "fields": plain} if plain else told
+    return {**described, "fields": plain} if plain else described
 
 
 def _notes(link: Mapping[str, object]) -> list[str]:
@@ -109,8 +109,8 @@ def _field(value: object) -> object:
         case RateLimit():
             return {"requests": value.requests, "period_s": value.period.total_seconds()}
         case Mapping():
-            given = cast("Mapping[object, object]", value)
-            return {str(key): _field(each) for key, each in given.items()}
+            items = cast("Mapping[object, object]", value)
+            return {str(key): _field(each) for key, each in items.items()}
         case BaseException():
             return error_data(value)
         case _:
@@ -123,8 +123,8 @@ def _error(link: Mapping[str, object], output_type: type[object] | None) -> Base
     if kind is None or not isinstance(args, Sequence) or not isinstance(fields, Mapping):
         return _foreign(name, text, link)
     try:
-        given = cast("Mapping[str, object]", fields)
-        state = {field: _value(field, value, output_type) for field, value in given.items()}
+        recorded = cast("Mapping[str, object]", fields)
+        state = {field: _value(field, value, output_type) for field, value in recorded.items()}
     except (KeyError, TypeError, ValueError):
         return stand_in(name, text)
     left_out: dict[str, object] = {}
@@ -144,11 +144,11 @@ def _foreign(name: str, text: str, link: Mapping[str, object]) -> BaseException:
             return found
     if isinstance(args, list) and name in _BUILTIN:
         try:
-            made = _BUILTIN[name](*cast("list[object]", args))
+            error = _BUILTIN[name](*cast("list[object]", args))
         except (TypeError, ValueError):  # its constructor wants more
             return stand_in(name, text)
-        if message_of(made) == text:
-            return made
+        if message_of(error) == text:
+            return error
     plain = cast("Mapping[str, object]", fields) if isinstance(fields, Mapping) and name not in _OURS else {}
     return stand_in(name, text, plain)
 

@@ -23,7 +23,7 @@ __all__ = [
     "ToolCall",
     "ToolSpec",
     "incomplete_reason",
-    "told_finish_reason",
+    "unusual_finish_reason",
     "whole_response",
 ]
 
@@ -107,7 +107,7 @@ _ORDINARY = frozenset({"stop", "tool_calls"})
 _CUT_OFF = frozenset({"length", "max_tokens", "content_filter"})
 
 
-def told_finish_reason(response: ChatResponse) -> str | None:
+def unusual_finish_reason(response: ChatResponse) -> str | None:
     """Return why the model stopped where that is worth telling: not where it is unknown or ordinary (S-ENG-36)."""
     return None if response.finish_reason in _ORDINARY else response.finish_reason
 

@@ -20,7 +20,7 @@ def _checked_requests(value: object) -> object:
     return value
 
 
-def _given_period(value: object) -> object:
+def _present_period(value: object) -> object:
     """Anything but None."""
     if value is None:
         msg = "RateLimit period must not be None"
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     _Period: TypeAlias = DurationField
 else:
     # Validators before the type run from the last to the first, so None is met before the duration is read.
-    _Period = Annotated[Duration, AfterValidator(_positive_period), BeforeValidator(_given_period)]
+    _Period = Annotated[Duration, AfterValidator(_positive_period), BeforeValidator(_present_period)]
 
 
 class RateLimit(Value):

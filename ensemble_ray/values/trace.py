@@ -97,7 +97,7 @@ def _pretty(value: Value) -> str:
         return json.dumps(whole_data(jsonable(value.model_dump())), indent=2, ensure_ascii=False)
 
 
-def _made(path: str | Path) -> Path:
+def _prepare_target(path: str | Path) -> Path:
     """Make the folders of a path and return it."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -291,7 +291,7 @@ class ExecutionTrace(Value):
         """
         text = _pretty(self)
         if path is not None:
-            _made(path).write_text(text, encoding="utf-8")
+            _prepare_target(path).write_text(text, encoding="utf-8")
         return text
 
     def write_json(self, path: str | Path) -> None:
@@ -300,7 +300,7 @@ class ExecutionTrace(Value):
         Raises:
             OSError: the file cannot be written.
         """
-        with _made(path).open("w", encoding="utf-8") as file:
+        with _prepare_target(path).open("w", encoding="utf-8") as file:
             file.writelines(self._pieces())
 
     def _pieces(self) -> Iterator[str]:

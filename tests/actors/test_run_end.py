@@ -42,7 +42,7 @@ async def pages_of(end: RunEnd) -> list[EndPage]:
 async def test_end_without_entries_is_one_page() -> None:
     """Nothing more is asked for."""
     end = RunEnd()
-    end.known.set_result(an_end())
+    end.result.set_result(an_end())
     (page,) = await pages_of(end)
     assert (page.end.state, list(page.end.completed), page.cursor) == (RunState.COMPLETED, [], 0)
 
@@ -54,7 +54,7 @@ async def test_every_entry_comes_once_and_pages_are_bounded() -> None:
     left = [b"u" * LARGE] * 4
     whole = an_end(outputs=4, size=LARGE, delegated=given, failures=failed, unfinished=left)
     end = RunEnd()
-    end.known.set_result(whole)
+    end.result.set_result(whole)
     pages = await pages_of(end)
     assert [page.cursor for page in pages] == [3, 6, 9, 12, 15, 16]
     assert [each for page in pages for each in page.end.completed] == list(whole.completed)
@@ -67,14 +67,14 @@ async def test_every_entry_comes_once_and_pages_are_bounded() -> None:
 async def test_page_holds_so_many_entries_at_most() -> None:
     """However small they are."""
     end = RunEnd()
-    end.known.set_result(an_end(outputs=2_500))
+    end.result.set_result(an_end(outputs=2_500))
     assert [len(page.end.completed) for page in await pages_of(end)] == [1000, 1000, 500]
 
 
 async def test_page_comes_again_when_it_was_lost_on_its_way() -> None:
     """S-DUR-32: and a driver that begins anew misses nothing."""
     end = RunEnd()
-    end.known.set_result(an_end(outputs=6, size=LARGE))
+    end.result.set_result(an_end(outputs=6, size=LARGE))
     first = await pages_of(end)
     assert await end.page(first[0].cursor) == first[1]
     assert await pages_of(end) == first
@@ -87,7 +87,7 @@ async def test_end_is_read_while_its_driver_asks(monkeypatch: Any) -> None:
     waiting = asyncio.ensure_future(end.page(0))
     await asyncio.sleep(0)
     assert end.is_read
-    end.known.set_result(an_end(outputs=6, size=LARGE))
+    end.result.set_result(an_end(outputs=6, size=LARGE))
     await waiting
     assert end.is_read
     monkeypatch.setattr(run_end, "_READ_S", 0.0)

@@ -52,7 +52,7 @@ class Driver:
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
         return json.loads(json.dumps(await answer_scripted(json.loads(json.dumps(payload)))))
 
-    def tell(self, name: str, payload: Mapping[str, object]) -> None:
+    def notify(self, name: str, payload: Mapping[str, object]) -> None:
         raise AssertionError(name)
 
 

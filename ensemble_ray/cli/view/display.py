@@ -147,7 +147,7 @@ class Display:
         with self._turn:
             at = self.elapsed_s
             with self._lock:
-                line = self._progress.take(event, at, is_live=self._live is not None)
+                line = self._progress.receive(event, at, is_live=self._live is not None)
             if line is not None:
                 self.note_line(f"{at:7.1f} s  {line}")
 

@@ -62,7 +62,7 @@ class ItemProgress:
         """Take over how many items there are."""
         self.total = total
 
-    def take(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
+    def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
         """Count the next event and return its line; in a block only failures get one."""
         self._count(event, at)
         match event:

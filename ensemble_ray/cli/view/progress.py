@@ -69,7 +69,7 @@ class Progress(Protocol):
         """Events that it needs; no other ones are made for it."""
         ...
 
-    def take(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
+    def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
         """Count the next event and return its line, if it gets one; with `is_live` a block shows most of it."""
         ...
 
@@ -179,7 +179,7 @@ class TaskProgress:
         """Take over how many tasks there are; 0: that is not known before they are made."""
         self.total_tasks = total
 
-    def take(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
+    def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
         """Count the next event and return its line; in a block only failures get one."""
         self._count(event, at)
         match event:
@@ -233,7 +233,7 @@ class TaskProgress:
             case ToolCallEvent():
                 self.tool_calls += 1
             case DelegationStartedEvent() | DelegationCompletedEvent() | DelegationFailedEvent():
-                self._take_delegation(event, at)
+                self._receive_delegation(event, at)
             case _:
                 pass
 
@@ -245,7 +245,7 @@ class TaskProgress:
         if not event.agent_role.startswith("("):  # "(deterministic)": a handler, and no agent
             self._agents.add(event.agent_role)
 
-    def _take_delegation(self, event: _DelegationEvent, at: float) -> None:
+    def _receive_delegation(self, event: _DelegationEvent, at: float) -> None:
         open_ones = self._delegated.setdefault(task_instance(event.instance), {})
         if isinstance(event, DelegationStartedEvent):
             self.delegations += 1

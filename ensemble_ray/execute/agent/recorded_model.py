@@ -15,7 +15,7 @@ from ensemble_ray.values.messages import (
     ChatResponse,
     TokenUsage,
     ToolSpec,
-    told_finish_reason,
+    unusual_finish_reason,
     whole_response,
 )
 
@@ -38,7 +38,7 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         tool_calls=tuple(response.tool_calls),
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
-        finish_reason=told_finish_reason(response),
+        finish_reason=unusual_finish_reason(response),
         estimated_tokens=effect.estimated or (),
         retries=effect.retries,
         attempts_failed=effect.attempts_failed,

@@ -119,9 +119,9 @@ def _start(spec: LocalSpec, file: Path, record: ServerRecord) -> Process:
         process.kill()
         code = process.wait()
         record.remove(Process.current())
-        told = log.read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN_CHARACTERS:]
+        text = log.read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN_CHARACTERS:]
         raise IllegalStateError(
-            f"LocalChatModel: the server for {spec.path} did not start (it ended with {code}).\n{told}".rstrip()
+            f"LocalChatModel: the server for {spec.path} did not start (it ended with {code}).\n{text}".rstrip()
         )
     server = Process.of(process.pid)
     record.server, record.url, record.key = server, url, key
@@ -153,8 +153,8 @@ def _first_word(process: subprocess.Popen[str], key: str) -> str:
     try:
         assert process.stdin is not None  # noqa: S101  asked for above
         assert process.stdout is not None  # noqa: S101  same
-        with contextlib.suppress(BrokenPipeError), process.stdin as told:
-            told.write(f"{key}\n")
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(f"{key}\n")
         for line in process.stdout:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # the engine may print lines of its own before
                 return str(json.loads(line)["url"])

@@ -76,7 +76,7 @@ def check_larger(run_id: str, before: RunBudget | None, now: RunBudget | None, s
     if now is None or before is None or (now.allows_more(before) and now.covers(spent)):
         return
     raise ValidationError(
-        f"Run '{run_id}' spent its budget ({before.limits_told()}): {before.told(spent)} are spent. Go on with a larger "
+        f"Run '{run_id}' spent its budget ({before.describe_limits()}): {before.describe(spent)} are spent. Go on with a larger "
         f"one: resume('{run_id}', options=RunOptions(max_tokens=...)), or ensemble-ray resume {run_id} --max-tokens N "
         "(max_cost=, --max-cost for money)"
     )

@@ -15,9 +15,9 @@ from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import (
     check_hierarchy,
+    declared_agents,
     doubled_names,
     infer_workflow,
-    known_agents,
     manager_model,
     validate,
 )
@@ -195,8 +195,8 @@ def test_agents_are_those_given_else_those_of_the_tasks_when_asked_who_is_known(
     """S-DOM-65, S-HIER-1: each once, in first-use order."""
     other = Agent(role="Other", goal="g", llm=MODEL)
     tasks = [task("a", agent=other), task("b", agent=WRITER), task("c", agent=other), FACTS]
-    assert known_agents(EnsembleDefinition(tasks=tasks)) == (other, WRITER)
-    assert known_agents(EnsembleDefinition(tasks=tasks, agents=[WRITER, other])) == (WRITER, other)
+    assert declared_agents(EnsembleDefinition(tasks=tasks)) == (other, WRITER)
+    assert declared_agents(EnsembleDefinition(tasks=tasks, agents=[WRITER, other])) == (WRITER, other)
 
 
 def test_managers_model_is_the_first_that_there_is_when_asked() -> None:

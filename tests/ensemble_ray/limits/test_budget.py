@@ -161,11 +161,11 @@ def test_larger_budget_is_told_from_a_smaller_one(now: RunBudget, before: RunBud
 def test_budget_is_told_in_words() -> None:
     """S-BUD-4: of both limits, each only where it is set."""
     both = RunBudget(max_tokens=100, max_cost=250_000_000)
-    assert (both.limits_told(), both.told(Amount(90, 50_000_000))) == (
+    assert (both.describe_limits(), both.describe(Amount(90, 50_000_000))) == (
         "max_tokens 100 and max_cost 2.5",
         "90 tokens and a cost of 0.5",
     )
-    assert RunBudget(max_tokens=100).told(Amount(90, 5)) == "90 tokens"
+    assert RunBudget(max_tokens=100).describe(Amount(90, 5)) == "90 tokens"
 
 
 def test_invariants_are_watched() -> None:

@@ -69,7 +69,7 @@ def other(line: Line, clock: ManualClock) -> LeasingLimiter:
     return LeasingLimiter(line, holder="two", clock=clock)
 
 
-async def take(limiter: LeasingLimiter, times: int = 1, *, timeout_s: float = 60.0) -> None:
+async def claim(limiter: LeasingLimiter, times: int = 1, *, timeout_s: float = 60.0) -> None:
     """Take permits one after the other; what they cause in the background happens too."""
     for _ in range(times):
         await limiter.acquire("b", HUNDRED, timeout_s=timeout_s)
@@ -84,7 +84,7 @@ def test_stock_leases_nothing_when_calls_are_far_apart() -> None:
     stock = LeaseStock()
     for number in range(5):
         at = number * 2 * LEASE_S
-        assert stock.take(at) is None
+        assert stock.claim(at) is None
         assert stock.want(at) == 1
 
 
@@ -94,7 +94,7 @@ def test_stock_wants_more_when_calls_follow_quickly() -> None:
     wanted = []
     for number in range(2 * MOST_WANTED):
         at = number * LEASE_S / 1000
-        stock.take(at)
+        stock.claim(at)
         wanted.append(stock.want(at))
     assert wanted[:3] == [1, 2, 3]
     assert max(wanted) == wanted[-1] == MOST_WANTED
@@ -103,8 +103,8 @@ def test_stock_wants_more_when_calls_follow_quickly() -> None:
 def test_stock_wants_one_when_others_wait_at_the_limiter() -> None:
     """S-SET-36: many who ask at once do not each lease a lot."""
     stock = LeaseStock()
-    stock.take(0.0)
-    stock.take(0.0)
+    stock.claim(0.0)
+    stock.claim(0.0)
     stock.asking = 1
     assert stock.want(0.0) == 1
 
@@ -114,22 +114,22 @@ def test_stock_gives_nothing_when_somebody_waits_at_the_limiter() -> None:
     stock = LeaseStock()
     stock.add("lease", size=3, expires_at=1.0)
     stock.asking = 1
-    assert stock.take(0.0) is None
+    assert stock.claim(0.0) is None
     stock.asking = 0
-    assert stock.take(0.0) == "lease"
+    assert stock.claim(0.0) == "lease"
 
 
 def test_stock_gives_nothing_when_the_lease_is_over_recalled_or_used_up() -> None:
     """S-SET-36: 100 ms, a report of a waiter, or its size end it; its count stays for the return."""
     stock = LeaseStock()
     stock.add("short", size=3, expires_at=1.0)
-    assert stock.take(0.9) == "short"
-    assert stock.take(1.0) is None
+    assert stock.claim(0.9) == "short"
+    assert stock.claim(1.0) is None
     stock.add("small", size=1, expires_at=5.0)
-    assert [stock.take(1.0), stock.take(1.0)] == ["small", None]
+    assert [stock.claim(1.0), stock.claim(1.0)] == ["small", None]
     stock.add("wanted back", size=3, expires_at=5.0)
     stock.recall("wanted back")
-    assert stock.take(1.0) is None
+    assert stock.claim(1.0) is None
     assert [stock.end(lease) for lease in ("short", "small", "wanted back")] == [1, 1, 0]
     assert stock.used("short") is None
 
@@ -139,7 +139,7 @@ def test_stock_gives_nothing_when_the_lease_is_over_recalled_or_used_up() -> Non
 
 async def test_limiter_is_asked_less_often_when_permits_are_leased(limiter: LeasingLimiter, line: Line) -> None:
     """S-SET-36: leased permits are used without asking, and every use is counted."""
-    await take(limiter, 15)
+    await claim(limiter, 15)
     assert line.count(Acquire) == 4  # grants of 1, 2, 4 and 8 permits
     assert (line.service._buckets["b"].machine.tokens, line.service._buckets["b"].machine.leases) == (5, {})
 
@@ -148,7 +148,7 @@ async def test_unused_permits_are_given_back_when_the_lease_is_over(
     limiter: LeasingLimiter, line: Line, clock: ManualClock
 ) -> None:
     """S-SET-36: 100 ms after the request was sent, by the holder itself."""
-    await take(limiter, 5)
+    await claim(limiter, 5)
     assert line.service._buckets["b"].machine.leases == {"one/2": 2}
     clock.advance(LEASE_S)
     await settle()
@@ -160,9 +160,9 @@ async def test_leased_permits_are_not_taken_when_the_limiter_reports_a_waiter(
     limiter: LeasingLimiter, other: LeasingLimiter, line: Line, clock: ManualClock
 ) -> None:
     """S-SET-36: the lease goes back at the report; the waiter elsewhere comes first, then the holder asks anew."""
-    await take(limiter, 12)
+    await claim(limiter, 12)
     assert line.service._buckets["b"].machine.leases == {"one/3": 3}
-    await take(other, 5)  # the tokens that are left
+    await claim(other, 5)  # the tokens that are left
     elsewhere = [asyncio.create_task(other.acquire("b", HUNDRED, timeout_s=60.0)) for _ in range(12)]
     await settle()
     assert line.service._buckets["b"].machine.leases == {}
@@ -179,7 +179,7 @@ async def test_leased_permit_is_not_taken_when_its_time_is_over_and_nobody_notic
     limiter: LeasingLimiter, line: Line, clock: ManualClock
 ) -> None:
     """S-SET-36: also where the loop was busy while the 100 ms ran out."""
-    await take(limiter, 5)
+    await claim(limiter, 5)
     asked = line.count(Acquire)
     clock.advance(LEASE_S)
     await limiter.acquire("b", HUNDRED, timeout_s=60.0)
@@ -197,7 +197,7 @@ async def test_leased_permit_is_not_taken_when_the_recall_has_just_arrived(line:
         return await line(message)
 
     limiter = LeasingLimiter(watched, holder="one", clock=clock)
-    await take(limiter, 5)
+    await claim(limiter, 5)
     asked = line.count(Acquire)
     recall.set()
     await asyncio.sleep(0)
@@ -210,7 +210,7 @@ async def test_cancelled_caller_takes_nothing_when_it_waits_elsewhere(
     limiter: LeasingLimiter, line: Line, clock: ManualClock
 ) -> None:
     """S-RATE-13: it is withdrawn, and the next one gets the token."""
-    await take(limiter, 20)
+    await claim(limiter, 20)
     cancelled = asyncio.create_task(limiter.acquire("b", HUNDRED, timeout_s=60.0))
     waits = asyncio.create_task(limiter.acquire("b", HUNDRED, timeout_s=60.0))
     await settle()
@@ -233,7 +233,7 @@ async def test_grant_is_refunded_when_it_crosses_the_cancellation(line: Line, cl
         return reply
 
     limiter = LeasingLimiter(slow, holder="one", clock=clock)
-    await take(limiter)
+    await claim(limiter)
     cancelled = asyncio.create_task(limiter.acquire("b", HUNDRED, timeout_s=60.0))
     await settle()
     bucket = line.service._buckets["b"].machine
@@ -247,9 +247,9 @@ async def test_grant_is_refunded_when_it_crosses_the_cancellation(line: Line, cl
 
 async def test_uses_travel_together_when_made_in_one_turn(limiter: LeasingLimiter, line: Line) -> None:
     """S-SET-36: the limiter hears of every use, in few messages."""
-    await take(limiter, 7)
+    await claim(limiter, 7)
     line.said.clear()
-    await take(limiter)
+    await claim(limiter)
     assert line.count(Acquire) == 1
     await asyncio.gather(*(limiter.acquire("b", HUNDRED, timeout_s=1.0) for _ in range(5)))
     await settle()
@@ -283,7 +283,7 @@ async def test_call_times_out_when_the_limiter_stays_away(
 
 async def test_everything_is_given_back_when_closed(limiter: LeasingLimiter, line: Line) -> None:
     """S-SET-36: leases end with their holder, and a closed limiter is of no use."""
-    await take(limiter, 5)
+    await claim(limiter, 5)
     assert line.service._buckets["b"].machine.leases == {"one/2": 2}
     await limiter.close()
     await settle()
@@ -295,5 +295,5 @@ async def test_everything_is_given_back_when_closed(limiter: LeasingLimiter, lin
 
 async def test_recall_is_awaited_once_when_a_lease_begins(limiter: LeasingLimiter, line: Line) -> None:
     """S-SET-36: each lease has one open line to the limiter."""
-    await take(limiter, 7)
+    await claim(limiter, 7)
     assert line.count(AwaitRecall) == 2

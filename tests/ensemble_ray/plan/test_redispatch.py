@@ -41,7 +41,7 @@ def test_order_is_hopeless_after_its_third_death() -> None:
     """S-DUR-31: it may well be what kills its processes."""
     table = table_of("a")
     for number in range(1, MOST_DEATHS):
-        assert table.lose("first").again == ["a"]
+        assert table.lose("first").to_retry == ["a"]
         assert table.deaths_of("a") == number
         table.hand_out("a", table.epoch_of("a") or 0, "first")
     assert table.lose("first") == AfterDeath([], ["a"])

@@ -32,7 +32,7 @@ class LoopbackDriver:
         reply = await answer_scripted(json.loads(json.dumps(payload)))
         return json.loads(json.dumps(reply))
 
-    def tell(self, name: str, payload: Mapping[str, object]) -> None:
+    def notify(self, name: str, payload: Mapping[str, object]) -> None:
         raise AssertionError(name)
 
 

@@ -45,17 +45,17 @@ def test_items_are_counted_and_the_time_that_is_left_is_told() -> None:
     progress = ItemProgress("", 10)
     progress.add_recorded(2, items=2)
     for number in range(4):
-        progress.take(_started(f"map-{number}"), 1.0)
+        progress.receive(_started(f"map-{number}"), 1.0)
     for number in range(2):
-        progress.take(_completed(f"map-{number}"), 3.0)
-    progress.take(_failed("map-2"), 3.0)
-    progress.take(_started("reduce-1-0"), 3.0)
-    progress.take(_completed("reduce-1-0"), 4.0)
+        progress.receive(_completed(f"map-{number}"), 3.0)
+    progress.receive(_failed("map-2"), 3.0)
+    progress.receive(_started("reduce-1-0"), 3.0)
+    progress.receive(_completed("reduce-1-0"), 4.0)
     assert progress.counts() == "4/10 items, 1 failed, 1 reduced"
     assert progress.items_per_s(4.0) == pytest.approx(1.0), "recorded ones took no time"
     assert progress.left_s(4.0) == pytest.approx(5.0)
     assert progress.pace(4.0) == "1.0 items/s, 30 + 15 tokens, 5 s left"
-    progress.take(_completed("map-3"), 5.0)
+    progress.receive(_completed("map-3"), 5.0)
     assert progress.left_s(5.0) is None, "nothing runs"
 
 
@@ -64,8 +64,8 @@ def test_the_total_is_shown_where_it_is_known(total: int | None, shown: str) -> 
     """S-MR-185: of how many, where that is known."""
     progress = ItemProgress("", total)
     for key in ("map-0", "map-1"):
-        progress.take(_started(key), 0.0)
-        progress.take(_completed(key), 1.0)
+        progress.receive(_started(key), 0.0)
+        progress.receive(_completed(key), 1.0)
     assert progress.counts() == shown
     assert progress.left_s(1.0) is None
 
@@ -74,8 +74,8 @@ def test_the_total_is_shown_where_it_is_known(total: int | None, shown: str) -> 
 def test_all_items_are_told_of_where_one_task_had_them(total: int | None, shown: str) -> None:
     """S-MR-185, S-MR-82: the short-circuit's task is not one item of five."""
     progress = ItemProgress("", total)
-    progress.take(_started("direct"), 0.0)
-    progress.take(_completed("direct"), 1.0)
+    progress.receive(_started("direct"), 0.0)
+    progress.receive(_completed("direct"), 1.0)
     assert progress.counts() == shown
 
 
@@ -133,9 +133,9 @@ def test_how_many_there_were_is_told_at_the_end_although_their_file_is_still_loo
 def test_the_block_shows_items_pace_and_a_bar_when_their_number_is_known() -> None:
     """S-MR-185: on a terminal; without a total there is no bar, and before the first end no pace."""
     progress = ItemProgress("many", 4)
-    progress.take(_started("map-0"), 0.0, is_live=True)
+    progress.receive(_started("map-0"), 0.0, is_live=True)
     assert progress.block(1.0) == Block(counts="0/4 items, 1 running", bar=(0, 4))
-    assert progress.take(_completed("map-0"), 2.0, is_live=True) is None
+    assert progress.receive(_completed("map-0"), 2.0, is_live=True) is None
     assert progress.block(2.0) == Block(counts="1/4 items, 0 running", bar=(1, 4), pace="0.5 items/s, 10 + 5 tokens")
     assert ItemProgress("many").block(0.0) == Block(counts="0 items, 0 running", bar=None, is_idle=True)
 

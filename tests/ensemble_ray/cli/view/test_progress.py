@@ -83,12 +83,12 @@ def test_counts_follow_the_events() -> None:
     progress = TaskProgress()
     events = [BEGIN, _started("a"), _started("b"), _asked(), _asked(), _answered(30), TOOL, _completed("a")]
     for at, event in enumerate(events):
-        progress.take(event, float(at))
+        progress.receive(event, float(at))
     assert (progress.total_tasks, progress.done, progress.failed) == (3, 1, 0)
     assert [(task.label, task.started_at) for task in progress.running] == [("b", 2.0)]
     assert (progress.model_calls, progress.calls_open, progress.tool_calls) == (1, 1, 1)
     assert (progress.input_tokens, progress.output_tokens) == (100, 30)
-    progress.take(_started("c", "(deterministic)"), 8.0)
+    progress.receive(_started("c", "(deterministic)"), 8.0)
     assert progress.agents == 1
 
 
@@ -97,9 +97,9 @@ def test_tokens_per_second_count_from_the_first_model_call() -> None:
     progress = TaskProgress()
     assert progress.tokens_per_s(5.0) == 0
     for at, event in ((2.0, _asked()), (4.0, _answered(40)), (4.0, _asked())):
-        progress.take(event, at)
+        progress.receive(event, at)
     assert progress.tokens_per_s(6.0) == 10
-    progress.take(_answered(40), 6.0)
+    progress.receive(_answered(40), 6.0)
     assert progress.tokens_per_s(60.0) == 20
 
 
@@ -107,7 +107,7 @@ def test_no_call_stays_open_when_all_tasks_have_ended() -> None:
     """A model call that failed has no event of its own."""
     progress = TaskProgress()
     for event in (BEGIN, _started("a"), _asked(), _failed("a", OSError("gone"))):
-        progress.take(event, 1.0)
+        progress.receive(event, 1.0)
     assert (progress.calls_open, progress.failed) == (0, 1)
 
 
@@ -203,7 +203,7 @@ def test_what_the_record_has_counts_as_done_when_a_run_goes_on() -> None:
     """S-DUR-50, S-DUR-51: `2 of 3 tasks` are those of the whole run."""
     progress = TaskProgress()
     progress.add_recorded(2)
-    progress.take(BEGIN, 0.0)
+    progress.receive(BEGIN, 0.0)
     assert (progress.done, progress.total_tasks) == (2, 3)
 
 
@@ -277,8 +277,8 @@ def test_delegations_are_counted_by_what_came_of_them() -> None:
     """S-DEL-51, S-DEL-52: what a worker raised has a cause and failed; the rest was refused. Workers are agents too."""
     progress = TaskProgress()
     asked, again = _asks("Researcher", 1), _asks("Researcher", 2)
-    progress.take(BEGIN, 0.0)
-    progress.take(_started("manager", "Manager"), 0.0)
+    progress.receive(BEGIN, 0.0)
+    progress.receive(_started("manager", "Manager"), 0.0)
     for event in (
         asked,
         _answers(asked, "gold"),
@@ -286,7 +286,7 @@ def test_delegations_are_counted_by_what_came_of_them() -> None:
         _fails(again, "no", OSError("no")),
         _fails(_asks("W", 3), "cap"),
     ):
-        progress.take(event, 1.0)
+        progress.receive(event, 1.0)
     assert progress.pace(1.0).endswith(", 2 delegations (1 refused, 1 failed)")
     assert progress.agents == 2
     (task,) = progress.running
@@ -298,14 +298,14 @@ def test_who_works_for_a_task_is_known_until_that_ends() -> None:
     progress = TaskProgress()
     inner = _asks("Writer", 2, instance="draft#0/1/call-0/delegate#0", asker="Editor")
     for event in (BEGIN, _started("draft"), _started("other"), _asks("Editor", 1, instance="draft#0"), inner):
-        progress.take(event, 1.0)
+        progress.receive(event, 1.0)
     draft, other = progress.running
     assert [(each.asker_role, each.worker_role, each.depth) for each in progress.delegated(draft)] == [
         ("Manager", "Editor", 1),
         ("Editor", "Writer", 2),
     ]
     assert progress.delegated(other) == ()
-    progress.take(_failed("draft", OSError("x")), 2.0)
+    progress.receive(_failed("draft", OSError("x")), 2.0)
     assert progress.delegated(draft) == ()
 
 

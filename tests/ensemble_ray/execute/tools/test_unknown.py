@@ -51,7 +51,7 @@ class Driver:
             raise self.answer
         return self.answer
 
-    def tell(self, name: str, payload: Mapping[str, object]) -> None: ...
+    def notify(self, name: str, payload: Mapping[str, object]) -> None: ...
 
 
 async def begun() -> list[Fact]:
