@@ -7,9 +7,8 @@ on its way, or a driver that begins anew, misses nothing. Must never happen: a m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TypeVar
 
 from ensemble_ray.actors.link.wire import EndPage
@@ -57,33 +56,37 @@ class RunEnd:
 
 
 def _page_of(ended: PlannedEnd[bytes, bytes], end_id: str, begin: int) -> EndPage:
-    parts: Sequence[Sequence[object]] = (ended.completed, ended.delegated, ended.failures, ended.unfinished)
-    total = sum(len(part) for part in parts)
-    stop, size = begin, 0
-    for body in islice(_payloads(ended, begin), _PAGE_ENTRIES):
-        stop, size = stop + 1, size + len(body)
-        if size >= _PAGE_BYTES:
-            break
-    first, second, third, fourth = (sum(len(part) for part in parts[:index]) for index in range(4))
+    page = _Page(begin)
     part = replace(
         ended,
-        completed=_cut(ended.completed, begin - first, stop - first),
-        delegated=_cut(ended.delegated, begin - second, stop - second),
-        failures=_cut(ended.failures, begin - third, stop - third),
-        unfinished=_cut(ended.unfinished, begin - fourth, stop - fourth),
+        completed=page.fill_from(ended.completed, lambda entry: entry[1]),
+        delegated=page.fill_from(ended.delegated, lambda entry: entry[1]),
+        failures=page.fill_from(ended.failures, lambda failed: failed.failure),
+        unfinished=page.fill_from(ended.unfinished, lambda body: body),
         failed_delegations=ended.failed_delegations if begin == 0 else [],
     )
-    return EndPage(end_id=end_id, cursor=stop, is_last=stop >= total, end=part)
+    return EndPage(end_id=end_id, cursor=page.stop, is_last=page.stop >= page.total, end=part)
 
 
-def _payloads(ended: PlannedEnd[bytes, bytes], begin: int) -> Iterator[bytes]:
-    """Yield the bodies of all entries from one on; those before are not read."""
-    for keyed in (ended.completed, ended.delegated):
-        yield from (body for _, body in keyed[begin:])
-        begin = max(0, begin - len(keyed))
-    yield from (failed.failure for failed in ended.failures[begin:])
-    yield from ended.unfinished[max(0, begin - len(ended.failures)) :]
+class _Page:
+    """A page that is filled from several sequences, which count as one; each body is read once."""
 
+    def __init__(self, begin: int) -> None:
+        #: entries before those of the next sequence
+        self.total = 0
+        #: the first entry of the next page
+        self.stop = begin
+        self._begin = begin
+        self._size_bytes = 0
 
-def _cut(entries: Sequence[Entry], begin: int, stop: int) -> list[Entry]:
-    return list(entries[max(0, begin) : max(0, stop)])
+    def fill_from(self, entries: Sequence[Entry], body_of: Callable[[Entry], bytes]) -> list[Entry]:
+        """Return what of the next sequence is on the page."""
+        found: list[Entry] = []
+        for entry in entries[max(0, self._begin - self.total) :]:
+            if self.stop - self._begin >= _PAGE_ENTRIES or self._size_bytes >= _PAGE_BYTES:
+                break
+            found.append(entry)
+            self.stop += 1
+            self._size_bytes += len(body_of(entry))
+        self.total += len(entries)
+        return found
