@@ -153,6 +153,8 @@ class WarnOversized:
 
     output: Position
     tokens: int
+    #: of a group
+    budget_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -330,7 +330,7 @@ class MapReduceMachine:
                 )
             )
         elif len(group.inputs) == 1:
-            done.append(WarnOversized(output=group.inputs[0], tokens=group.size))
+            done.append(WarnOversized(output=group.inputs[0], tokens=group.size, budget_tokens=budget))
 
     def _pull(self, done: list[Instruction]) -> None:
         """Ask for as many items as there will be places for; one question at a time."""

@@ -137,7 +137,7 @@ class MapReduceTasks:
                 role, key = self._parts.store.output(*warning.output).agent_role, self._orders.key(*warning.output)
                 _log.warning(
                     "An output of '%s' (%s) has %d tokens, more than the budget of %d: it has a group of its own",
-                    role, key, warning.tokens, getattr(self._parts.definition, "capacity", 0),
+                    role, key, warning.tokens, warning.budget_tokens,
                 )  # fmt: skip
 
     # The user's code.

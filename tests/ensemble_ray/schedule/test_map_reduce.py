@@ -124,7 +124,7 @@ def test_oversized_output_is_reduced_up_to_the_cap_when_it_stays_so() -> None:
     run = Feed(rules=by_budget(100, max_levels=3), items=1).play(lambda work: 101 + work[0])
 
     assert [each.level for each in run.reduces] == [1, 2, 3, 4]
-    assert run.all(WarnOversized) == [WarnOversized(output=(n, 0), tokens=101 + n) for n in range(3)]
+    assert run.all(WarnOversized) == [WarnOversized(output=(n, 0), tokens=101 + n, budget_tokens=100) for n in range(3)]
     assert len(run.all(Warn)) == 1
 
 
@@ -134,7 +134,7 @@ def test_oversized_output_goes_on_like_others_when_its_reduce_is_small() -> None
 
     assert run.reduces[0].inputs == ((0, 0),)
     assert run.tree == ((0,), (1, 2))
-    assert run.all(WarnOversized) == [WarnOversized(output=(0, 0), tokens=150)]
+    assert run.all(WarnOversized) == [WarnOversized(output=(0, 0), tokens=150, budget_tokens=100)]
 
 
 # Pipelined.
@@ -199,7 +199,7 @@ def test_oversized_output_has_its_own_group_when_pipelined() -> None:
     run.complete((0, 1), 101)
 
     assert [each.inputs for each in run.reduces] == [((0, 1),)]
-    assert run.all(WarnOversized) == [WarnOversized(output=(0, 1), tokens=101)]
+    assert run.all(WarnOversized) == [WarnOversized(output=(0, 1), tokens=101, budget_tokens=100)]
 
 
 def test_groups_follow_the_items_when_ordered() -> None:
@@ -223,7 +223,7 @@ def test_one_group_is_final_when_an_ordered_level_is_complete() -> None:
     run = Feed(rules=by_budget(100, is_pipelined=True, is_ordered=True), items=1).play(weighing(150))
 
     assert run.reduces == [final(1, (0, 0))]
-    assert run.all(WarnOversized) == [WarnOversized(output=(0, 0), tokens=150)]
+    assert run.all(WarnOversized) == [WarnOversized(output=(0, 0), tokens=150, budget_tokens=100)]
 
 
 # Size.
