@@ -19,6 +19,7 @@ from ensemble_ray.coordinator.ports import Order, Result
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule.instructions import (
+    Announce,
     Cancel,
     End,
     Evaluate,
@@ -206,6 +207,8 @@ class Coordinator(Generic[Order, Result, Outcome]):
                     self._gates.add(instruction.gate)
                 case Forget():
                     self._tasks.forget(instruction.instances)
+                case Announce():
+                    self._tasks.announce(instruction.what)
                 case Warn() | WarnLeftOut() | WarnOversized():
                     self._tasks.warn(instruction)
                 case End():

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.plan.plan import Node, Plan
-    from ensemble_ray.schedule.instructions import Question, WarnLeftOut, WarnOversized
+    from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded, WarnLeftOut, WarnOversized
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.values.outputs import ExitReason, RunState
     from ensemble_ray.values.trace import TaskTrace
@@ -294,6 +294,10 @@ class PlannedTasks(Generic[Output, Failure]):
     def evaluate(self, question: Question) -> NoReturn:
         """Refuse: a plan has no user code to ask."""
         raise NotImplementedError(f"a planned run has no code that answers {question}")
+
+    def announce(self, what: IterationEnded | StepEnded) -> NoReturn:
+        """Refuse: a plan of tasks has neither."""
+        raise NotImplementedError(f"a planned run announces no {what}")
 
     def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:
         """Log a warning of the source's."""

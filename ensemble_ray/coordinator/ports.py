@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.instructions import (
         End,
         Instruction,
+        IterationEnded,
         Question,
         Start,
+        StepEnded,
         Warn,
         WarnLeftOut,
         WarnOversized,
@@ -114,6 +116,10 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
 
     def evaluate(self, question: Question) -> None:
         """Ask the user's code, and notify of the answer."""
+        ...
+
+    def announce(self, what: IterationEnded | StepEnded) -> None:
+        """Tell listeners of an iteration or a step, before whatever the source wants after it."""
         ...
 
     def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:

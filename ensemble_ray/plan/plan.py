@@ -6,9 +6,10 @@ handlers, types) stays in the definition and is found through the keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
+from ensemble_ray.plan.units import Unit
 from ensemble_ray.values.messages import JsonValue
 
 __all__ = ["MANAGER_KEY", "MANAGER_ROLE", "AgentEntry", "HierarchyRules", "Node", "Plan"]
@@ -80,6 +81,8 @@ class Node:
     node_type: str | None = None
     #: in which level it stands there
     level: int | None = None
+    #: how many tasks events count it among (S-LOOP-47, S-PHASE-38); None: all of the run
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,8 @@ class Plan:
     hierarchy: HierarchyRules | None = None
     #: of a map-reduce: what its trace calls the workflow
     shown_as: str | None = None
+    #: loops, phases and a graph, in declared order; the nodes hold the tasks of all of them, after the plain tasks
+    units: tuple[Unit, ...] = ()
 
     @property
     def shown_workflow(self) -> str:
@@ -114,12 +119,14 @@ class Plan:
         """Return the plan as JSON-able data, without the hidden ids: those mean nothing outside the planning process."""
         data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
         fields_of_nodes = (*_NODE_FIELDS, *_LEVEL_FIELDS) if self.has_levels else _NODE_FIELDS
-        data["nodes"] = [{name: getattr(node, name) for name in fields_of_nodes} for node in self.nodes]
+        data["nodes"] = [_data_of_node(node, fields_of_nodes) for node in self.nodes]
         data["agents"] = [_data_of(agent) for agent in self.agents]
         if self.hierarchy is not None:
             data["hierarchy"] = asdict(self.hierarchy)
         if self.shown_as is not None:
             data["shown_as"] = self.shown_as
+        if self.units:
+            data["units"] = [asdict(unit) for unit in self.units]
         return data
 
     @classmethod
@@ -128,6 +135,13 @@ class Plan:
         from pydantic import TypeAdapter  # only readers of records pay for it
 
         return TypeAdapter(cls).validate_python(data)
+
+
+def _data_of_node(node: Node, names: Sequence[str]) -> dict[str, JsonValue]:
+    data: dict[str, JsonValue] = {name: getattr(node, name) for name in names}
+    if node.total is not None:
+        data["total"] = node.total
+    return data
 
 
 def _data_of(agent: AgentEntry) -> dict[str, JsonValue]:
@@ -139,7 +153,7 @@ def _data_of(agent: AgentEntry) -> dict[str, JsonValue]:
 
 #: `asdict` copies every node deeply, and a plan may have many thousands. What says nothing is left out: a plan without
 #: delegation or levels is the same data as before there was any, so that runs which were recorded then still go on.
-_PLAN_FIELDS = tuple(entry.name for entry in fields(Plan) if entry.name not in {"hierarchy", "shown_as"})
+_PLAN_FIELDS = tuple(entry.name for entry in fields(Plan) if entry.name not in {"hierarchy", "shown_as", "units"})
 _LEVEL_FIELDS = ("node_type", "level")
-_NODE_FIELDS = tuple(entry.name for entry in fields(Node) if entry.name not in {"object_id", *_LEVEL_FIELDS})
+_NODE_FIELDS = tuple(entry.name for entry in fields(Node) if entry.name not in {"object_id", "total", *_LEVEL_FIELDS})
 _AGENT_FIELDS = tuple(entry.name for entry in fields(AgentEntry) if entry.name != "allow_delegation")

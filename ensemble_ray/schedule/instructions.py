@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal, NamedTuple, Union
 
+from ensemble_ray.schedule.results import UnitFailure, UnitResult
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = [
+    "Announce",
     "Cancel",
     "Changes",
+    "ContextPart",
     "CountTokens",
+    "EdgeMatches",
     "End",
     "Evaluate",
     "FailureReason",
     "Forget",
     "Instruction",
+    "IterationEnded",
     "MapItem",
     "Position",
     "PullItems",
     "Question",
     "ReduceGroup",
+    "ResetMemory",
     "Skip",
     "Start",
+    "StepEnded",
     "TaskChanges",
+    "UntilHolds",
     "Wait",
     "Warn",
     "WarnLeftOut",
@@ -43,11 +51,21 @@ FailureReason = Literal["", "first", "all_maps", "level", "source", "empty"]
 class TaskChanges:
     """What an execution of a task has beside the task itself; it rides on the order."""
 
-    attempt: int = 1
+    #: 0: the first attempt
+    attempt: int = 0
     #: of a reviewer, for the next attempt
     feedback: str = ""
     #: instance of an earlier attempt whose output goes along; "": none
     prior: str = ""
+
+
+class ContextPart(NamedTuple):
+    """One entry of a task's context: the outputs that arrive in its place."""
+
+    #: whose outputs, in order
+    instances: tuple[str, ...]
+    #: whether they arrive as one, as the iterations of a loop do (S-LOOP-72)
+    is_joined: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +103,37 @@ class CountTokens:
     instance: str
 
 
-Question = Union[PullItems, CountTokens]  # noqa: UP007  a name for the union, also at run time
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UntilHolds:
+    """Ask the predicate of a loop after an iteration; answered by its verdict (S-LOOP-50)."""
+
+    #: path of the loop without an occurrence: `loop:refine`, `phase:draft#1/loop:refine`
+    unit: str
+    #: 1-based
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeMatches:
+    """Ask the condition of a graph's edge after a step; answered by its verdict (S-GRAPH-42)."""
+
+    unit: str
+    #: 1-based
+    step: int
+    #: position among the graph's edges
+    edge: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetMemory:
+    """Clear or cut the memory scopes of a loop's body before an iteration (S-LOOP-91, S-LOOP-93); answered by True."""
+
+    unit: str
+    #: the iteration that follows, 1-based
+    iteration: int
+
+
+Question = Union[PullItems, CountTokens, UntilHolds, EdgeMatches, ResetMemory]  # noqa: UP007  a name for the union, also at run time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +143,8 @@ class Start:
     instance: str
     #: None: the task as it stands in the plan
     changes: Changes | None = None
+    #: what its context gives, one part per entry that has outputs; None: what the plan's node says
+    context: tuple[ContextPart, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +184,40 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IterationEnded:
+    """A loop finished an iteration (S-LOOP-107)."""
+
+    unit: str
+    #: 1-based
+    iteration: int
+    #: of the body's tasks, in body order
+    instances: tuple[str, ...]
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnded:
+    """A graph finished a step and chose the next state (S-GRAPH-75)."""
+
+    unit: str
+    #: 1-based
+    step: int
+    state: str
+    #: of the step's output
+    instance: str
+    #: `__END__` included
+    next_state: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """Tell listeners; before anything that the source wants after it."""
+
+    what: IterationEnded | StepEnded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Warn:
     """Say this to people, as a WARN."""
 
@@ -164,8 +248,12 @@ class End:
     state: RunState
     exit_reason: ExitReason
     failure: FailureReason = ""
+    #: what became of loops, phases and graphs, in the order in which they ended
+    units: tuple[UnitResult, ...] = ()
+    #: of units where no task's failure is the reason, in order
+    unit_failures: tuple[UnitFailure, ...] = ()
 
 
 Instruction = Union[  # noqa: UP007  a name for the union, also at run time
-    Start, Skip, Cancel, Evaluate, Wait, Forget, Warn, WarnLeftOut, WarnOversized, End
+    Start, Skip, Cancel, Evaluate, Wait, Forget, Announce, Warn, WarnLeftOut, WarnOversized, End
 ]

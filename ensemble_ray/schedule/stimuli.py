@@ -53,6 +53,8 @@ class Completed:
     delegated_roles: tuple[str, ...] = ()
     #: tokens of the output where outputs are grouped by them (S-MR-60); None: the user's estimator has to be asked
     output_tokens: int | None = 0
+    #: of a task whose answer the source itself reads, such as a phase's review: its text
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +100,14 @@ class ItemsPulled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """The answer to an `Evaluate`: items, or a number of tokens. None: the user's code raised, and ends the run."""
+    """The answer to an `Evaluate`: items, a number of tokens, a verdict. None: the user's code raised."""
 
     at: float
     question: Question
-    answer: ItemsPulled | int | None
+    answer: ItemsPulled | int | bool | None
+    #: what it raised
+    error_type: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

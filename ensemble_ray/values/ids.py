@@ -20,6 +20,7 @@ __all__ = [
     "key_of",
     "new_object_id",
     "new_run_id",
+    "node_key",
     "task_instance",
     "uuid_of",
 ]
@@ -69,12 +70,23 @@ def delegated_instance(effect: str) -> str:
     return instance_of(_DELEGATE, parent=effect)
 
 
+def node_key(instance: str) -> str:
+    """Return the key of the task or unit that an instance is an execution of, without the path before it.
+
+    Example:
+        >>> node_key("loop:refine#2/writer#0")
+        'writer'
+    """
+    return instance.rpartition("/")[2].rpartition("#")[0]
+
+
 def delegating_call(instance: str) -> str | None:
     """Return the call that handed on the work of an instance, `facts#0/2/call-1`; None for a task of the plan.
 
-    No key of a task has a slash in it, so that nothing else looks like it.
+    A call is no execution of anything, so that a task of that key inside a loop is told apart.
     """
-    return instance.rpartition(f"/{_DELEGATE}#")[0] or None
+    call = instance.rpartition(f"/{_DELEGATE}#")[0]
+    return None if "#" in call.rpartition("/")[2] else call or None
 
 
 def task_instance(name: str) -> str:
@@ -83,8 +95,16 @@ def task_instance(name: str) -> str:
     Example:
         >>> task_instance("facts#0/2/call-1/delegate#0/0/model")
         'facts#0'
+        >>> task_instance("loop:refine#2/writer#0/0/model")
+        'loop:refine#2/writer#0'
     """
-    return name.partition("/")[0]
+    end = name.find("/")
+    while end >= 0:
+        after = name.find("/", end + 1)
+        if "#" not in name[end + 1 : len(name) if after < 0 else after]:
+            return name[:end]
+        end = after
+    return name
 
 
 def effect_name(instance: str, turn: int, call: str | int = "model") -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, NoReturn
 
 from ensemble_ray.coordinator.background import BackgroundTasks, as_error
 from ensemble_ray.coordinator.map_reduce.failures import FailureLog, failure_of
@@ -40,7 +40,15 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.schedule.instructions import End, Position, Question, Start, WarnOversized
+    from ensemble_ray.schedule.instructions import (
+        End,
+        IterationEnded,
+        Position,
+        Question,
+        Start,
+        StepEnded,
+        WarnOversized,
+    )
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.schedule.stimuli import Stimulus
 
@@ -142,6 +150,10 @@ class MapReduceTasks:
 
     # The user's code.
 
+    def announce(self, what: IterationEnded | StepEnded) -> NoReturn:
+        """Refuse: no unit of a map-reduce has iterations or steps."""
+        raise TypeError(f"a map-reduce announces no {what}")
+
     def evaluate(self, question: Question) -> None:
         """Pull items, or count tokens."""
         self._background.start(self._answer(question))
@@ -155,7 +167,7 @@ class MapReduceTasks:
                 case CountTokens():
                     answer = await self._token_counts.ask(self._uncounted.pop(question.instance))
                 case _:
-                    assert_never(question)
+                    raise TypeError(f"no source of a map-reduce asks {question}")  # noqa: TRY301  a defect of ours
         except (RecordError, StaleEpochError):
             raise
         except BaseException as error:
