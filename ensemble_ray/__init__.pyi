@@ -148,6 +148,7 @@ from ensemble_ray.values.outputs import FailedItem as FailedItem
 from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
+from ensemble_ray.values.phase_review import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
 from ensemble_ray.values.trace import AgentSummary as AgentSummary
 from ensemble_ray.values.trace import CapturedMessage as CapturedMessage
@@ -258,6 +259,7 @@ __all__ = [
     "ParallelErrorStrategy",
     "ParallelExecutionError",
     "ParseResult",
+    "PhaseReviewDecision",
     "PipelineErrorStrategy",
     "Plan",
     "ProcessAgentTool",
