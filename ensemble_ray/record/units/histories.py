@@ -98,11 +98,14 @@ def graph_trace(ended: EndedUnits) -> GraphTrace | None:
         return None
     unit, result = found
     steps = tuple(
-        GraphTraceStep(state_name=step.state, step_number=number, next_state=step.next_state)
+        GraphTraceStep(
+            path=step.instance.rpartition("/")[0], state_name=step.state, step_number=number, next_state=step.next_state
+        )
         for number, step in enumerate(result.steps, start=1)
     )
     return GraphTrace(
         graph_name=unit.name,
+        path=result.unit,
         start_state=unit.start,
         termination_reason=result.termination_reason,
         steps_run=len(steps),
@@ -130,6 +133,7 @@ def _of_phase(unit: PhaseUnit, result: PhaseResult, traces: Sequence[tuple[str, 
     started, completed = utc_of(result.started_at), utc_of(max(result.started_at, result.completed_at))
     yield PhaseTrace(
         name=unit.name,
+        path=result.unit,
         status=PhaseStatus(result.status),
         task_traces=tuple(trace for instance, trace in traces if node_key(instance) != unit.review),
         started_at=started,
@@ -141,6 +145,7 @@ def _of_phase(unit: PhaseUnit, result: PhaseResult, traces: Sequence[tuple[str, 
     if reviews:
         yield PhaseTrace(
             name=f"__review__{unit.name}",
+            path=result.unit,
             status=PhaseStatus(result.status),
             task_traces=reviews,
             started_at=reviews[0].started_at,

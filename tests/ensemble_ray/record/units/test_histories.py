@@ -138,9 +138,17 @@ def test_graph_has_its_steps_and_why_it_ended() -> None:
     assert (history.termination_reason, history.is_flagged) == ("max_steps", True)
     trace = graph_trace(ended)
     assert trace is not None
-    assert (trace.graph_name, trace.start_state, trace.termination_reason) == ("triage", "write", "max_steps")
+    assert (trace.path, trace.graph_name, trace.start_state, trace.termination_reason) == (
+        *("graph:triage", "triage"),
+        *("write", "max_steps"),
+    )
     assert (trace.steps_run, trace.max_steps) == (4, 4)
-    assert trace.steps[3].model_dump() == {"state_name": "write", "step_number": 4, "next_state": "write"}
+    assert trace.steps[3].model_dump() == {
+        "path": "graph:triage#3",
+        "state_name": "write",
+        "step_number": 4,
+        "next_state": "write",
+    }
 
 
 def test_run_without_units_has_no_histories() -> None:
