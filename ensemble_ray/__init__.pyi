@@ -11,6 +11,7 @@ from ensemble_ray.definition.ensemble import RunOptions as RunOptions
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints as HierarchicalConstraints
 from ensemble_ray.definition.hierarchy import ManagerPromptContext as ManagerPromptContext
 from ensemble_ray.definition.hierarchy import ManagerPromptStrategy as ManagerPromptStrategy
+from ensemble_ray.definition.phase_decision import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.task import Task as Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy as ParallelErrorStrategy
@@ -153,7 +154,6 @@ from ensemble_ray.values.outputs import FailedItem as FailedItem
 from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
-from ensemble_ray.values.phase_review import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
 from ensemble_ray.values.trace import AgentSummary as AgentSummary
 from ensemble_ray.values.trace import CapturedMessage as CapturedMessage

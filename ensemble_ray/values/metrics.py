@@ -149,7 +149,7 @@ class TaskMetrics(Value):
         mine, its = self.cost_estimate, other.cost_estimate
         sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
         tokens = {name: add_tokens((getattr(self, name), getattr(other, name))) for name in _TOKENS}
-        return TaskMetrics(
+        return self.replace(
             **sums,
             **tokens,
             memory_operations=self.memory_operations.add(other.memory_operations),
