@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.values.ids import node_key
@@ -18,7 +18,31 @@ if TYPE_CHECKING:
     from ensemble_ray.record.units.ended import EndedUnits
     from ensemble_ray.schedule.results import LoopResult, PhaseResult
 
-__all__ = ["graph_trace", "loop_traces", "phase_traces", "unit_outputs"]
+__all__ = ["graph_trace", "loop_traces", "phase_traces", "unit_outputs", "unit_results"]
+
+
+class UnitParts(TypedDict):
+    """What of `RunResults` units make."""
+
+    units: UnitOutputs
+    loop_traces: tuple[LoopTrace, ...]
+    phases: tuple[PhaseTrace, ...]
+    graph_trace: GraphTrace | None
+
+
+def unit_results(ended: EndedUnits, traces: Sequence[tuple[str, TaskTrace]]) -> UnitParts:
+    """Return what units add to the results of a run.
+
+    Args:
+        ended: The units of the run.
+        traces: Of all executions, by instance, in the order in which they ended.
+    """
+    return UnitParts(
+        units=unit_outputs(ended),
+        loop_traces=loop_traces(ended),
+        phases=phase_traces(ended, traces),
+        graph_trace=graph_trace(ended),
+    )
 
 
 def unit_outputs(ended: EndedUnits) -> UnitOutputs:
