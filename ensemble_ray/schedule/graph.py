@@ -90,8 +90,8 @@ class GraphMachine:
         self._joining = 0
         self._steps = 0
         self._visits: Counter[str] = Counter()
-        #: output of the last visit of each state
-        self._last: dict[str, str] = {}
+        #: the last visit of each state that completed: what ran, and its output
+        self._last: dict[str, tuple[str, str]] = {}
         self._history: list[HistoryEntry] = []
         self._is_capped = False
         self._has_failed = False
@@ -182,7 +182,7 @@ class GraphMachine:
             f"Graph state '{state}' visit #{visit}. "
             "Prior visit's output is provided above; refine your response based on it."
         )
-        return TaskChanges(attempt=visit - 1, feedback=feedback, prior=self._last[state])
+        return TaskChanges(attempt=visit - 1, feedback=feedback, prior=self._last[state][0])
 
     def _step_path(self, number: int) -> str:
         return instance_of(self._unit.key, occurrence=number, parent=self._scope)
@@ -199,7 +199,7 @@ class GraphMachine:
             case Completed():
                 branch.move(BranchEvent.STEP_COMPLETED)
                 self._keep_output(branch, end)
-                self._to_route.append(_Unrouted(branch, end.at - branch.started_at, self._last[branch.at]))
+                self._to_route.append(_Unrouted(branch, end.at - branch.started_at, self._last[branch.at][1]))
                 if self.is_stopping:
                     self._drop_unrouted()
                 else:
@@ -213,13 +213,13 @@ class GraphMachine:
                 assert_never(end)
 
     def _keep_output(self, branch: Branch, end: Completed) -> None:
-        """Let the output of a step be the one of its state, and a part of the history."""
+        """Let the output of a step be the one of its state, and the step a part of the history."""
         scopes, key = self._execution.scopes, node_key(end.instance)
-        step = scope_of(end.instance)
-        parts = scopes.own(step).get(key) or (ContextPart((end.instance,)),)
+        parts = scopes.own(scope_of(end.instance)).get(key) or (ContextPart((end.instance,)),)
         scopes.put(self._path, key, parts)
-        scopes.drop(step)  # nothing looks into a step that is over
-        self._last[branch.at] = parts[-1].instances[-1]
+        if branch.at in self._last:  # nothing looks into a visit before the last one
+            scopes.drop(scope_of(self._last[branch.at][0]))
+        self._last[branch.at] = (end.instance, parts[-1].instances[-1])
         is_unit = key in self._execution.units
         branch.trail.append(Step(branch.at, key_of(end.instance) if is_unit else end.instance))
 

@@ -263,7 +263,8 @@ class PhasesMachine:
         scopes = self._execution.scopes
         own = scopes.own(phase.instance)
         parts = tuple(part for key in phase.unit.members for part in own.get(key, ()))
-        scopes.put(phase.instance, phase.unit.key, parts)
+        for scope in ("", phase.instance):
+            scopes.put(scope, phase.unit.key, parts)
         phase.accepted = phase.instance
         if self.is_stopping:
             phase.requests.clear()

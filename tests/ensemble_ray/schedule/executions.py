@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.units import Unit
 from ensemble_ray.schedule.scopes import Scopes
 from ensemble_ray.schedule.unit import Execution
@@ -9,4 +10,10 @@ from ensemble_ray.schedule.unit import Execution
 
 def execution_of(*units: Unit, instance: str = "") -> Execution:
     """An execution of the run, or of one of these units; tasks have no context."""
-    return Execution(instance=instance, units={unit.key: unit for unit in units}, members={}, scopes=Scopes())
+    return Execution(
+        instance=instance,
+        plan=Plan(workflow="sequential", nodes=(), units=units),
+        units={unit.key: unit for unit in units},
+        members={},
+        scopes=Scopes(),
+    )
