@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["graph_trace", "loop_traces", "phase_traces", "unit_outputs", "unit_results"]
 
 
-class UnitParts(TypedDict):
+class UnitParts(TypedDict, total=False):
     """What of `RunResults` units make."""
 
     units: UnitOutputs
