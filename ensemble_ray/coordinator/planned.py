@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Never, NoReturn, TypeVar
 
-from ensemble_ray.coordinator.outputs import KeyedOutputs
+from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import FailureSummary, TaskBody, TaskOrder, TaskResult
@@ -20,7 +20,6 @@ from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import End, Instruction, Start, TaskChanges, Warn
-from ensemble_ray.schedule.states import TaskState
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -130,12 +129,11 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             is_cancelled = is_cancelled or any(isinstance(each, CancelRequested) for each in again)
         if ending:  # it died between its last stimulus and the record of its end
             return Opening(instructions=ending)
-        running = self.source.running
         if not is_cancelled:
-            return Opening(instructions=[Start(instance=instance) for instance in running])
+            return Opening(instructions=self.source.unanswered())
         # Nothing starts any more; what the record does not know of has stopped with its process.
         ends: list[Stimulus] = []
-        for instance in running:
+        for instance in self.source.running:
             recorded = self._recorded.pop(instance, None)
             ends.append(
                 Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
@@ -150,8 +148,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
-        runs = self.source.states.get(stimulus.instance) is TaskState.RUNNING
-        result = self._recorded.pop(stimulus.instance, None) if runs else None
+        is_running = self.source.is_running(stimulus.instance)
+        result = self._recorded.pop(stimulus.instance, None) if is_running else None
         if result is None:
             return False
         self._keep(result)
@@ -239,7 +237,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 self._note_failure(result, error_type, message)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
-                self._unfinished.extend(() if failure is None else ((result.key, failure),))
+                self._unfinished.extend(() if failure is None else ((result.instance, failure),))
                 if result.status == "exited":
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason)
                 return Cancelled(at=result.at, instance=instance)
@@ -247,7 +245,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
     def _note_failure(self, result: TaskResult[Output, Failure], error_type: str, message: str) -> None:
         if result.failure is not None:
             failed = FailedTask(
-                key=result.key, at=result.at, failure=result.failure, completed_before=len(self._completed)
+                instance=result.instance, at=result.at, failure=result.failure, completed_before=len(self._completed)
             )
             self._failed.append(failed)
         self._errors.append(RecordedError(result.key, error_type, message))
@@ -286,11 +284,13 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             exit_reason=ending.exit_reason,
             started_at=self._started_at,
             completed_at=self._journal.now(),
-            completed=KeyedOutputs(self._outputs, self._completed),
-            delegated=KeyedOutputs(self._outputs, self._delegated),
+            completed=ListedOutputs(self._outputs, self._completed),
+            delegated=ListedOutputs(self._outputs, self._delegated),
             failed_delegations=tuple(self._failed_delegations),
             failures=tuple(self._failed),
             unfinished=tuple(self._unfinished),
+            units=ending.units,
+            unit_failures=ending.unit_failures,
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)

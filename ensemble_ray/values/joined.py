@@ -1,24 +1,20 @@
-"""The outputs of a task's iterations as one. Layer: above outputs. Pure."""
+"""Outputs of a loop's iterations as one, for its output and for contexts. Layer: above outputs. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["join_iterations"]
 
 
 def join_iterations(outputs: Sequence[TaskOutput]) -> TaskOutput:
-    """Return one output for those of a task in iterations 1, 2, ...: their texts, each but the first under a header.
+    """Return what a task gave in all iterations as one output (S-LOOP-72, S-LOOP-73).
 
-    Everything else is that of the first iteration, but there is no parsed output (S-LOOP-72, S-LOOP-73).
+    Args:
+        outputs: One of each iteration, in order; at least one.
     """
-    first = outputs[0]
-    parts = [first.raw]
-    for number, output in enumerate(outputs[1:], start=2):
-        parts.append(f"\n\n--- iteration {number} ---\n\n{output.raw}")
-    return first.model_copy(update={"raw": "".join(parts), "parsed_output": None})
+    first, *later = outputs
+    texts = [f"\n\n--- iteration {number} ---\n\n{each.raw}" for number, each in enumerate(later, start=2)]
+    return first.model_copy(update={"raw": "".join([first.raw, *texts]), "parsed_output": None})

@@ -149,12 +149,11 @@ class TaskMetrics(Value):
         mine, its = self.cost_estimate, other.cost_estimate
         sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
         tokens = {name: add_tokens((getattr(self, name), getattr(other, name))) for name in _TOKENS}
-        return self.replace(
-            **sums,
-            **tokens,
-            memory_operations=self.memory_operations.add(other.memory_operations),
-            cost_estimate=its if mine is None else mine.add(its),
-        )
+        rest = {
+            "memory_operations": self.memory_operations.add(other.memory_operations),
+            "cost_estimate": its if mine is None else mine.add(its),
+        }
+        return self.model_copy(update={**sums, **tokens, **rest})
 
 
 _TOKENS = ("input_tokens", "output_tokens", "total_tokens")

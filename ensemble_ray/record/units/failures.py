@@ -1,4 +1,4 @@
-"""What a run raises in which a loop, a phase or a graph failed. Package: record. Pure.
+"""What a failed run raises. Package: record. Pure.
 
 Rules: the first failure counts. A cap or a missing edge has an error of its own; what the user's predicate raised leaves as it
 is, but under parallel workflow as a cause (S-LOOP-53); a phase fails with a `TaskExecutionError` (S-PHASE-53).
@@ -21,7 +21,7 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.errors.texts import reason_of, tasks_failure
 from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit
-from ensemble_ray.record.result import failures_by_label, task_error
+from ensemble_ray.record.result import error_trace, failures_by_label, task_error, task_label
 from ensemble_ray.record.units.ended import key_of_path
 from ensemble_ray.values.unit_traces import PhaseStatus
 
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from ensemble_ray.record.units.ended import EndedUnits
     from ensemble_ray.schedule.results import PhaseResult, UnitFailure
     from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.trace import ErrorTrace
 
-__all__ = ["FailureSeen", "error_of_unit", "failure_of", "failures_seen", "task_label"]
+__all__ = ["FailureSeen", "error_of_unit", "failure_of", "failures_seen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,11 @@ class FailureSeen:
     node: Node | None = None
     #: path of the unit; "": a task
     unit: str = ""
+
+    def as_trace(self) -> ErrorTrace:
+        """Return what a trace says of it."""
+        role, description = ("", self.unit) if self.node is None else (self.node.agent_role, self.node.description)
+        return error_trace(self.error, at=self.at, agent_role=role, task_description=description)
 
 
 def failures_seen(
@@ -79,10 +85,10 @@ def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException
         case "cap", LoopUnit():
             return MaxLoopIterationsExceededError(unit.name, unit.max_iterations, completed)
         case "cap", GraphUnit():
-            return MaxGraphStepsExceededError(unit.name, unit.max_steps, _last_state(ended), completed)
+            return MaxGraphStepsExceededError(unit.name, unit.max_steps, _step(ended, 0)[0], completed)
         case "no_edge", GraphUnit():
-            state = _last_state(ended, is_unrouted=True)
-            return GraphNoEdgeMatchedError(unit.name, state, _last_raw(ended, state), _edges(unit, state), completed)
+            state, raw = _step(ended, failure.step)
+            return GraphNoEdgeMatchedError(unit.name, state, raw, _edges(unit, state), completed)
         case "rejected", PhaseUnit():
             node = ended.nodes.get(unit.review or "")
             text = f"Phase '{unit.name}' was rejected by review: {failure.message}"
@@ -91,17 +97,15 @@ def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException
             return raised or RuntimeError(failure.message or failure.error_type)
 
 
-def _last_state(ended: EndedUnits, *, is_unrouted: bool = False) -> str:
+def _step(ended: EndedUnits, number: int) -> tuple[str, str]:
+    """Return the state and the text of a step of the graph; 0: of its last."""
     found = ended.graph()
-    steps = () if found is None else found[1].steps
-    return next((step.state for step in reversed(steps) if not is_unrouted or step.next_state is None), "")
-
-
-def _last_raw(ended: EndedUnits, state: str) -> str:
-    found = ended.graph()
-    steps = () if found is None else found[1].steps
-    shown = next((ended.shown_of(step.instance) for step in reversed(steps) if step.state == state), [])
-    return shown[-1].output.raw if shown else ""
+    steps = {step.number: step for step in found[1].steps} if found is not None else {}
+    step = steps.get(number or max(steps, default=0))
+    if step is None:
+        return "", ""
+    shown = ended.shown_of(step.instance)
+    return step.state, shown[-1].output.raw if shown else ""
 
 
 def _edges(unit: GraphUnit, state: str) -> list[str]:
@@ -110,7 +114,7 @@ def _edges(unit: GraphUnit, state: str) -> list[str]:
 
 
 def failure_of(ended: EndedUnits, failures: Sequence[FailureSeen]) -> BaseException:
-    """Return what a failed run with units raises.
+    """Return what a failed run raises that no manager led.
 
     Args:
         ended: The units of the run.
@@ -124,7 +128,7 @@ def failure_of(ended: EndedUnits, failures: Sequence[FailureSeen]) -> BaseExcept
     first = failures[0]
     error = _task_error(ended, first) if first.node is not None else first.error
     is_ours = isinstance(error, TaskExecutionError | MaxLoopIterationsExceededError | ValidationError)
-    if ended.plan.workflow != "parallel" or is_ours or ended.graph() is not None:
+    if ended.plan.workflow != "parallel" or is_ours:
         return error
     wrapped = TaskExecutionError(f"Loop '{_name(ended, first)}' failed: {reason_of(error)}")
     wrapped.completed_task_outputs = tuple(ended.outputs.values())[: first.completed_before]
@@ -161,12 +165,6 @@ def _task_error(ended: EndedUnits, failure: FailureSeen) -> BaseException:
     completed = tuple(ended.outputs.values())[: failure.completed_before]
     label, description = task_label(node), node.description
     return task_error(failure.error, completed, label=label, task_description=description, agent_role=node.agent_role)
-
-
-def task_label(node: Node) -> str:
-    """Return what a person calls a task: its name where it has one, else its description."""
-    is_named = node.level is None and node.key.partition("~")[0] != f"task-{node.index}"
-    return node.key if is_named else node.description
 
 
 # Phases.

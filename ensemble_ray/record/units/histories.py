@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.values.ids import node_key
@@ -18,7 +18,31 @@ if TYPE_CHECKING:
     from ensemble_ray.record.units.ended import EndedUnits
     from ensemble_ray.schedule.results import LoopResult, PhaseResult
 
-__all__ = ["graph_trace", "loop_traces", "phase_traces", "unit_outputs"]
+__all__ = ["graph_trace", "loop_traces", "phase_traces", "unit_outputs", "unit_results"]
+
+
+class UnitParts(TypedDict, total=False):
+    """What of `RunResults` units make."""
+
+    units: UnitOutputs
+    loop_traces: tuple[LoopTrace, ...]
+    phases: tuple[PhaseTrace, ...]
+    graph_trace: GraphTrace | None
+
+
+def unit_results(ended: EndedUnits, traces: Sequence[tuple[str, TaskTrace]]) -> UnitParts:
+    """Return what units add to the results of a run.
+
+    Args:
+        ended: The units of the run.
+        traces: Of all executions, by instance, in the order in which they ended.
+    """
+    return UnitParts(
+        units=unit_outputs(ended),
+        loop_traces=loop_traces(ended),
+        phases=phase_traces(ended, traces),
+        graph_trace=graph_trace(ended),
+    )
 
 
 def unit_outputs(ended: EndedUnits) -> UnitOutputs:
@@ -56,12 +80,12 @@ def _graph_history(ended: EndedUnits) -> GraphHistory | None:
         return None
     unit, result = found
     steps: list[GraphStep] = []
-    for number, step in enumerate(result.steps, start=1):
+    for step in result.steps:
         shown = ended.shown_of(step.instance)
         if shown:  # a step that failed, or was cancelled, gave nothing
             output = shown[-1].output
             steps.append(
-                GraphStep(state_name=step.state, step_number=number, output=output, next_state=step.next_state)
+                GraphStep(state_name=step.state, step_number=step.number, output=output, next_state=step.next_state)
             )
     reason = result.termination_reason
     return GraphHistory(
@@ -99,9 +123,12 @@ def graph_trace(ended: EndedUnits) -> GraphTrace | None:
     unit, result = found
     steps = tuple(
         GraphTraceStep(
-            path=step.instance.rpartition("/")[0], state_name=step.state, step_number=number, next_state=step.next_state
+            path=step.instance.rpartition("/")[0],
+            state_name=step.state,
+            step_number=step.number,
+            next_state=step.next_state,
         )
-        for number, step in enumerate(result.steps, start=1)
+        for step in result.steps
     )
     return GraphTrace(
         graph_name=unit.name,
