@@ -20,7 +20,6 @@ from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import ContextPart, End, Instruction, Start, TaskChanges, Warn
-from ensemble_ray.schedule.states import TaskState
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -130,12 +129,11 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             is_cancelled = is_cancelled or any(isinstance(each, CancelRequested) for each in again)
         if ending:  # it died between its last stimulus and the record of its end
             return Opening(instructions=ending)
-        running = self.source.running
         if not is_cancelled:
-            return Opening(instructions=[Start(instance=instance) for instance in running])
+            return Opening(instructions=self.source.unanswered())
         # Nothing starts any more; what the record does not know of has stopped with its process.
         ends: list[Stimulus] = []
-        for instance in running:
+        for instance in self.source.running:
             recorded = self._recorded.pop(instance, None)
             ends.append(
                 Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
@@ -150,8 +148,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
-        runs = self.source.states.get(stimulus.instance) is TaskState.RUNNING
-        result = self._recorded.pop(stimulus.instance, None) if runs else None
+        is_running = self.source.is_running(stimulus.instance)
+        result = self._recorded.pop(stimulus.instance, None) if is_running else None
         if result is None:
             return False
         self._keep(result)

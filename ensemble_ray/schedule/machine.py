@@ -115,6 +115,10 @@ class Machine:
         """Return what was wanted and has no answer yet, in plan order: what a run that goes on does first."""
         return [self._start_of(instance) for instance in self.running]
 
+    def history_of(self, unit: str) -> Sequence[HistoryEntry]:  # noqa: ARG002  as every source of a plan is asked
+        """Return nothing: no unit is inside."""
+        return ()
+
     def story(self, instance: str) -> str:
         """Return everything that happened to a task, oldest first."""
         return ", ".join(f"{what} at {at:.3f}" for at, who, what in self._story if who == instance)
