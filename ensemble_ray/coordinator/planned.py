@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Generic, Never, NoReturn, TypeVar
 from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.execute.orders import FailureSummary, TaskBody, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import FailureSummary, Revision, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import End, Instruction, Start, TaskChanges, Warn
+from ensemble_ray.schedule.instructions import ContextPart, End, Instruction, Start, TaskChanges, Warn
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -30,7 +30,7 @@ from ensemble_ray.schedule.stimuli import (
     Stimulus,
     encode_stimulus,
 )
-from ensemble_ray.values.ids import RUN, instance_of, key_of
+from ensemble_ray.values.ids import RUN, instance_of, node_key
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.outputs import OutputStore
@@ -167,12 +167,14 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._reporter.submit([self._order(start) for start in starts])
 
     def _order(self, start: Start) -> TaskOrder[Task, Never, Output]:
-        node = self._nodes[key_of(start.instance)]
-        context = [(key, instance_of(key)) for key in node.context]
-        missing = None
-        if self.plan.workflow == "sequential":
-            absent = [self._nodes[key].description for key, instance in context if instance not in self._outputs]
-            missing = next(iter([*absent, *node.context_outside]), None)
+        node = self._nodes[node_key(start.instance)]
+        parts, missing = self._context_of(start, node)
+        context: list[Output] = []
+        joined: list[tuple[int, int]] = []
+        for part in parts:
+            begin = len(context)
+            context += (self._outputs.get(instance) for instance in part.instances)
+            joined += [(begin, len(context))] if part.is_joined else []
         body = self._bodies(node.key)
         return TaskOrder(
             run_id=self._journal.run_id,
@@ -183,14 +185,40 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             task=body.task,
             agent_key=node.agent_key,
             agent_role=node.agent_role,
-            context=tuple(self._outputs.get(instance) for _, instance in context if instance in self._outputs),
+            total_tasks=node.total,
+            context=tuple(context),
+            joined=tuple(joined),
             missing_context=missing,
-            changes=start.changes if isinstance(start.changes, TaskChanges) else None,
+            revision=self._revision_of(start),
             is_streaming=node.is_streaming,
             input_guardrails=body.input_guardrails,
             output_guardrails=body.output_guardrails,
+            wants_text=start.wants_text,
             description=node.description,
         )
+
+    def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
+        """Return the outputs that a task is given, and the description of one that is not there."""
+        if start.context is not None:
+            return start.context, None if start.missing is None else self._describe(start.missing)
+        found = [(key, instance_of(key)) for key in node.context]
+        missing = None
+        if self.plan.workflow == "sequential":
+            absent = [self._describe(key) for key, instance in found if instance not in self._outputs]
+            missing = next(iter([*absent, *node.context_outside]), None)
+        return [ContextPart((instance,)) for _, instance in found if instance in self._outputs], missing
+
+    def _describe(self, key: str) -> str:
+        """Return what people call a task or a unit of the plan."""
+        node = self._nodes.get(key)
+        return key if node is None else node.description
+
+    def _revision_of(self, start: Start) -> Revision[Output] | None:
+        changes = start.changes
+        if not isinstance(changes, TaskChanges):
+            return None
+        prior = self._outputs.get(changes.prior) if changes.prior in self._outputs else None
+        return Revision(attempt=changes.attempt, feedback=changes.feedback, prior=prior)
 
     def discard(self, instance: str) -> None:
         """Forget nothing: an order is made as soon as its task is started."""
@@ -231,6 +259,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                     total_tokens=result.total_tokens,
                     tool_call_count=result.tool_call_count,
                     delegated_roles=tuple(role for role, _ in result.delegated),
+                    text=result.text,
                 )
             case "failed":
                 error_type, message = ("", "") if failure is None else (failure.error_type, failure.message)
