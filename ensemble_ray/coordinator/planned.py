@@ -124,10 +124,8 @@ class PlannedTasks(Generic[Output, Failure]):
         self._header = header
         self._preamble = preamble
         self._resumed = resumed
-        #: reports that the record gives when their tasks are started
-        self._recorded: dict[str, Report[Output, Failure]] = {}
-        if resumed is not None:
-            self._recorded = {instance_of(key): report for key, report in resumed.reports.items()}
+        #: tasks of which the record gives the report when they are started
+        self._recorded: set[str] = set() if resumed is None else set(resumed.reports)
         self._outputs = outputs
         self._completed: list[str] = []
         #: under which names outputs of a manager's workers are kept
@@ -173,7 +171,7 @@ class PlannedTasks(Generic[Output, Failure]):
         # Nothing starts any more; what the record does not know of has stopped with its process.
         ends: list[Stimulus] = []
         for instance in running:
-            recorded = self._recorded.pop(instance, None)
+            recorded = self._take_recorded(instance)
             ends.append(
                 Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
             )
@@ -188,17 +186,24 @@ class PlannedTasks(Generic[Output, Failure]):
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
         runs = self.source.states.get(stimulus.instance) is TaskState.RUNNING
-        report = self._recorded.pop(stimulus.instance, None) if runs else None
+        report = self._take_recorded(stimulus.instance) if runs else None
         if report is None:
             return False
         self._keep(report)
         return True
 
+    def _take_recorded(self, instance: str) -> Report[Output, Failure] | None:
+        """Return the recorded report of a task, once; None where there is none."""
+        if self._resumed is None or instance not in self._recorded:
+            return None
+        self._recorded.remove(instance)
+        return self._resumed.reports[instance]
+
     # Orders.
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
         """Return what the record says came of a task."""
-        recorded = self._recorded.pop(start.instance, None)
+        recorded = self._take_recorded(start.instance)
         return () if recorded is None else (self._keep(recorded),)
 
     def make(self, starts: Sequence[Start]) -> None:
@@ -251,6 +256,7 @@ class PlannedTasks(Generic[Output, Failure]):
             case "completed":
                 if report.output is not None:
                     self._outputs.put(instance, report.output)
+                if report.output is not None or self._outputs.recall(instance):
                     self._completed.append(instance)
                 return Completed(
                     at=report.at,

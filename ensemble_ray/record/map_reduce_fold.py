@@ -8,7 +8,7 @@ that work again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +20,7 @@ from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import PlanRecorded, RunResumed
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
+from ensemble_ray.record.resume.reading import KeepFailure, KeepOutput, read_pages
 from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
 from ensemble_ray.values.ids import effect_name, instance_of
 from ensemble_ray.values.outputs import ExitReason, RunState
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAP_REDUCE_KINDS",
-    "Keep",
-    "KeepFailure",
     "MapReduceRecovery",
     "Outcome",
     "fails_on_item",
@@ -43,10 +42,6 @@ MAP_REDUCE_KINDS = (
     *HEAD_KINDS,
     *kinds_of(ItemsRecorded, GroupRecorded, ModelAnswered, OutputRecorded, FailureRecorded, ExitRecorded),
 )
-#: Takes the key of some work and what it gave.
-Keep = Callable[[str, OutputRecorded], None]
-#: Takes the key of some work and how it failed.
-KeepFailure = Callable[[str, Fact[FailureRecorded]], None]
 #: What calls that made the agent of some work have in their names.
 _MAKING = "synthesis"
 
@@ -76,7 +71,7 @@ class MapReduceRecovery:
         answers: By effect name: answers to calls that made the agents of work that has not ended (S-SET-46).
     """
 
-    def __init__(self, keep: Keep | None = None, keep_failure: KeepFailure | None = None) -> None:
+    def __init__(self, keep: KeepOutput | None = None, keep_failure: KeepFailure | None = None) -> None:
         """Begin without facts.
 
         Args:
@@ -241,7 +236,7 @@ def refusal_of(head: RunHead) -> str:
 
 
 async def read_map_reduce(
-    store: RunStore, run_id: str, keep: Keep | None = None, keep_failure: KeepFailure | None = None
+    store: RunStore, run_id: str, keep: KeepOutput | None = None, keep_failure: KeepFailure | None = None
 ) -> MapReduceRecovery:
     """Read what is known of a dynamic run, page by page; see `MapReduceRecovery`. `keep` and `keep_failure` are called here.
 
@@ -249,6 +244,5 @@ async def read_map_reduce(
         RecordError: the record is damaged, of a newer format, or was removed meanwhile.
     """
     found = MapReduceRecovery(keep, keep_failure)
-    async for page in store.read(run_id, kinds=MAP_REDUCE_KINDS):
-        found.apply(page)
+    await read_pages(store, run_id, MAP_REDUCE_KINDS, found.apply)
     return found

@@ -120,7 +120,7 @@ async def test_run_can_be_taken_when_the_server_is_back(postgres: PostgresServer
     assert summary is not None
     assert summary.state is RunState.INTERRUPTED
     again = await store.claim(RUN)
-    assert (again.epoch, [fact.data.to_data() for fact in again.recorded]) == (OWNER_STEP, [{"text": "kept"}])
+    assert (again.epoch, [fact.data.to_data() for fact in await store.facts(RUN)]) == (OWNER_STEP, [{"text": "kept"}])
     await again.journal.append([fact("facts#0/1/model")], epoch=again.epoch, until=Until.WRITTEN)
     await again.close(RunState.COMPLETED)
 
@@ -232,7 +232,7 @@ async def test_run_has_no_owner_when_its_process_was_killed(url: str, store: Pos
         await until(is_interrupted)
     owned = await store.claim(RUN)
     assert owned.epoch == OWNER_STEP
-    assert [fact.data.to_data()["number"] for fact in owned.recorded][:50] == list(range(50))
+    assert [fact.data.to_data()["number"] for fact in await store.facts(RUN)][:50] == list(range(50))
     await owned.close(RunState.COMPLETED)
 
 
@@ -245,6 +245,7 @@ async def test_frozen_owner_is_refused_when_it_wakes(url: str, store: PostgresSt
             await store.claim(RUN)
         owned = await store.claim(RUN, by_force=True)
         assert owned.epoch == OWNER_STEP
+        recorded = await store.facts(RUN)
         os.kill(other.process.pid, signal.SIGCONT)
         assert other.process.wait(timeout=90) == 0
         assert (
@@ -252,7 +253,7 @@ async def test_frozen_owner_is_refused_when_it_wakes(url: str, store: PostgresSt
             in other.text
         )
     await owned.close(RunState.COMPLETED)
-    assert await store.facts(RUN) == list(owned.recorded)
+    assert await store.facts(RUN) == recorded
 
 
 async def test_run_is_taken_from_an_owner_that_froze_inside_a_transaction(

@@ -40,7 +40,7 @@ def store(address: StoreAddress) -> RunStore:
 async def test_new_run_is_pending_and_owned(store: RunStore) -> None:
     """S-DUR-15, S-SET-14: by this process, under epoch 0, without facts."""
     run = await store.begin(RUN, origin="team.yaml")
-    assert (run.epoch, list(run.recorded), await store.facts(RUN)) == (0, [], [])
+    assert (run.epoch, await store.facts(RUN)) == (0, [])
     found = await store.summary(RUN)
     assert found is not None
     assert (found.run_id, found.origin, found.state, found.owner) == (RUN, "team.yaml", RunState.PENDING, ME)
@@ -119,8 +119,7 @@ async def test_run_is_taken_with_its_facts_under_a_higher_epoch(store: RunStore)
     await run.close(RunState.INTERRUPTED)
     taken = await store.claim(RUN)
     assert taken.epoch == 4 + OWNER_STEP
-    assert list(taken.recorded) == await store.facts(RUN)
-    assert [(fact.seq, fact.data.to_data().get("text", "")) for fact in taken.recorded] == [
+    assert [(fact.seq, fact.data.to_data().get("text", "")) for fact in await store.facts(RUN)] == [
         (1, ""),
         (2, "x" * 2000),
         (3, ""),
@@ -129,7 +128,7 @@ async def test_run_is_taken_with_its_facts_under_a_higher_epoch(store: RunStore)
     await taken.journal.append([fact("run", "resume")], epoch=taken.epoch, until=Until.WRITTEN)
     await taken.close(RunState.CANCELLED)
     again = await store.claim(RUN)
-    assert (again.epoch, len(again.recorded)) == (4 + 2 * OWNER_STEP, 4)
+    assert (again.epoch, len(await store.facts(RUN))) == (4 + 2 * OWNER_STEP, 4)
     await again.close(RunState.CANCELLED)
     found = await store.summary(RUN)
     assert found is not None
@@ -160,7 +159,7 @@ async def test_old_owner_is_refused_when_its_run_was_taken_by_force(store: RunSt
     await old.journal.append([fact("a#0/0/model")], until=Until.WRITTEN)
     new = await store_at(address).claim(RUN, by_force=True)
     await new.write_state(RunState.RUNNING)
-    assert (new.epoch, len(new.recorded)) == (OWNER_STEP, 2)
+    assert (new.epoch, len(await store.facts(RUN))) == (OWNER_STEP, 2)
     with pytest.raises(StaleEpochError):
         await old.journal.append([fact("a#0/1/call-0", "tool_intent")], until=Until.SYNCED)
     await old.write_state(RunState.WAITING)
@@ -326,12 +325,3 @@ async def test_reader_is_told_when_the_record_is_removed_meanwhile(store: RunSto
     await store.delete(RUN)
     with pytest.raises(RecordError, match=f"'{RUN}' was removed while it was read"):
         await anext(read)
-
-
-async def test_run_is_taken_without_reading_its_facts(store: RunStore) -> None:
-    """S-MR-161, S-DUR-16: what a large run recorded is read page by page by whoever goes on with it."""
-    await (await begun(store, facts=[fact("run", "plan"), fact()])).close(RunState.INTERRUPTED)
-    taken = await store.claim(RUN, reads_facts=False)
-    assert (taken.epoch, list(taken.recorded)) == (OWNER_STEP, [])
-    await taken.close(RunState.INTERRUPTED)
-    assert len(await store.facts(RUN)) == 2

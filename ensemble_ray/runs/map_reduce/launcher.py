@@ -188,7 +188,6 @@ class MapReduceLauncher:
             origin=scope.origin,
             durability=self.definition.durability,
             submission=scope.submission,
-            reads_facts=False,
         )
 
     async def _coordinate(

@@ -50,9 +50,11 @@ class RecordingExecutor:
     started: list[Assignment[str]] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     recorded: list[list[str]] = field(default_factory=list)
+    has_started: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start(self, assignments: Sequence[Assignment[str]]) -> None:
         self.started += assignments
+        self.has_started.set()
         self.recorded.append(describe_facts(self.journal.facts()))
 
     def stop(self, instances: Sequence[str]) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.ports import Until
+from ensemble_ray.record.resume.planned import read_planned
+from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.sqlite.commit_lock import CommitLock
 from ensemble_ray.record.sqlite.file import RECORD
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
@@ -230,7 +232,7 @@ async def test_last_group_is_missing_when_it_was_torn(recorded: Path, tmp_path: 
     store = SqliteStore(tmp_path)
     names = [f"a#0/{number}/model" for group in range(19) for number in (group, group + 100)]
     taken = await store.claim(RUN)
-    assert [fact.name for fact in taken.recorded] == names
+    assert [fact.name for fact in await store.facts(RUN)] == names
     await taken.journal.append([fact("b#0/0/model")], epoch=taken.epoch, until=Until.WRITTEN)
     await taken.close(RunState.COMPLETED)
     assert [fact.name for fact in await store.facts(RUN)] == [*names, "b#0/0/model"]
@@ -281,7 +283,16 @@ async def test_damaged_record_is_told(
     connection.close()
     damage(path)
     store = SqliteStore(tmp_path)
-    for attempt in (store.facts, store.claim, store.begin):
+
+    async def go_on(run_id: str) -> None:
+        """Take the run, and read what is recorded of it; what is found then may be damaged too."""
+        owned = await store.claim(run_id)
+        try:
+            await read_planned(store, run_id, lambda *_: None)
+        finally:
+            await owned.close(RunState.INTERRUPTED)
+
+    for attempt in (store.facts, go_on, store.begin):
         with pytest.raises(RecordError) as caught:
             await attempt(RUN)
         assert str(caught.value) == text.format(path=path)
@@ -303,8 +314,9 @@ async def test_missing_body_is_told_in_its_place(tmp_path: Path, statement: str)
     connection = sqlite3.connect(tmp_path / "runs" / RUN / RECORD, isolation_level=None)
     connection.execute(statement)
     connection.close()
-    for attempt in (store.facts, store.claim):
-        with pytest.raises(RecordError, match=r"fact 1 in .* cannot be read .its text [0-9a-f]+ is (missing|not what)"):
-            await attempt(RUN)
+    with pytest.raises(RecordError, match=r"fact 1 in .* cannot be read .its text [0-9a-f]+ is (missing|not what)"):
+        await store.facts(RUN)
+    with pytest.raises(RecordError, match=r"fact 1 in .* cannot be read .its text [0-9a-f]+ is (missing|not what)"):
+        await read_pages(store, RUN, None)
     (found,) = await store.facts(RUN, is_partial=True)
     assert str(found.data.to_data()["text"]).endswith("is missing from the record]")

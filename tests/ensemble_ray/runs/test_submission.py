@@ -85,7 +85,7 @@ async def test_claimed_run_is_running_and_a_released_one_is_interrupted(tmp_path
     assert released is not None
     assert (running.state, released.state) == (RunState.RUNNING, RunState.INTERRUPTED)
     assert second.epoch > first.epoch
-    assert [fact.kind for fact in second.recorded] == ["plan"]
+    assert [fact.kind for fact in await store.facts("r")] == ["plan"]
 
 
 async def test_owned_run_is_claimed_only_by_force(tmp_path: Path) -> None:
