@@ -20,7 +20,6 @@ from ensemble_ray.ensemble import run as run
 from ensemble_ray.errors import AgentExecutionError as AgentExecutionError
 from ensemble_ray.errors import CircuitOpenError as CircuitOpenError
 from ensemble_ray.errors import ConstraintViolationError as ConstraintViolationError
-from ensemble_ray.errors import EnsembleError as EnsembleError
 from ensemble_ray.errors import ExitEarlyError as ExitEarlyError
 from ensemble_ray.errors import GuardrailViolationError as GuardrailViolationError
 from ensemble_ray.errors import IllegalStateError as IllegalStateError
@@ -40,6 +39,10 @@ from ensemble_ray.errors import ToolExecutionError as ToolExecutionError
 from ensemble_ray.errors import TryAgain as TryAgain
 from ensemble_ray.errors import UnknownOutcomeError as UnknownOutcomeError
 from ensemble_ray.errors import ValidationError as ValidationError
+from ensemble_ray.errors.root import EnsembleError as EnsembleError
+from ensemble_ray.errors.units import GraphNoEdgeMatchedError as GraphNoEdgeMatchedError
+from ensemble_ray.errors.units import MaxGraphStepsExceededError as MaxGraphStepsExceededError
+from ensemble_ray.errors.units import MaxLoopIterationsExceededError as MaxLoopIterationsExceededError
 from ensemble_ray.events import DelegationCompletedEvent as DelegationCompletedEvent
 from ensemble_ray.events import DelegationFailedEvent as DelegationFailedEvent
 from ensemble_ray.events import DelegationStartedEvent as DelegationStartedEvent
@@ -47,8 +50,10 @@ from ensemble_ray.events import EnsembleCompletedEvent as EnsembleCompletedEvent
 from ensemble_ray.events import EnsembleStartedEvent as EnsembleStartedEvent
 from ensemble_ray.events import Event as Event
 from ensemble_ray.events import FileChangedEvent as FileChangedEvent
+from ensemble_ray.events import GraphStateCompletedEvent as GraphStateCompletedEvent
 from ensemble_ray.events import LlmIterationCompletedEvent as LlmIterationCompletedEvent
 from ensemble_ray.events import LlmIterationStartedEvent as LlmIterationStartedEvent
+from ensemble_ray.events import LoopIterationCompletedEvent as LoopIterationCompletedEvent
 from ensemble_ray.events import TaskCompleteEvent as TaskCompleteEvent
 from ensemble_ray.events import TaskFailedEvent as TaskFailedEvent
 from ensemble_ray.events import TaskInputEvent as TaskInputEvent
@@ -121,6 +126,7 @@ from ensemble_ray.tools.builtin import ProcessAgentTool as ProcessAgentTool
 from ensemble_ray.tools.builtin import WebScraperTool as WebScraperTool
 from ensemble_ray.tools.builtin import WebSearchProvider as WebSearchProvider
 from ensemble_ray.tools.builtin import WebSearchTool as WebSearchTool
+from ensemble_ray.values.agent_output import AgentOutput as AgentOutput
 from ensemble_ray.values.delegation import DelegationContext as DelegationContext
 from ensemble_ray.values.delegation import DelegationPolicy as DelegationPolicy
 from ensemble_ray.values.delegation import DelegationPolicyContext as DelegationPolicyContext
@@ -141,13 +147,13 @@ from ensemble_ray.values.metrics import CostEstimate as CostEstimate
 from ensemble_ray.values.metrics import ExecutionMetrics as ExecutionMetrics
 from ensemble_ray.values.metrics import MemoryOperationCounts as MemoryOperationCounts
 from ensemble_ray.values.metrics import TaskMetrics as TaskMetrics
-from ensemble_ray.values.outputs import AgentOutput as AgentOutput
 from ensemble_ray.values.outputs import EnsembleOutput as EnsembleOutput
 from ensemble_ray.values.outputs import ExitReason as ExitReason
 from ensemble_ray.values.outputs import FailedItem as FailedItem
 from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
+from ensemble_ray.values.phase_review import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
 from ensemble_ray.values.trace import AgentSummary as AgentSummary
 from ensemble_ray.values.trace import CapturedMessage as CapturedMessage
@@ -158,9 +164,15 @@ from ensemble_ray.values.trace import ExecutionTrace as ExecutionTrace
 from ensemble_ray.values.trace import ExecutionTraceExporter as ExecutionTraceExporter
 from ensemble_ray.values.trace import LlmInteraction as LlmInteraction
 from ensemble_ray.values.trace import MapReduceLevelSummary as MapReduceLevelSummary
+from ensemble_ray.values.trace import PhaseTrace as PhaseTrace
 from ensemble_ray.values.trace import TaskPrompts as TaskPrompts
 from ensemble_ray.values.trace import TaskTrace as TaskTrace
 from ensemble_ray.values.trace import ToolCallTrace as ToolCallTrace
+from ensemble_ray.values.unit_outputs import GraphStep as GraphStep
+from ensemble_ray.values.unit_traces import GraphTrace as GraphTrace
+from ensemble_ray.values.unit_traces import GraphTraceStep as GraphTraceStep
+from ensemble_ray.values.unit_traces import LoopTrace as LoopTrace
+from ensemble_ray.values.unit_traces import PhaseStatus as PhaseStatus
 
 MODULES: tuple[str, ...]
 MODULE_OF: dict[str, str]
@@ -222,6 +234,11 @@ __all__ = [
     "FileChangedEvent",
     "FileReadTool",
     "FileWriteTool",
+    "GraphNoEdgeMatchedError",
+    "GraphStateCompletedEvent",
+    "GraphStep",
+    "GraphTrace",
+    "GraphTraceStep",
     "GuardrailInput",
     "GuardrailOutput",
     "GuardrailResult",
@@ -241,6 +258,8 @@ __all__ = [
     "LlmIterationStartedEvent",
     "LocalChatModel",
     "LogContextFilter",
+    "LoopIterationCompletedEvent",
+    "LoopTrace",
     "ManagerPromptContext",
     "ManagerPromptStrategy",
     "ManagerStalledError",
@@ -248,7 +267,9 @@ __all__ = [
     "MapReduceEnsemble",
     "MapReduceLevelSummary",
     "MapReduceRun",
+    "MaxGraphStepsExceededError",
     "MaxIterationsExceededError",
+    "MaxLoopIterationsExceededError",
     "MemoryOperationCounts",
     "NoOpToolMetrics",
     "Node",
@@ -258,6 +279,9 @@ __all__ = [
     "ParallelErrorStrategy",
     "ParallelExecutionError",
     "ParseResult",
+    "PhaseReviewDecision",
+    "PhaseStatus",
+    "PhaseTrace",
     "PipelineErrorStrategy",
     "Plan",
     "ProcessAgentTool",

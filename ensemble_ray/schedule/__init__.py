@@ -10,9 +10,13 @@ from ensemble_ray.schedule.sequential import SequentialMachine
 
 __all__ = ["machine_for"]
 
-_MACHINES = {"parallel": ParallelMachine, "hierarchical": HierarchicalMachine}
-
 
 def machine_for(plan: Plan) -> Machine:
     """Return the machine of a plan's workflow."""
-    return _MACHINES.get(plan.workflow, SequentialMachine)(plan)
+    match plan.workflow:
+        case "parallel":
+            return ParallelMachine(plan.nodes, error_strategy=plan.error_strategy, max_parallel=plan.max_parallel_tasks)
+        case "hierarchical":
+            return HierarchicalMachine(plan)
+        case _:
+            return SequentialMachine(plan.nodes)

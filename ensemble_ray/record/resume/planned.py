@@ -1,6 +1,6 @@
 """What the facts of a planned run give to whoever goes on with it. Package: record. Pure, but for the reading (S-DUR-30).
 
-In: its facts in order, page by page. Out: what its source was told, and what came of its tasks, as reports. Outputs are
+In: its facts in order, page by page. Out: what its source was told, and what came of its tasks, as results. Outputs are
 handed on as data when they pass by, and are not kept here: who holds them decides whether and where they become objects,
 since a scheduler runs no user code. All is known by instance, since a task may have several executions.
 Never: a repetition of what is recorded.
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.orders import FailureSummary, TaskFailure, TaskResult
+from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.execute.reports import Report, Resumed, report_of
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["PlannedRecovery", "read_planned"]
 
 Output = TypeVar("Output")
-Failure = TypeVar("Failure")
+Failure = TypeVar("Failure", bound=FailureSummary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class PlannedRecovery:
     def resumed(
         self,
         output_of: Callable[[str], Output],
-        failure_of: Callable[[TaskResult], Failure],
+        failure_of: Callable[[TaskFailure], Failure],
         *,
         is_restart: bool = False,
     ) -> Resumed[Output, Failure]:
@@ -236,7 +236,7 @@ class PlannedRecovery:
         return Resumed(
             started_at=self.head.started_at,
             stimuli=self.stimuli,
-            reports=_Reports(self, output_of, failure_of),
+            results=_Results(self, output_of, failure_of),
             is_restart=is_restart,
         )
 
@@ -245,16 +245,17 @@ class PlannedRecovery:
         """Instances of tasks whose output, failure or early exit is recorded."""
         return dict.fromkeys((*self._given, *self._failures, *self._told.exits))
 
-    def report(
-        self, instance: str, output_of: Callable[[str], Output], failure_of: Callable[[TaskResult], Failure]
-    ) -> Report[Output, Failure] | None:
-        """Return the report of a task; None where no end of it is recorded. Its output stays where it is kept."""
+    def result(
+        self, instance: str, output_of: Callable[[str], Output], failure_of: Callable[[TaskFailure], Failure]
+    ) -> TaskResult[Output, Failure] | None:
+        """Return the result of a task; None where no end of it is recorded. Its output stays where it is kept."""
         given = self._given.get(instance)
         result = self.failure(instance) if given is None else self._completed(instance, given)
         if result is None:
             return None
-        failure = failure_of(result) if given is None else None
-        return report_of(result, output=None, failure=failure, delegated=self._delegated(instance, output_of))
+        held = cast("TaskResult[Output, Failure]", result)  # of which it has neither yet
+        failure = None if result.failure is None else failure_of(result.failure)
+        return replace(held, failure=failure, delegated=self._delegated(instance, output_of))
 
     def _delegated(self, instance: str, output_of: Callable[[str], Output]) -> list[tuple[str, Output]]:
         """Return what a manager got from its workers, with their roles, in the order in which they were done."""
@@ -292,8 +293,7 @@ class PlannedRecovery:
             status=status,
             at=at,
             duration_s=trace.duration.total_seconds(),
-            error=error,
-            trace=trace,
+            failure=TaskFailure(error=error, trace=trace),
             total_tokens=trace.metrics.total_tokens,
             tool_call_count=trace.metrics.tool_call_count,
             exit_reason=reason,
@@ -304,22 +304,22 @@ class PlannedRecovery:
         return self._fold.tasks.get(instance) or TaskFold(instance=instance)
 
 
-class _Reports(Mapping[str, Report[Output, Failure]]):
-    """Reports by instance, each made when it is asked for."""
+class _Results(Mapping[str, TaskResult[Output, Failure]]):
+    """Results by instance, each made when it is asked for."""
 
     def __init__(
         self,
         recovery: PlannedRecovery,
         output_of: Callable[[str], Output],
-        failure_of: Callable[[TaskResult], Failure],
+        failure_of: Callable[[TaskFailure], Failure],
     ) -> None:
         self._recovery = recovery
         self._output_of = output_of
         self._failure_of = failure_of
         self._instances = frozenset(recovery.ended)
 
-    def __getitem__(self, instance: str) -> Report[Output, Failure]:
-        found = self._recovery.report(instance, self._output_of, self._failure_of)
+    def __getitem__(self, instance: str) -> TaskResult[Output, Failure]:
+        found = self._recovery.result(instance, self._output_of, self._failure_of)
         if found is None:
             raise KeyError(instance)
         return found

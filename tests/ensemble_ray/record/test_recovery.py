@@ -9,9 +9,9 @@ import pytest
 
 from ensemble_ray.coordinator.outputs import HeldOutputs, recalled
 from ensemble_ray.errors import AgentExecutionError, RecordError
-from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.orders import TaskFailure
+from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.execute.reports import Resumed
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
@@ -59,12 +59,12 @@ class Kept:
         """Return one."""
         return recalled(self._outputs, instance)
 
-    def resumed(self, recovery: PlannedRecovery) -> Resumed[TaskOutput, TaskResult]:
+    def resumed(self, recovery: PlannedRecovery) -> Resumed:
         """What its coordinator gets."""
-        return recovery.resumed(self.output, lambda result: result)
+        return recovery.resumed(self.output, lambda failure: failure)
 
 
-def resumed(recovery: PlannedRecovery) -> Resumed[TaskOutput, TaskResult]:
+def resumed(recovery: PlannedRecovery) -> Resumed:
     """What a coordinator gets where no output is kept."""
     return Kept().resumed(recovery)
 
@@ -138,7 +138,7 @@ def test_spent_budget_is_forgotten_when_the_run_is_resumed() -> None:
     facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *SPENT]
     recovered = PlannedRecovery.of([*facts, ended(108, "budget_exhausted", "budget_exhausted")])
     assert recovered.stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
-    assert resumed(recovered).reports.keys() == {"read#0"}
+    assert resumed(recovered).results.keys() == {"read#0"}
 
 
 def test_spent_budget_counts_when_only_the_scheduler_was_replaced() -> None:
@@ -146,11 +146,11 @@ def test_spent_budget_counts_when_only_the_scheduler_was_replaced() -> None:
     facts = [*begun(READ, EDIT), *SPENT]
     recovered = PlannedRecovery.of(facts, is_resumed=False)
     assert recovered.stimuli[1:] == ((Exited(at=106.0, instance="edit#0", reason=ExitReason.BUDGET_EXHAUSTED),),)
-    assert resumed(recovered).reports["edit#0"].exit_reason is ExitReason.BUDGET_EXHAUSTED
+    assert resumed(recovered).results["edit#0"].exit_reason is ExitReason.BUDGET_EXHAUSTED
     facts += [ended(108, "budget_exhausted", "budget_exhausted"), fact("resume", "run", 200)]
     recovered = PlannedRecovery.of(facts, is_resumed=False)
     assert recovered.stimuli == ((Begun(at=100.0),),)
-    assert not resumed(recovered).reports
+    assert not resumed(recovered).results
 
 
 def test_early_end_of_an_earlier_record_has_its_reason() -> None:
@@ -160,7 +160,7 @@ def test_early_end_of_an_earlier_record_has_its_reason() -> None:
         Exited(at=106.0, instance="edit#0", reason=ExitReason.TIMEOUT),
     )
     left = fact("task_exited", "edit#0", 106, is_timeout=False)
-    report = resumed(PlannedRecovery.of([*begun(READ, EDIT), left])).reports["edit#0"]
+    report = resumed(PlannedRecovery.of([*begun(READ, EDIT), left])).results["edit#0"]
     assert report.exit_reason is ExitReason.USER_EXIT_EARLY
 
 
@@ -178,12 +178,12 @@ def test_outputs_are_objects_when_their_types_are_given() -> None:
     kept = Kept({"read": Report})
     again = kept.resumed(PlannedRecovery.of(_as_read([*begun(READ, EDIT), *told, untold]), kept.keep))
     assert again.started_at == 100.0
-    read = again.reports["read#0"]
+    read = again.results["read#0"]
     assert kept.output("read#0") == output("Read Ray", "x", parsed=Report("Ray"), kind=Report)
     assert (read.status, read.at, read.duration_s, read.total_tokens, read.tool_call_count) == (
         "completed", 105.0, 4.0, 120, 1,
     )  # fmt: skip
-    assert again.reports["edit#0"].output is None
+    assert again.results["edit#0"].output is None
     assert kept.output("edit#0").raw == "y"
 
 
@@ -206,9 +206,10 @@ def test_failure_comes_back_with_class_fields_and_trace_when_the_run_goes_on() -
     )  # fmt: skip
     facts = _as_read([*begun(READ), model("read#0", 0, 102, calls=["search"]), told])
     again = resumed(PlannedRecovery.of(facts))
-    report = again.reports["read#0"]
-    assert (report.status, report.error_type, report.message) == ("failed", "AgentExecutionError", str(error))
-    assert isinstance(report.failure, TaskResult)
+    report = again.results["read#0"]
+    assert isinstance(report.failure, TaskFailure)
+    named = (report.status, report.failure.error_type, report.failure.message)
+    assert named == ("failed", "AgentExecutionError", str(error))
     back = report.failure.error
     assert isinstance(back, AgentExecutionError)
     assert (str(back), back.agent_role) == (str(error), "Reader")
@@ -241,7 +242,7 @@ def test_early_exit_has_its_trace_when_the_run_died_before_its_end() -> None:
 def test_early_exit_is_told_when_its_house_died_before_it_could() -> None:
     """S-DUR-31: it is recorded, and not done again."""
     exited = fact("task_exited", "read#0", 104, reason="user_exit_early")
-    report = resumed(PlannedRecovery.of([*begun(READ), exited])).reports["read#0"]
+    report = resumed(PlannedRecovery.of([*begun(READ), exited])).results["read#0"]
     assert (report.status, report.at, report.exit_reason) == ("exited", 104, ExitReason.USER_EXIT_EARLY)
 
 
@@ -250,7 +251,7 @@ def test_unfinished_task_has_no_report() -> None:
     recovered = PlannedRecovery.of(
         [*begun(READ), model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 103)]
     )
-    assert resumed(recovered).reports == {}
+    assert resumed(recovered).results == {}
     assert recovered.failure("read#0") is None
 
 
@@ -342,9 +343,9 @@ def _managed(*more: Fact) -> list[Fact]:
 def test_report_of_a_manager_has_what_its_workers_gave(end: Fact, status: str) -> None:
     """S-DUR-72, S-DUR-74, S-HIER-6, S-TRC-43: in the order in which they were done, and what was done for nothing."""
     kept = Kept()
-    reports = kept.resumed(PlannedRecovery.of(_managed(end), kept.keep)).reports
-    assert set(reports) == {"manager#0"}
-    report = reports["manager#0"]
+    results = kept.resumed(PlannedRecovery.of(_managed(end), kept.keep)).results
+    assert set(results) == {"manager#0"}
+    report = results["manager#0"]
     assert report.status == status
     assert [(role, given.raw) for role, given in report.delegated] == [("Reader", "reader"), ("Editor", "editor")]
     assert [trace.task_description for trace in report.failed_delegations] == ["do breaker"]
@@ -356,7 +357,7 @@ def test_worker_that_gave_its_result_to_nobody_is_not_reported() -> None:
     told = in_json_form(fact("tool_result", "manager#0/0/call-0", 109, outcome="error", text="Error: stopped"))
     ended_with = in_json_form(fact("output", "manager#0", 110, output=output("Lead", "led")))
     kept = Kept()
-    report = kept.resumed(PlannedRecovery.of([*facts, told, ended_with], kept.keep)).reports["manager#0"]
+    report = kept.resumed(PlannedRecovery.of([*facts, told, ended_with], kept.keep)).results["manager#0"]
     assert [role for role, _ in report.delegated] == ["Reader"]
 
 
@@ -364,7 +365,7 @@ def test_ends_of_workers_are_no_ends_of_tasks() -> None:
     """S-DUR-74: neither an output nor a failure nor an early exit of theirs."""
     exited = in_json_form(fact("task_exited", "manager#0/0/call-3/delegate#0", 109, reason="user_exit_early"))
     recovered = PlannedRecovery.of(_managed(exited))
-    assert resumed(recovered).reports == {}
+    assert resumed(recovered).results == {}
 
 
 def test_roles_of_workers_come_back_to_the_machine() -> None:

@@ -22,7 +22,7 @@ from ensemble_ray.record.resume.planned import PlannedRecovery, read_planned
 from ensemble_ray.schedule.stimuli import Completed, encode_stimulus
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.outputs import RunState
-from tests.ensemble_ray.coordinator.planned_runs import RecordingExecutor, done
+from tests.ensemble_ray.coordinator.planned_runs import Failure, RecordingExecutor, body_of, done
 from tests.ensemble_ray.schedule.plans import plan_of
 
 from .facts_of_runs import altered, begun, completed, ended, fact, model, node, output
@@ -87,7 +87,7 @@ async def test_bodies_are_not_kept_in_memory_when_a_run_is_read_that_goes_on() -
     )
     assert store.most <= 1
     assert store.asked == [None]
-    assert len(recovery.resumed(lambda _: b"", lambda _: b"").reports) == len(TASKS)
+    assert len(recovery.resumed(lambda _: b"", lambda failure: failure).results) == len(TASKS)
     assert recalled(outputs, "t7#0") == b"x" * 2000
 
 
@@ -106,9 +106,9 @@ async def test_recorded_outputs_are_made_objects_when_a_task_asks_for_them() -> 
     plan = plan_of("parallel", {**dict.fromkeys(TASKS, ()), "last": ("t3", "t5")})
     memory = MemoryJournal("run")
     journal = RunJournal(run_id="run", epoch=1, journal=memory, clock=ManualClock(start=200.0))
-    resumed = recovery.resumed(outputs.get, lambda _: "failed")
-    tasks: PlannedTasks[str, str] = PlannedTasks(
-        plan, journal, outputs, header=PlanRecorded(workflow="parallel"), resumed=resumed
+    resumed = recovery.resumed(outputs.get, lambda failure: Failure(failure.message))
+    tasks: PlannedTasks[str, str, Failure] = PlannedTasks(
+        plan, journal, outputs, body_of, header=PlanRecorded(workflow="parallel"), resumed=resumed
     )
     coordinator, executor = Coordinator(journal, tasks), RecordingExecutor(memory)
     end = asyncio.create_task(coordinator.run(tasks.source, executor))
@@ -138,11 +138,11 @@ def test_executions_of_one_task_are_known_apart(instance: str) -> None:
         [in_json_form(each) for each in facts],
         lambda name, given: kept.update({name: given.output_data()["raw"]}),
     )
-    reports = recovery.resumed(lambda _: "", lambda failed: str(failed.error)).reports
+    results = recovery.resumed(lambda _: "", lambda failure: failure).results
     assert kept == {instance: "this"}
-    assert set(reports) == {instance, other}
-    assert (reports[instance].status, reports[instance].key) == ("completed", "writer")
-    assert (reports[other].status, reports[other].failure) == ("failed", "broke")
+    assert set(results) == {instance, other}
+    assert (results[instance].status, results[instance].key) == ("completed", "writer")
+    assert (results[other].status, str(results[other].error)) == ("failed", "broke")
     (_, (told,)) = recovery.stimuli
     assert isinstance(told, Completed)
     assert told.instance == instance
