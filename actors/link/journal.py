@@ -19,7 +19,7 @@ from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.shared.journal import Group, JournalActor
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Journal, Until
+from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.journal import EpochGate, MemoryJournal
 from ensemble_ray.record.opening import store_at
@@ -58,13 +58,13 @@ class RemoteJournal:
         self._writer = writer
         self._is_buffered = is_buffered
         self._gate = EpochGate(run_id)
-        self._waiting: list[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Sequence[Fact], int, Persistence, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
         self._is_closed = False
         #: why facts were lost; those behind them must not be recorded as if they were there
         self._failure: Exception | None = None
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order; see the port.
 
         Raises:
@@ -80,9 +80,9 @@ class RemoteJournal:
         self._gate.admit(facts, epoch)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
-        waits = until is not Until.TAKEN and not self._is_buffered
+        waits = until is not Persistence.QUEUED and not self._is_buffered
         # A message waits for its commit also where nobody here does: so the next one hears what was refused.
-        degree = Until.TAKEN if self._is_buffered else max(until, Until.WRITTEN)
+        degree = Persistence.QUEUED if self._is_buffered else max(until, Persistence.COMMITTED)
         self._waiting.append(([in_json_form(fact) for fact in facts], epoch, degree, arrived))
         if self._sending is None:
             self._sending = loop.create_task(self._send())
@@ -107,7 +107,7 @@ class RemoteJournal:
             raise self._failure
         if self._waiting or self._sending is not None:
             arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(((), 0, Until.WRITTEN, arrived))
+            self._waiting.append(((), 0, Persistence.COMMITTED, arrived))
             if self._sending is None:
                 self._sending = asyncio.get_running_loop().create_task(self._send())
             await arrived
@@ -130,7 +130,7 @@ class RemoteJournal:
         finally:
             self._sending = None
 
-    async def _append(self, batch: Sequence[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]]) -> None:
+    async def _append(self, batch: Sequence[tuple[Sequence[Fact], int, Persistence, asyncio.Future[None]]]) -> None:
         groups: list[Group] = [(facts, epoch, int(until)) for facts, epoch, until, _ in batch]
         try:
             results = await self._call("append", self._address, self._run_id, self._writer, groups)

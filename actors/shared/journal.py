@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Journal, Until
+from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 
 __all__ = ["Group", "JournalActor"]
 
-#: What one call appended: facts, their epoch, and how safe they must be before it returns (`Until`).
+#: What one call appended: facts, their epoch, and how safe they must be before it returns (`Persistence`).
 Group = tuple[Sequence[Fact], int, int]
 
 
@@ -33,7 +33,7 @@ class JournalActor:
         """Append groups of facts in order; return what became of each: None, or why it was refused."""
         journal = await self._journal(address, run_id, writer)
         # At the same time, so that they share a commit; each is asked for itself, since it may be refused for its epoch.
-        appended = (journal.append(facts, epoch=epoch, until=Until(until)) for facts, epoch, until in groups)
+        appended = (journal.append(facts, epoch=epoch, until=Persistence(until)) for facts, epoch, until in groups)
         return await asyncio.gather(*appended, return_exceptions=True)
 
     async def known(

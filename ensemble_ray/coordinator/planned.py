@@ -16,7 +16,7 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import FailureSummary, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import End, Instruction, Start, TaskChanges, Warn
@@ -109,14 +109,14 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             return await self._go_on(self._resumed)
         self._started_at = self._journal.now()
         first = self._journal.fact(RUN, replace(self._header, started_at=self._started_at))
-        await self._journal.append(first, *self._preamble, until=Until.WRITTEN)
+        await self._journal.append(first, *self._preamble, until=Persistence.COMMITTED)
         return Opening(stimuli=[Begun(at=self._started_at)])
 
     async def _go_on(self, resumed: Resumed[Output, Failure]) -> Opening:
         """Tell the source again what it was told; what is not resolved then is to be started."""
         self._started_at = resumed.started_at
         note = self._journal.fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
-        await self._journal.append(note, *self._preamble, until=Until.WRITTEN)
+        await self._journal.append(note, *self._preamble, until=Persistence.COMMITTED)
         if not resumed.stimuli:
             return Opening(stimuli=[Begun(at=self._started_at)])
         ending: list[Instruction] = []
@@ -300,7 +300,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)
-        await self._journal.append(last, until=Until.WRITTEN)
+        await self._journal.append(last, until=Persistence.COMMITTED)
         return outcome
 
     def leave(self) -> None:

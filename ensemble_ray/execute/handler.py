@@ -17,7 +17,7 @@ from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.text.foreign_text import whole_text
@@ -60,7 +60,7 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
     await scope.note(
         name,
         ToolIntended(tool_name=HANDLER, arguments="", effect=effect),
-        until=Until.TAKEN if effect == "none" else Until.SYNCED,
+        until=Persistence.QUEUED if effect == "none" else Persistence.SYNCED,
     )
     return await _called(scope, name)
 

@@ -38,7 +38,7 @@ from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
@@ -210,7 +210,7 @@ class TaskRunner:
         return replace(result, delegated=workers.delegated, failed_delegations=workers.failed_delegations)
 
     async def _completed(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
-        await scope.note(scope.order.instance, OutputRecorded(output=output), until=Until.WRITTEN)
+        await scope.note(scope.order.instance, OutputRecorded(output=output), until=Persistence.COMMITTED)
         return self._report_completion(scope, output)
 
     def _report_completion(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
@@ -250,7 +250,7 @@ class TaskRunner:
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Until.WRITTEN)
+        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Persistence.COMMITTED)
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
@@ -266,7 +266,7 @@ class TaskRunner:
             attempts=result.attempts,
         )
         try:
-            await scope.note(scope.order.instance, failure, until=Until.WRITTEN)
+            await scope.note(scope.order.instance, failure, until=Persistence.COMMITTED)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear

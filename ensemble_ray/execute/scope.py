@@ -14,7 +14,7 @@ from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.limits.endpoints import EndpointService, process_endpoints
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.messages import ChatMessage
 
@@ -89,7 +89,7 @@ class TaskScope:
         found = find_fact(self.recorded_facts, RUN, LossAccepted)
         return found if found is not None and found.data.has_effect else None
 
-    async def note(self, name: str, data: FactData, *, until: Until = Until.TAKEN) -> None:
+    async def note(self, name: str, data: FactData, *, until: Persistence = Persistence.QUEUED) -> None:
         """Put a fact into the journal; return when it is as safe as the next step needs.
 
         Raises:

@@ -21,7 +21,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedFork
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
@@ -302,7 +302,7 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
             digest=described.digest,
         )
         first = Fact(run=run_id, name=RUN, at=now, data=header)
-        await owned.journal.append((first, *answers, started, *copies), until=Until.WRITTEN)
+        await owned.journal.append((first, *answers, started, *copies), until=Persistence.COMMITTED)
     finally:
         await owned.close(RunState.INTERRUPTED)
 

@@ -14,7 +14,7 @@ from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.group import Target, name_of, text_of_name
 from ensemble_ray.record.rendering import data_of, missing_text
 from ensemble_ray.record.sqlite.losses import gap_of
@@ -72,7 +72,7 @@ class PostgresJournal:
         self._place = place
         self._is_closed = False
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order; their data must not change afterwards. Every commit is on the disk (`SYNCED`).
 
         Raises:
@@ -83,7 +83,7 @@ class PostgresJournal:
         if self._is_closed:
             msg = f"The journal of run '{self.run_id}' is closed"
             raise IllegalStateError(msg)
-        await self._writer.append(self._target, facts, epoch, Until.TAKEN if self._is_buffered else until)
+        await self._writer.append(self._target, facts, epoch, Persistence.QUEUED if self._is_buffered else until)
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance, by whichever writer.
@@ -103,7 +103,7 @@ class PostgresJournal:
         Raises:
             RecordError: the database refused it.
         """
-        await self._writer.append(self._target, (), 0, Until.WRITTEN)
+        await self._writer.append(self._target, (), 0, Persistence.COMMITTED)
 
     async def close(self) -> None:
         """Flush, and take no more facts; the connection is closed with the last journal.

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.naming import chosen_id
 from ensemble_ray.record.postgres.database import Database
 from ensemble_ray.record.postgres.journal import (
@@ -101,7 +101,7 @@ class PostgresStore:
         data = LossAccepted(last=last, expected=last, gap=gap, texts=0, has_effect=True, reason=reason)
         lost = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
         try:
-            await owned.journal.append((lost,), epoch=owned.epoch, until=Until.WRITTEN)
+            await owned.journal.append((lost,), epoch=owned.epoch, until=Persistence.COMMITTED)
         finally:
             await owned.close(RunState.INTERRUPTED)
         return True

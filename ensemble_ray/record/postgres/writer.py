@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import EpochGate
 from ensemble_ray.record.postgres.group import Entry, Group, Outcome, Target, commit_group, render
 
@@ -116,7 +116,7 @@ class PostgresWriter:
         elif self._threads is not None or self._connection is not None:
             await self._release()
 
-    async def append(self, target: Target, facts: Sequence[Fact], epoch: int, until: Until) -> None:
+    async def append(self, target: Target, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
         """Take facts; return when they are as safe as asked.
 
         Raises:
@@ -124,10 +124,10 @@ class PostgresWriter:
             RecordError: the database refused something earlier, or this.
         """
         self._check(target)
-        if not facts and until is Until.TAKEN:
+        if not facts and until is Persistence.QUEUED:
             return
         self._gate(target).admit(facts, epoch)
-        waits = until is not Until.TAKEN or self._queued_facts >= _FULL
+        waits = until is not Persistence.QUEUED or self._queued_facts >= _FULL
         waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future() if waits else None
         first = self._numbers.get(target, 0) + 1
         self._numbers[target] = first + len(facts) - 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
@@ -68,7 +68,7 @@ def test_the_nearest_is_named_when_a_run_is_unknown(call: Call, team: str) -> No
 async def _record(facts: Sequence[Fact]) -> None:
     """A run that recorded these facts."""
     owned = await store_at(StoreAddress.of()).begin(RUN)
-    await owned.journal.append(facts, until=Until.WRITTEN)
+    await owned.journal.append(facts, until=Persistence.COMMITTED)
     await owned.close(RunState.COMPLETED)
 
 

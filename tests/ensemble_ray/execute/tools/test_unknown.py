@@ -16,7 +16,7 @@ from ensemble_ray.execute.tools.unknown import ask_unknown
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import CalculatorTool
 from ensemble_ray.values.ids import uuid_of
@@ -263,9 +263,9 @@ async def test_decision_is_synced_before_it_is_acted_on() -> None:
     )
     await bench.run(epoch=1)
     assert journal.degrees_of("decision", "tool_intent", "tool_result") == [
-        ("decision", Until.SYNCED),
-        ("tool_intent", Until.SYNCED),
-        ("tool_result", Until.WRITTEN),
+        ("decision", Persistence.SYNCED),
+        ("tool_intent", Persistence.SYNCED),
+        ("tool_result", Persistence.COMMITTED),
     ]
 
 
