@@ -91,10 +91,10 @@ class RemoteJournal:
         else:
             await arrived
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance; see the port."""
         await self.flush()
-        found = await self._call("known", self._address, self._run_id, self._writer, instance)
+        found = await self._call("lookup_recorded", self._address, self._run_id, self._writer, instance)
         return cast("Mapping[tuple[str, str], Fact]", found)
 
     async def flush(self) -> None:

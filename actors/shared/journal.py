@@ -36,11 +36,11 @@ class JournalActor:
         appended = (journal.append(facts, epoch=epoch, until=Persistence(until)) for facts, epoch, until in groups)
         return await asyncio.gather(*appended, return_exceptions=True)
 
-    async def known(
+    async def lookup_recorded(
         self, address: StoreAddress, run_id: str, writer: str, instance: str
     ) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance."""
-        return await (await self._journal(address, run_id, writer)).known(instance)
+        return await (await self._journal(address, run_id, writer)).lookup_recorded(instance)
 
     async def close(self, run_id: str, writer: str) -> None:
         """Close the journal of a writer that has nothing more to write."""

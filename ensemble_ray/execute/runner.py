@@ -90,7 +90,7 @@ class TaskRunner:
         with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
             try:
                 if order.epoch:  # handed out before: an earlier house may have recorded something
-                    scope = self._scope(order, await self.ports.journal.known(order.instance), slot)
+                    scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended

@@ -119,7 +119,7 @@ class Journal(Protocol):
         """
         ...
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance, by any writer: (name, kind) -> its newest fact, stimuli left out."""
         ...
 

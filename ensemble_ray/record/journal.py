@@ -84,7 +84,7 @@ class MemoryJournal:
         self._gate.admit(facts, epoch)
         self._facts.extend((fact, epoch) for fact in facts)
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance: (name, kind) -> its newest fact, stimuli left out."""
         return {
             (fact.name, fact.kind): in_json_form(fact, epoch=epoch, seq=seq)
@@ -118,7 +118,7 @@ class ForgetfulJournal:
         """
         self._gate.admit(facts, epoch)
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:  # noqa: ARG002  nothing is known of any
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:  # noqa: ARG002  nothing is known of any
         """Nothing."""
         return {}
 

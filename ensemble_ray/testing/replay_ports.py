@@ -201,7 +201,7 @@ class ReplayJournal:
                 )
                 self.report(difference, instance=fact.instance, is_at_end=True)
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of a task; its end, and what comes of its delegations, are left out."""
         facts = self._of.get(instance, {})
 

@@ -94,14 +94,14 @@ def _fact(name: str = "facts#0/0/model", kind: str = "model", at: float = 1.0, *
 
 async def test_nothing_is_known_at_first(journal: Journal) -> None:
     """A runner that asks first performs its effect."""
-    assert await journal.known("facts#0") == {}
+    assert await journal.lookup_recorded("facts#0") == {}
 
 
 @pytest.mark.parametrize("until", Persistence)
 async def test_appended_effect_is_known(journal: Journal, until: Persistence) -> None:
     """S-DUR-22: however safe it is already, with its name, kind and data."""
     await journal.append([_fact(text="answer", input_tokens=5)], until=until)
-    found = await journal.known("facts#0")
+    found = await journal.lookup_recorded("facts#0")
     assert list(found) == [("facts#0/0/model", "model")]
     fact = found["facts#0/0/model", "model"]
     assert (fact.run, fact.kind, fact.name, fact.at, fact.seq) == (RUN, "model", "facts#0/0/model", 1.0, 1)
@@ -116,7 +116,7 @@ async def test_known_are_the_newest_facts_of_that_instance_without_stimuli(journ
     await journal.append(
         [_fact("a/b#0", "stimulus"), _fact("a/b#0", "output"), _fact("a/b#1/0/model"), _fact("a/b", "output")]
     )
-    found = await journal.known("a/b#0")
+    found = await journal.lookup_recorded("a/b#0")
     assert set(found) == {("a/b#0", "output"), *((f"a/b#0/1/{kind}", kind) for kind in kinds)}
     assert {fact.data.to_data().get("text", "new") for fact in found.values()} == {"new"}
 
@@ -125,13 +125,13 @@ async def test_effects_of_other_writers_are_known(record: Record, journal: Journ
     """S-DUR-31: another process goes on with a task from its last recorded step."""
     other = await record.second()
     await other.append([_fact(text="other")], until=Persistence.COMMITTED)
-    assert (await journal.known("facts#0"))["facts#0/0/model", "model"].data.to_data() == {"text": "other"}
+    assert (await journal.lookup_recorded("facts#0"))["facts#0/0/model", "model"].data.to_data() == {"text": "other"}
 
 
 async def test_data_is_json_data(journal: Journal, record: Record) -> None:
     """S-DUR-6: values are in the form in which any reader gets them."""
     await journal.append([_fact("facts#0", "output", output=OUTPUT, took=TOOK, ones={1})])
-    found = (await journal.known("facts#0"))["facts#0", "output"]
+    found = (await journal.lookup_recorded("facts#0"))["facts#0", "output"]
     assert found.data.to_data() == {"output": OUTPUT.model_dump(mode="json"), "took": "PT2S", "ones": [1]}
     assert await record.read() == [found]
 
@@ -148,7 +148,7 @@ async def test_effects_are_known_when_the_record_is_opened_again(journal: Journa
     """S-DUR-30: what an earlier process did need not be done again."""
     await journal.append([_fact(text="answer" * 1000), _fact("facts#0", "output", raw="x")])
     await journal.close()
-    found = await (await record.open()).known("facts#0")
+    found = await (await record.open()).lookup_recorded("facts#0")
     assert found["facts#0/0/model", "model"].data.to_data() == {"text": "answer" * 1000}
     assert ("facts#0", "output") in found
 
@@ -292,7 +292,7 @@ async def test_group_is_refused_as_a_whole(journal: Journal, record: Record) -> 
     await other.append([_fact("a#0/0/model")], epoch=3, until=Persistence.COMMITTED)
     with pytest.raises(StaleEpochError):
         await journal.append([_fact("b#0/0/model"), _fact("a#0/1/model")], epoch=2, until=Persistence.COMMITTED)
-    assert await journal.known("b#0") == {}
+    assert await journal.lookup_recorded("b#0") == {}
     assert len(await record.read()) == 1
 
 
@@ -356,8 +356,8 @@ async def test_facts_of_delegated_work_are_its_own(journal: Journal) -> None:
     of_deeper = [_fact(f"{DEEPER}/0/model"), _fact(DEEPER, "task_failed")]
     await journal.append([*of_asker, *of_worker, *of_deeper], until=Persistence.COMMITTED)
     for instance, facts in (("a#0", of_asker), (WORKER, of_worker), (DEEPER, of_deeper)):
-        assert set(await journal.known(instance)) == {(fact.name, fact.kind) for fact in facts}
-    assert (await journal.known("a#0"))[CALL, "delegation"].data.to_data() == {"worker": "b"}
+        assert set(await journal.lookup_recorded(instance)) == {(fact.name, fact.kind) for fact in facts}
+    assert (await journal.lookup_recorded("a#0"))[CALL, "delegation"].data.to_data() == {"worker": "b"}
 
 
 async def test_delegated_work_is_fenced_for_itself(journal: Journal, record: Record) -> None:

@@ -166,7 +166,7 @@ async def test_name_may_hold_what_a_database_cannot(store: PostgresStore, name: 
     assert name_of(text_of_name(name)) == name
     owned = await store.begin(RUN)
     await owned.journal.append([fact(f"{name}#0/0/model", text="x")], until=Persistence.COMMITTED)
-    assert list(await owned.journal.known(f"{name}#0")) == [(f"{name}#0/0/model", "model")]
+    assert list(await owned.journal.lookup_recorded(f"{name}#0")) == [(f"{name}#0/0/model", "model")]
     await owned.close(RunState.COMPLETED)
 
 

@@ -34,7 +34,7 @@ async def test_gap_is_told_and_may_be_accepted(url: str, store: PostgresStore) -
     assert not await store.accept_loss(RUN)
     assert [found.kind for found in await store.facts(RUN)] == ["model", "model", "model", "loss"]
     taken = await store.claim(RUN)
-    assert ("run", "loss") in await taken.journal.known("b#0")
+    assert ("run", "loss") in await taken.journal.lookup_recorded("b#0")
     await taken.close(RunState.INTERRUPTED)
 
 

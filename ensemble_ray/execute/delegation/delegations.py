@@ -168,7 +168,7 @@ class Delegations:
     ) -> TaskResult:
         """Return the result of a worker, as the record has it."""
         order = self._worker_order(name, decision, worker)
-        facts = await self._scope.ports.journal.known(order.instance)
+        facts = await self._scope.ports.journal.lookup_recorded(order.instance)
         if recorded.outcome != "success":
             error = AgentExecutionError(recorded.text.removeprefix("Error: "), worker.role, order.task.description)
             return self._failed_result(order, error, recorded_trace(facts, order.instance))

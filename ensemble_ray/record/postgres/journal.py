@@ -85,7 +85,7 @@ class PostgresJournal:
             raise IllegalStateError(msg)
         await self._writer.append(self._target, facts, epoch, Persistence.QUEUED if self._is_buffered else until)
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance, by whichever writer.
 
         Raises:

@@ -139,7 +139,7 @@ class SqliteJournal:
             return
         await self._pushed(facts, epoch, until)
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance, by whichever writer: (name, kind) -> its newest fact, stimuli left out.
 
         Raises:

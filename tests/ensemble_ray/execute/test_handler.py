@@ -183,4 +183,4 @@ async def test_output_says_so_when_a_handler_is_confirmed_to_be_done() -> None:
     assert "What it returned is lost" in result.output.raw
     assert result.output.trace is not None
     assert result.output.trace.metadata == {"outcome": "unknown"}
-    assert (await journal.known("count#0"))[NAME, "tool_result"].data.to_data()["outcome"] == "unknown"
+    assert (await journal.lookup_recorded("count#0"))[NAME, "tool_result"].data.to_data()["outcome"] == "unknown"

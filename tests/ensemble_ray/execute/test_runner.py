@@ -213,7 +213,7 @@ async def test_task_has_not_failed_when_its_record_cannot_be_read() -> None:
     """S-DUR-8: a store that cannot be reached for a moment does not make a failed task, which would never be done again."""
 
     class OutOfReach(MemoryJournal):
-        async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+        async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
             raise RecordError(f"Cannot read {instance}")
 
     bench = Bench(agents={"draft": writer(ScriptedModel())}, journal=OutOfReach("run"))

@@ -220,7 +220,7 @@ async def test_accepted_loss_is_recorded_once(directory: Path, tmp_path: Path, d
     assert not await store.accept_loss(RUN)
     taken = await store.claim(RUN)
     assert taken.epoch > lost.epoch - 1
-    assert {("run", "loss")} <= (await taken.journal.known("a#0")).keys()
+    assert {("run", "loss")} <= (await taken.journal.lookup_recorded("a#0")).keys()
     await taken.journal.append([fact("a#0/90/model")], epoch=taken.epoch, until=Persistence.COMMITTED)
     await taken.close(RunState.COMPLETED)
     assert len(await store.facts(RUN)) == left + 2

@@ -46,7 +46,12 @@ async def test_writer_is_told_when_the_file_cannot_be_opened(tmp_path: Path, cap
     journal = await store.join(RUN, writer="w")
     with caplog.at_level(logging.ERROR), pytest.raises(RecordError, match=rf"{RECORD}: unable to open database file"):
         await journal.append([fact()], until=Persistence.COMMITTED)
-    for attempt in (lambda: journal.append([fact()]), journal.flush, lambda: journal.known("a#0"), journal.close):
+    for attempt in (
+        lambda: journal.append([fact()]),
+        journal.flush,
+        lambda: journal.lookup_recorded("a#0"),
+        journal.close,
+    ):
         with pytest.raises(RecordError, match="Free space or correct the rights there"):
             await attempt()
     assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -39,7 +39,9 @@ async def test_intent_is_on_the_disk_when_the_tool_has_an_effect(effect: Effect,
         ("tool_intent", begun),
         ("tool_result", Persistence.COMMITTED),
     ]
-    assert (await journal.known("draft#0"))["draft#0/0/call-0", "tool_intent"].data.to_data()["effect"] == effect
+    assert (await journal.lookup_recorded("draft#0"))["draft#0/0/call-0", "tool_intent"].data.to_data()[
+        "effect"
+    ] == effect
 
 
 async def test_results_of_reading_calls_wait_together_when_several_run() -> None:
@@ -83,7 +85,9 @@ async def test_result_of_an_effect_is_written_while_a_sibling_still_runs() -> No
 
     bench, journal = bench_of(slow, Search("once"), calls=("slow", "search"), journal=Telling())
     await bench.run()
-    assert (await journal.known("draft#0"))["draft#0/0/call-0", "tool_result"].data.to_data()["text"] == "WRITTEN"
+    assert (await journal.lookup_recorded("draft#0"))["draft#0/0/call-0", "tool_result"].data.to_data()[
+        "text"
+    ] == "WRITTEN"
 
 
 async def test_effect_of_a_plain_tool_is_once_unless_it_says_otherwise() -> None:
@@ -148,6 +152,6 @@ async def test_key_is_the_same_in_another_process_when_the_call_is_repeated() ->
     again = Bench(agents={"draft": writer(ScriptedModel("Done"), tools=[crunch])}, known=journal.facts()[:2])
     await again.run(epoch=1)
     for each in (journal, again.journal):
-        result = (await each.known("draft#0"))["draft#0/0/call-0", "tool_result"]
+        result = (await each.lookup_recorded("draft#0"))["draft#0/0/call-0", "tool_result"]
         keys.append(str(result.data.to_data()["text"]))
     assert keys[0] == keys[1] != ""
