@@ -25,7 +25,7 @@ from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.values.ids import effect_name
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.effects import Outcome
+    from ensemble_ray.execute.effects import CallOutcome
     from ensemble_ray.execute.orders import TaskOrder
     from ensemble_ray.execute.scope import TaskScope
 
@@ -99,7 +99,7 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
 
 
 async def _noted(
-    scope: TaskScope, name: str, outcome: Outcome, text: str, structured: object = None, *, began: float
+    scope: TaskScope, name: str, outcome: CallOutcome, text: str, structured: object = None, *, began: float
 ) -> ToolReturned:
     """Note the result."""
     result = ToolReturned(

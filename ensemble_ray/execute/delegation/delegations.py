@@ -31,7 +31,7 @@ from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT, manager_tool,
 from ensemble_ray.execute.delegation.decisions import Decision, Decisions
 from ensemble_ray.execute.delegation.gates import Gate, ManagerGate, PeerGate, Refusal
 from ensemble_ray.execute.delegation.peers import Peers
-from ensemble_ray.execute.effects import DelegationEffect, Outcome, ToolEffect
+from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ToolEffect
 from ensemble_ray.execute.exits import exit_of
 from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import recorded_output, recorded_trace
@@ -321,7 +321,7 @@ class Delegations:
         insort(self._scope.effects.delegations, effect, key=lambda each: each.position)
         return effect
 
-    def _tool_effect(self, call: ToolCall, effect: DelegationEffect, outcome: Outcome | None = None) -> ToolEffect:
+    def _tool_effect(self, call: ToolCall, effect: DelegationEffect, outcome: CallOutcome | None = None) -> ToolEffect:
         return ToolEffect(
             call=call,
             outcome=outcome or ("success" if effect.is_success else "error"),

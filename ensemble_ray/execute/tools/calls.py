@@ -18,7 +18,7 @@ from ensemble_ray.errors import AgentExecutionError, IllegalStateError, Validati
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegation.delegations import Delegations
-from ensemble_ray.execute.effects import Outcome, ToolEffect
+from ensemble_ray.execute.effects import CallOutcome, ToolEffect
 from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
@@ -48,7 +48,7 @@ def _effect_of(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
     """Return the result that was recorded."""
     return ToolEffect(
         call=call,
-        outcome=cast("Outcome", recorded.outcome),
+        outcome=cast("CallOutcome", recorded.outcome),
         text=recorded.text,
         started_at=recorded.started_at,
         duration_s=recorded.duration_s,
