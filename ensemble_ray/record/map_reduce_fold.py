@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAP_REDUCE_KINDS",
     "MapReduceRecovery",
-    "Outcome",
+    "RecordedOutcome",
     "fails_on_item",
     "read_map_reduce",
     "refusal_of",
@@ -46,7 +46,7 @@ MAP_REDUCE_KINDS = (
 _MAKING = "synthesis"
 
 
-class Outcome(IntEnum):
+class RecordedOutcome(IntEnum):
     """What is recorded of some work."""
 
     #: nothing, or it is to be done again
@@ -122,15 +122,15 @@ class MapReduceRecovery:
 
     # What is known.
 
-    def outcome(self, key: str) -> Outcome:
+    def outcome(self, key: str) -> RecordedOutcome:
         """Return what is recorded of some work; nothing of what a run that goes on tries again."""
         work = work_of(key)
         if work is None:
-            return Outcome(self._named.get(key, 0))
+            return RecordedOutcome(self._named.get(key, 0))
         codes = self._levels.get(work[0])
-        return Outcome(0 if codes is None else codes[work[1]])
+        return RecordedOutcome(0 if codes is None else codes[work[1]])
 
-    def count(self, outcome: Outcome, level: int | None = None) -> int:
+    def count(self, outcome: RecordedOutcome, level: int | None = None) -> int:
         """How much work of a level, or of all levels, has that outcome; not asked for UNKNOWN."""
         levels = self._levels.values() if level is None else [self._levels[level]] if level in self._levels else []
         named = sum(each == outcome for each in self._named.values()) if level is None else 0
@@ -149,7 +149,7 @@ class MapReduceRecovery:
     def _forgive(self) -> None:
         """Work whose failure ended the run is to be done again, as another execution (S-MR-163, S-MR-155)."""
         for key in self._refused:
-            self._set(key, Outcome.UNKNOWN)
+            self._set(key, RecordedOutcome.UNKNOWN)
             self._repeat(key)
         self._refused.clear()
         if self.head.state is not RunState.FAILED:
@@ -157,12 +157,12 @@ class MapReduceRecovery:
         for level, codes in self._levels.items():
             # What was left out stays left out: others went on without it, and the reduces above were grouped so.
             is_to_blame = fails_on_item(self.head.header) or (
-                level > 0 and not self._named.get(FINAL) and not codes.count(Outcome.COMPLETED)
+                level > 0 and not self._named.get(FINAL) and not codes.count(RecordedOutcome.COMPLETED)
             )
-            for number in list(codes.places(Outcome.FAILED)) if is_to_blame else ():
-                codes[number] = Outcome.UNKNOWN
+            for number in list(codes.places(RecordedOutcome.FAILED)) if is_to_blame else ():
+                codes[number] = RecordedOutcome.UNKNOWN
                 self._repeat(reduce_key(level, number) if level else map_key(number))
-        for key in [key for key, code in self._named.items() if code == Outcome.FAILED]:
+        for key in [key for key, code in self._named.items() if code == RecordedOutcome.FAILED]:
             del self._named[key]
             self._repeat(key)
 
@@ -185,21 +185,21 @@ class MapReduceRecovery:
     def _apply_outcome(self, key: str, fact: Fact, end: OutputRecorded | FailureRecorded | ExitRecorded) -> None:
         match end:
             case OutputRecorded():
-                self._set(key, Outcome.COMPLETED)
+                self._set(key, RecordedOutcome.COMPLETED)
                 if self._keep is not None:
                     self._keep(key, end)
             case FailureRecorded():
-                self._set(key, Outcome.FAILED)
+                self._set(key, RecordedOutcome.FAILED)
                 if is_refusal_data(end.error):
                     self._refused.append(key)
                 if self._keep_failure is not None:
                     self._keep_failure(key, cast("Fact[FailureRecorded]", fact))
             case ExitRecorded(reason=reason):
                 if reason is not ExitReason.BUDGET_EXHAUSTED:  # that goes on with a larger one
-                    self._set(key, Outcome.EXITED)
+                    self._set(key, RecordedOutcome.EXITED)
                     self.exits[key] = reason
 
-    def _set(self, key: str, outcome: Outcome) -> None:
+    def _set(self, key: str, outcome: RecordedOutcome) -> None:
         work = work_of(key)
         if work is not None:
             self._levels.setdefault(work[0], Codes())[work[1]] = outcome

@@ -18,7 +18,7 @@ from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.items import AgentsJoined, ItemsRecorded
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
-from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, Outcome
+from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
 from ensemble_ray.values.error_data import error_from
 
@@ -132,14 +132,14 @@ class RecoveredRun:
         """Works that failed once; some may have been tried again."""
         return self._failures
 
-    def outcome(self, level: int, number: int) -> Outcome:
+    def outcome(self, level: int, number: int) -> RecordedOutcome:
         """Return what is recorded of a task."""
         return self.facts.outcome(self._key(level, number))
 
     def failure(self, level: int, number: int) -> MapReduceFailure | None:
         """How a work failed that is not tried again."""
         key = self._key(level, number)
-        fact = self._failures.get((level, number)) if self.facts.outcome(key) is Outcome.FAILED else None
+        fact = self._failures.get((level, number)) if self.facts.outcome(key) is RecordedOutcome.FAILED else None
         if fact is None:
             return None
         trace = read_trace(fact)
