@@ -16,7 +16,7 @@ from psycopg import sql
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.database import Database
-from ensemble_ray.record.postgres.group import Entry, Target, commit_group, render
+from ensemble_ray.record.postgres.group import Append, Target, commit_group, render
 from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
@@ -67,7 +67,7 @@ async def test_group_is_there_once_when_its_commit_is_repeated(url: str, store: 
     owned = await store.begin(RUN)
     target = await _target(url)
     entries = [
-        Entry(target=target, facts=(fact(f"facts#0/{n}/model", text="x" * 2000),), epoch=0, first=n + 1)
+        Append(target=target, facts=(fact(f"facts#0/{n}/model", text="x" * 2000),), epoch=0, first=n + 1)
         for n in range(3)
     ]
     connection, writer = await Database(url, patience_s=1).connect(), uuid.uuid4()
@@ -86,7 +86,7 @@ async def test_repeated_commit_still_tells_what_was_refused(url: str, store: Pos
     await owned.journal.append([fact("a#0", "output")], epoch=2, until=Persistence.COMMITTED)
     target = await _target(url)
     entries = [
-        Entry(target=target, facts=(fact(name),), epoch=1, first=n)
+        Append(target=target, facts=(fact(name),), epoch=1, first=n)
         for n, name in ((1, "a#0/0/model"), (2, "b#0/0/model"))
     ]
     connection, writer = await Database(url, patience_s=1).connect(), uuid.uuid4()

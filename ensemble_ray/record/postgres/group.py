@@ -24,7 +24,7 @@ from ensemble_ray.record.rendering import text_of
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
 
-__all__ = ["Entry", "Group", "Outcome", "Refusal", "Target", "commit_group", "name_of", "render", "text_of_name"]
+__all__ = ["Append", "Group", "Outcome", "Refusal", "Target", "commit_group", "name_of", "render", "text_of_name"]
 
 #: A run's id, and which beginning of it: one that was removed and begun anew is another.
 Target = tuple[str, UUID]
@@ -48,7 +48,7 @@ SELECT {0}, a.entry, a.instance, a.newest FROM ensemble_ray.append_facts(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Append:
     """What one call appended."""
 
     target: Target
@@ -64,7 +64,7 @@ class Entry:
 class Refusal:
     """An entry that a newer epoch kept out."""
 
-    entry: Entry
+    entry: Append
     instance: str
     newest: int
 
@@ -73,7 +73,7 @@ class Refusal:
 class _Rows:
     """What one run gets from a group, in columns."""
 
-    entries: list[Entry] = field(default_factory=list[Entry])
+    entries: list[Append] = field(default_factory=list[Append])
     entry: list[int] = field(default_factory=list[int])
     number: list[int] = field(default_factory=list[int])
     kind: list[str] = field(default_factory=list[str])
@@ -86,7 +86,7 @@ class _Rows:
     bodies: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     characters: int = 0
 
-    def add(self, entry: Entry, kept: set[bytes]) -> None:
+    def add(self, entry: Append, kept: set[bytes]) -> None:
         """Render an entry."""
 
         def keep(text: str) -> str:
@@ -150,7 +150,7 @@ class Outcome:
     missing: Sequence[Target]
 
 
-def render(entries: Sequence[Entry], kept: Mapping[Target, set[bytes]]) -> Group:
+def render(entries: Sequence[Append], kept: Mapping[Target, set[bytes]]) -> Group:
     """Return a group of the first entries, as many as fit. Pure; may run in a thread while nobody changes its arguments.
 
     Args:

@@ -19,7 +19,7 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import EpochGate
-from ensemble_ray.record.postgres.group import Entry, Group, Outcome, Target, commit_group, render
+from ensemble_ray.record.postgres.group import Append, Group, Outcome, Target, commit_group, render
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -46,7 +46,7 @@ class PostgresWriter:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._id = uuid.uuid4()
-        self._queue: list[Entry] = []
+        self._queue: list[Append] = []
         self._queued_facts = 0
         #: by run: number of the last fact
         self._numbers: dict[Target, int] = {}
@@ -131,7 +131,7 @@ class PostgresWriter:
         waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future() if waits else None
         first = self._numbers.get(target, 0) + 1
         self._numbers[target] = first + len(facts) - 1
-        self._queue.append(Entry(target=target, facts=tuple(facts), epoch=epoch, first=first, waiter=waiter))
+        self._queue.append(Append(target=target, facts=tuple(facts), epoch=epoch, first=first, waiter=waiter))
         self._queued_facts += len(facts)
         self._ensure_task()
         if waiter is not None:
@@ -205,14 +205,14 @@ class PostgresWriter:
                 self._kept.setdefault(target, set()).update(group.bodies(target))
         self._settle(taken, outcome)
 
-    async def _rendered(self, entries: Sequence[Entry]) -> Group:
+    async def _rendered(self, entries: Sequence[Append]) -> Group:
         if _is_small(entries):
             return render(entries, self._kept)
         if self._threads is None:  # one of our own: users' tools may fill the loop's
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ensemble-ray-postgres")
         return await asyncio.get_running_loop().run_in_executor(self._threads, render, entries, self._kept)
 
-    def _settle(self, taken: Sequence[Entry], outcome: Outcome) -> None:
+    def _settle(self, taken: Sequence[Append], outcome: Outcome) -> None:
         errors: dict[int, Exception] = {}
         for refusal in outcome.refused:
             entry = refusal.entry
@@ -264,7 +264,7 @@ class PostgresWriter:
             await self._disconnect()
 
 
-def _is_small(entries: Sequence[Entry]) -> bool:
+def _is_small(entries: Sequence[Append]) -> bool:
     """Whether rendering takes less than a moment; looks no further than it must."""
     left = _SMALL_VALUES
     characters = 0
@@ -283,7 +283,7 @@ def _is_small(entries: Sequence[Entry]) -> bool:
     return not found and characters <= _SMALL_CHARACTERS
 
 
-def _tell(entry: Entry, error: Exception | None) -> None:
+def _tell(entry: Append, error: Exception | None) -> None:
     if entry.waiter is None or entry.waiter.done():
         return
     if error is None:
