@@ -24,7 +24,7 @@ from ensemble_ray.record.rendering import text_of
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
 
-__all__ = ["Append", "Group", "Outcome", "Refusal", "Target", "commit_group", "name_of", "render", "text_of_name"]
+__all__ = ["Append", "Group", "Outcome", "RefusedAppend", "Target", "commit_group", "name_of", "render", "text_of_name"]
 
 #: A run's id, and which beginning of it: one that was removed and begun anew is another.
 Target = tuple[str, UUID]
@@ -61,7 +61,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class RefusedAppend:
     """An entry that a newer epoch kept out."""
 
     entry: Append
@@ -145,7 +145,7 @@ class Group:
 class Outcome:
     """What became of a group."""
 
-    refused: Sequence[Refusal]
+    refused: Sequence[RefusedAppend]
     #: runs that are not there any more
     missing: Sequence[Target]
 
@@ -174,7 +174,7 @@ async def commit_group(connection: Connection, group: Group, writer: UUID) -> Ou
         Error: psycopg's; whether it is committed is unknown then.
     """
     runs = sorted(run for run, rows in group.rows.items() if rows.number)  # all processes lock them in this order
-    refused: list[Refusal] = []
+    refused: list[RefusedAppend] = []
     missing: list[Target] = []
     if not runs:
         return Outcome(refused=refused, missing=missing)
@@ -187,7 +187,7 @@ async def commit_group(connection: Connection, group: Group, writer: UUID) -> Ou
             missing.append(runs[place])
         else:
             found = group.rows[runs[place]].entries[entry]
-            refused.append(Refusal(entry=found, instance=name_of(instance), newest=newest))
+            refused.append(RefusedAppend(entry=found, instance=name_of(instance), newest=newest))
     return Outcome(refused=refused, missing=missing)
 
 
