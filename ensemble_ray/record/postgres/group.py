@@ -24,7 +24,17 @@ from ensemble_ray.record.rendering import text_of
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
 
-__all__ = ["Append", "Group", "Outcome", "RefusedAppend", "Target", "commit_group", "name_of", "render", "text_of_name"]
+__all__ = [
+    "Append",
+    "CommitGroup",
+    "Outcome",
+    "RefusedAppend",
+    "Target",
+    "commit_group",
+    "name_of",
+    "render",
+    "text_of_name",
+]
 
 #: A run's id, and which beginning of it: one that was removed and begun anew is another.
 Target = tuple[str, UUID]
@@ -129,7 +139,7 @@ class _Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class CommitGroup:
     """What is committed at once, by run."""
 
     rows: Mapping[Target, _Rows]
@@ -150,7 +160,7 @@ class Outcome:
     missing: Sequence[Target]
 
 
-def render(entries: Sequence[Append], kept: Mapping[Target, set[bytes]]) -> Group:
+def render(entries: Sequence[Append], kept: Mapping[Target, set[bytes]]) -> CommitGroup:
     """Return a group of the first entries, as many as fit. Pure; may run in a thread while nobody changes its arguments.
 
     Args:
@@ -161,13 +171,13 @@ def render(entries: Sequence[Append], kept: Mapping[Target, set[bytes]]) -> Grou
     facts = 0
     for size, entry in enumerate(entries):
         if size and (facts >= _MAX_FACTS or sum(each.characters for each in rows.values()) >= _MAX_CHARACTERS):
-            return Group(rows=rows, size=size)
+            return CommitGroup(rows=rows, size=size)
         rows.setdefault(entry.target, _Rows()).add(entry, kept.get(entry.target, set()))
         facts += len(entry.facts)
-    return Group(rows=rows, size=len(entries))
+    return CommitGroup(rows=rows, size=len(entries))
 
 
-async def commit_group(connection: Connection, group: Group, writer: UUID) -> Outcome:
+async def commit_group(connection: Connection, group: CommitGroup, writer: UUID) -> Outcome:
     """Commit a group; doing so again changes nothing more.
 
     Raises:

@@ -19,7 +19,7 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import EpochGate
-from ensemble_ray.record.postgres.group import Append, Group, Outcome, Target, commit_group, render
+from ensemble_ray.record.postgres.group import Append, CommitGroup, Outcome, Target, commit_group, render
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -205,7 +205,7 @@ class PostgresWriter:
                 self._kept.setdefault(target, set()).update(group.bodies(target))
         self._settle(taken, outcome)
 
-    async def _rendered(self, entries: Sequence[Append]) -> Group:
+    async def _rendered(self, entries: Sequence[Append]) -> CommitGroup:
         if _is_small(entries):
             return render(entries, self._kept)
         if self._threads is None:  # one of our own: users' tools may fill the loop's
