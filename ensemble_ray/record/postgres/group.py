@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Append",
     "CommitGroup",
-    "Outcome",
+    "CommitResult",
     "RefusedAppend",
     "Target",
     "commit_group",
@@ -152,7 +152,7 @@ class CommitGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CommitResult:
     """What became of a group."""
 
     refused: Sequence[RefusedAppend]
@@ -177,7 +177,7 @@ def render(entries: Sequence[Append], kept: Mapping[Target, set[bytes]]) -> Comm
     return CommitGroup(rows=rows, size=len(entries))
 
 
-async def commit_group(connection: Connection, group: CommitGroup, writer: UUID) -> Outcome:
+async def commit_group(connection: Connection, group: CommitGroup, writer: UUID) -> CommitResult:
     """Commit a group; doing so again changes nothing more.
 
     Raises:
@@ -187,7 +187,7 @@ async def commit_group(connection: Connection, group: CommitGroup, writer: UUID)
     refused: list[RefusedAppend] = []
     missing: list[Target] = []
     if not runs:
-        return Outcome(refused=refused, missing=missing)
+        return CommitResult(refused=refused, missing=missing)
     values: dict[str, Any] = {"writer": writer}
     for place, run in enumerate(runs):
         values.update(group.rows[run].parameters(run, place))
@@ -198,7 +198,7 @@ async def commit_group(connection: Connection, group: CommitGroup, writer: UUID)
         else:
             found = group.rows[runs[place]].entries[entry]
             refused.append(RefusedAppend(entry=found, instance=name_of(instance), newest=newest))
-    return Outcome(refused=refused, missing=missing)
+    return CommitResult(refused=refused, missing=missing)
 
 
 @lru_cache(maxsize=50)

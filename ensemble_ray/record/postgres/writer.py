@@ -19,7 +19,7 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import EpochGate
-from ensemble_ray.record.postgres.group import Append, CommitGroup, Outcome, Target, commit_group, render
+from ensemble_ray.record.postgres.group import Append, CommitGroup, CommitResult, Target, commit_group, render
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -212,7 +212,7 @@ class PostgresWriter:
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ensemble-ray-postgres")
         return await asyncio.get_running_loop().run_in_executor(self._threads, render, entries, self._kept)
 
-    def _settle(self, taken: Sequence[Append], outcome: Outcome) -> None:
+    def _settle(self, taken: Sequence[Append], outcome: CommitResult) -> None:
         errors: dict[int, Exception] = {}
         for refusal in outcome.refused:
             entry = refusal.entry
