@@ -16,7 +16,7 @@ from psycopg import sql
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.database import Database
-from ensemble_ray.record.postgres.group import Append, Target, commit_group, render
+from ensemble_ray.record.postgres.group import Append, BegunRun, commit_group, render
 from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
@@ -53,7 +53,7 @@ async def test_nothing_is_lost_or_doubled_when_connections_are_ended(
     await owned.close(RunState.COMPLETED)
 
 
-async def _target(url: str) -> Target:
+async def _target(url: str) -> BegunRun:
     connection = await Database(url, patience_s=1).connect()
     async with connection:
         cursor = await connection.execute("SELECT begun FROM ensemble_ray.runs WHERE run_id = %s", [RUN])

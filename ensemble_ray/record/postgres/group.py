@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Append",
+    "BegunRun",
     "CommitGroup",
     "CommitResult",
     "RefusedAppend",
-    "Target",
     "commit_group",
     "name_of",
     "render",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 #: A run's id, and which beginning of it: one that was removed and begun anew is another.
-Target = tuple[str, UUID]
+BegunRun = tuple[str, UUID]
 
 #: Largest group: facts, and characters; what is left waits for the next one.
 _MAX_FACTS = 2_000
@@ -61,7 +61,7 @@ SELECT {0}, a.entry, a.instance, a.newest FROM ensemble_ray.append_facts(
 class Append:
     """What one call appended."""
 
-    target: Target
+    target: BegunRun
     facts: Sequence[Fact]
     epoch: int
     #: number of its first fact among those of its writer in that run, from 1
@@ -120,7 +120,7 @@ class _Rows:
             self.characters += len(data)
         self.entries.append(entry)
 
-    def parameters(self, target: Target, place: int) -> dict[str, Any]:
+    def parameters(self, target: BegunRun, place: int) -> dict[str, Any]:
         """Return the values of `_APPEND`."""
         return {
             f"run{place}": target[0],
@@ -142,11 +142,11 @@ class _Rows:
 class CommitGroup:
     """What is committed at once, by run."""
 
-    rows: Mapping[Target, _Rows]
+    rows: Mapping[BegunRun, _Rows]
     #: how many of the entries that were given it holds
     size: int
 
-    def bodies(self, target: Target) -> Sequence[bytes]:
+    def bodies(self, target: BegunRun) -> Sequence[bytes]:
         """Hashes of the long texts that it brings to a run."""
         return list(self.rows[target].bodies)
 
@@ -157,17 +157,17 @@ class CommitResult:
 
     refused: Sequence[RefusedAppend]
     #: runs that are not there any more
-    missing: Sequence[Target]
+    missing: Sequence[BegunRun]
 
 
-def render(entries: Sequence[Append], kept: Mapping[Target, set[bytes]]) -> CommitGroup:
+def render(entries: Sequence[Append], kept: Mapping[BegunRun, set[bytes]]) -> CommitGroup:
     """Return a group of the first entries, as many as fit. Pure; may run in a thread while nobody changes its arguments.
 
     Args:
         entries: What was appended, in order; at least one.
         kept: By run: hashes of long texts that are in the database.
     """
-    rows: dict[Target, _Rows] = {}
+    rows: dict[BegunRun, _Rows] = {}
     facts = 0
     for size, entry in enumerate(entries):
         if size and (facts >= _MAX_FACTS or sum(each.characters for each in rows.values()) >= _MAX_CHARACTERS):
@@ -185,7 +185,7 @@ async def commit_group(connection: Connection, group: CommitGroup, writer: UUID)
     """
     runs = sorted(run for run, rows in group.rows.items() if rows.number)  # all processes lock them in this order
     refused: list[RefusedAppend] = []
-    missing: list[Target] = []
+    missing: list[BegunRun] = []
     if not runs:
         return CommitResult(refused=refused, missing=missing)
     values: dict[str, Any] = {"writer": writer}

@@ -15,7 +15,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.postgres.group import Target, name_of, text_of_name
+from ensemble_ray.record.postgres.group import BegunRun, name_of, text_of_name
 from ensemble_ray.record.rendering import data_of, missing_text
 from ensemble_ray.record.sqlite.losses import gap_of
 from ensemble_ray.values.ids import RUN
@@ -64,7 +64,7 @@ SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(
 class PostgresJournal:
     """One run's facts, as one process writes them; its writer knows of it already (`attach`, `join`)."""
 
-    def __init__(self, writer: PostgresWriter, target: Target, *, is_buffered: bool, place: str) -> None:
+    def __init__(self, writer: PostgresWriter, target: BegunRun, *, is_buffered: bool, place: str) -> None:
         self.run_id = target[0]
         self._target = target
         self._writer = writer

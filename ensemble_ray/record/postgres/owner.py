@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.record.naming import describe_conflict
-from ensemble_ray.record.postgres.group import Target
+from ensemble_ray.record.postgres.group import BegunRun
 from ensemble_ray.record.postgres.journal import PostgresJournal
 from ensemble_ray.record.postgres.runs import HELD, read_runs, unknown_run
 from ensemble_ray.values.epochs import OWNER_STEP
@@ -68,7 +68,7 @@ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_st
 class Claim:
     """The lock that makes this process the owner of a run, on a connection of its own."""
 
-    def __init__(self, database: Database, connection: Connection, target: Target, epoch: int) -> None:
+    def __init__(self, database: Database, connection: Connection, target: BegunRun, epoch: int) -> None:
         self.target = target
         self.epoch = epoch
         self._values = {"run": target[0], "begun": target[1], "epoch": epoch}

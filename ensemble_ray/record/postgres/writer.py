@@ -19,7 +19,7 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import EpochGate
-from ensemble_ray.record.postgres.group import Append, CommitGroup, CommitResult, Target, commit_group, render
+from ensemble_ray.record.postgres.group import Append, BegunRun, CommitGroup, CommitResult, commit_group, render
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -49,13 +49,13 @@ class PostgresWriter:
         self._queue: list[Append] = []
         self._queued_facts = 0
         #: by run: number of the last fact
-        self._numbers: dict[Target, int] = {}
+        self._numbers: dict[BegunRun, int] = {}
         #: by run: newest epochs seen; what is older is refused before it is queued
-        self._gates: dict[Target, EpochGate] = {}
+        self._gates: dict[BegunRun, EpochGate] = {}
         #: by run: hashes of long texts that are in the database
-        self._kept: dict[Target, set[bytes]] = {}
-        self._users: dict[Target, int] = {}
-        self._failures: dict[Target, RecordError] = {}
+        self._kept: dict[BegunRun, set[bytes]] = {}
+        self._users: dict[BegunRun, int] = {}
+        self._failures: dict[BegunRun, RecordError] = {}
         self._failure: RecordError | None = None
         self._due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -74,11 +74,11 @@ class PostgresWriter:
         """Whether any journal writes through it."""
         return bool(self._users)
 
-    def attach(self, target: Target) -> None:
+    def attach(self, target: BegunRun) -> None:
         """Let a journal of that run write through it."""
         self._users[target] = self._users.get(target, 0) + 1
 
-    async def join(self, run: str) -> Target | None:
+    async def join(self, run: str) -> BegunRun | None:
         """Let a journal of a run that another process began write through it; return None when there is no such run.
 
         Raises:
@@ -98,7 +98,7 @@ class PostgresWriter:
             await self._release()
         return None
 
-    async def detach(self, target: Target) -> None:
+    async def detach(self, target: BegunRun) -> None:
         """Let a journal of that run go; with the last one, close the connection."""
         left = self._users.get(target, 0) - 1
         if left > 0:
@@ -116,7 +116,7 @@ class PostgresWriter:
         elif self._threads is not None or self._connection is not None:
             await self._release()
 
-    async def append(self, target: Target, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
+    async def append(self, target: BegunRun, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
         """Take facts; return when they are as safe as asked.
 
         Raises:
@@ -153,12 +153,12 @@ class PostgresWriter:
 
         return await self._database.patiently(once)
 
-    def _check(self, target: Target) -> None:
+    def _check(self, target: BegunRun) -> None:
         failure = self._failure or self._failures.get(target)
         if failure is not None:
             raise _again(failure)
 
-    def _gate(self, target: Target) -> EpochGate:
+    def _gate(self, target: BegunRun) -> EpochGate:
         if target not in self._gates:
             self._gates[target] = EpochGate(target[0])
         return self._gates[target]
