@@ -16,7 +16,7 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
 from ensemble_ray.actors.link.wire import RecordLocation
-from ensemble_ray.actors.shared.journal import Group, JournalActor
+from ensemble_ray.actors.shared.journal import AppendCall, JournalActor
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal, Persistence
@@ -131,7 +131,7 @@ class RemoteJournal:
             self._sending = None
 
     async def _append(self, batch: Sequence[tuple[Sequence[Fact], int, Persistence, asyncio.Future[None]]]) -> None:
-        groups: list[Group] = [(facts, epoch, int(until)) for facts, epoch, until, _ in batch]
+        groups: list[AppendCall] = [(facts, epoch, int(until)) for facts, epoch, until, _ in batch]
         try:
             results = await self._call("append", self._address, self._run_id, self._writer, groups)
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told

@@ -15,10 +15,10 @@ from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 
-__all__ = ["Group", "JournalActor"]
+__all__ = ["AppendCall", "JournalActor"]
 
 #: What one call appended: facts, their epoch, and how safe they must be before it returns (`Persistence`).
-Group = tuple[Sequence[Fact], int, int]
+AppendCall = tuple[Sequence[Fact], int, int]
 
 
 class JournalActor:
@@ -28,7 +28,7 @@ class JournalActor:
         self._journals: dict[tuple[str, str], asyncio.Task[Journal]] = {}
 
     async def append(
-        self, address: StoreAddress, run_id: str, writer: str, groups: Sequence[Group]
+        self, address: StoreAddress, run_id: str, writer: str, groups: Sequence[AppendCall]
     ) -> list[BaseException | None]:
         """Append groups of facts in order; return what became of each: None, or why it was refused."""
         journal = await self._journal(address, run_id, writer)
