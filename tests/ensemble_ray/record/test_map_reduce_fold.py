@@ -20,7 +20,7 @@ from ensemble_ray.record.map_reduce_fold import (
 from ensemble_ray.schedule.instructions import ReduceGroup
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-from .facts_of_fed_runs import DIGESTS, begun, done, failed, group, items_fact, pulled, resumed
+from .facts_of_dynamic_runs import DIGESTS, begun, done, failed, group, items_fact, pulled, resumed
 from .facts_of_runs import RUN, ended, fact, model
 
 

@@ -15,8 +15,8 @@ from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.view.tree import render_rows, render_tree, tree_rows
 from ensemble_ray.values.outputs import RunState
 
-from .facts_of_fed_runs import begun as fed
-from .facts_of_fed_runs import group, items_fact, pulled
+from .facts_of_dynamic_runs import begun as fed
+from .facts_of_dynamic_runs import group, items_fact, pulled
 from .facts_of_runs import RUN, begun, ended, fact, failed, model, node, output, task_trace
 
 GIVEN = output("Sum up", "short").model_dump(mode="json")

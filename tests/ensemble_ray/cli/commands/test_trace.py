@@ -13,8 +13,8 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.values.outputs import RunState
 from tests.command_line import Call
-from tests.ensemble_ray.record.facts_of_fed_runs import begun as fed
-from tests.ensemble_ray.record.facts_of_fed_runs import pulled
+from tests.ensemble_ray.record.facts_of_dynamic_runs import begun as fed
+from tests.ensemble_ray.record.facts_of_dynamic_runs import pulled
 from tests.ensemble_ray.record.facts_of_runs import RUN, ended, fact, output
 
 INPUTS = ("-i", "topic=tides", "-i", "audience=children")

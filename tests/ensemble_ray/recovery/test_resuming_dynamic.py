@@ -17,7 +17,7 @@ from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import replay
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 from ensemble_ray.values.outputs import RunState
-from tests.ensemble_ray.record.facts_of_fed_runs import begun, failed, pulled
+from tests.ensemble_ray.record.facts_of_dynamic_runs import begun, failed, pulled
 from tests.ensemble_ray.record.facts_of_runs import RUN, fact
 
 
