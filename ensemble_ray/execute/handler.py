@@ -56,7 +56,7 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
         lost = await resolve_unknown(scope, intent)
         if lost is not None:
             return _result_of(scope, await _noted(scope, name, "unknown", lost, began=intent.at))
-    # Also when it is called again: a house that was replaced is stopped here, before the effect.
+    # Also when it is called again: a process that was replaced is stopped here, before the effect.
     await scope.note(
         name,
         ToolIntended(tool_name=HANDLER, arguments="", effect=effect),

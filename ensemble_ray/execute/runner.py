@@ -1,6 +1,6 @@
 """TaskRunner: carries out one task through ports. Package: execute. Async; knows no Ray, decides nothing about the run.
 
-In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole house gets past it. Effects are noted in
+In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole process gets past it. Effects are noted in
 the journal before the next step depends on them; a recorded effect is taken from there instead of being done again,
 and a recorded end of the task is its result.
 """
@@ -89,7 +89,7 @@ class TaskRunner:
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
         with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
             try:
-                if order.epoch:  # handed out before: an earlier house may have recorded something
+                if order.epoch:  # handed out before: an earlier process may have recorded something
                     scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
@@ -183,7 +183,7 @@ class TaskRunner:
     # Endings.
 
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
-        """How the task ended, when an earlier house recorded it and died before it could tell."""
+        """How the task ended, when an earlier process recorded it and died before it could tell."""
         instance, recorded_facts = scope.order.instance, scope.recorded_facts
         if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
             return await self._with_workers(scope, self._report_completion(scope, output))

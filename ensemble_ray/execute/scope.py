@@ -62,7 +62,7 @@ class TaskScope:
     ports: RunnerPorts
     order: TaskOrder
     effects: TaskEffects
-    #: what an earlier house of this task recorded: (name, kind) -> fact
+    #: what an earlier process of this task recorded: (name, kind) -> fact
     recorded_facts: Mapping[tuple[str, str], Fact] = field(default_factory=dict[tuple[str, str], Fact])
     #: its place among its agent's tasks
     slot: Slot = field(default_factory=Slot)
@@ -93,7 +93,7 @@ class TaskScope:
         """Put a fact into the journal; return when it is as safe as the next step needs.
 
         Raises:
-            StaleEpochError: another house has this task now; nothing more of it must be done here.
+            StaleEpochError: another process has this task now; nothing more of it must be done here.
             RecordError: the store refused it.
         """
         order = self.order

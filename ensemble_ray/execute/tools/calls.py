@@ -221,7 +221,7 @@ class ToolCalls:
         bound = cast("BoundTool", self._tools.get(call.name))  # unknown ones are settled
         clock = self._scope.ports.clock
         started_at = clock.now()
-        # Also when the call is repeated: a house that was replaced is stopped here, before the effect.
+        # Also when the call is repeated: a process that was replaced is stopped here, before the effect.
         await self._scope.note(
             name,
             ToolIntended(tool_name=call.name, arguments=call.arguments, effect=bound.effect),
