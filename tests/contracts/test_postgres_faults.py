@@ -53,6 +53,26 @@ async def test_nothing_is_lost_or_doubled_when_connections_are_ended(
     await owned.close(RunState.COMPLETED)
 
 
+async def test_writer_keeps_nothing_of_runs_that_were_closed(store: PostgresStore) -> None:
+    """S-DUR-1: a long process writes many; a run that is written to again loses nothing, and nothing is doubled."""
+    open_run = await store.begin(RUN)  # so that the writer stays
+    writer = store._writer()
+    sizes = []
+    for number in range(4):
+        owned = await store.begin(f"other-{number}")
+        await owned.journal.append([fact("a#0/0/model"), fact("a#0/1/model")], until=Persistence.COMMITTED)
+        await owned.journal.close()
+        again = await store.join(f"other-{number}", writer="w")
+        await again.append([fact("a#0/2/model")], until=Persistence.COMMITTED)
+        await again.close()
+        await owned.close(RunState.COMPLETED)
+        names = [each.name for each in await store.facts(f"other-{number}")]
+        assert names == ["a#0/0/model", "a#0/1/model", "a#0/2/model"]
+        sizes.append(sum(len(kept) for kept in vars(writer).values() if isinstance(kept, dict | list | set)))
+    assert len(set(sizes)) == 1
+    await open_run.close(RunState.COMPLETED)
+
+
 async def _target(url: str) -> BegunRun:
     connection = await Database(url, patience_s=1).connect()
     async with connection:

@@ -64,7 +64,7 @@ class Append:
     target: BegunRun
     facts: Sequence[Fact]
     epoch: int
-    #: number of its first fact among those of its writer in that run, from 1
+    #: number of its first fact among those of its writer, from 1
     first: int
     #: told when it is committed; None: nobody waits
     waiter: asyncio.Future[None] | None = None

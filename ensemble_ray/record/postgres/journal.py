@@ -16,8 +16,7 @@ from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.group import BegunRun, name_of, text_of_name
-from ensemble_ray.record.rendering import data_of, missing_text
-from ensemble_ray.record.sqlite.losses import gap_of
+from ensemble_ray.record.rendering import accepted_loss, data_of, missing_text
 from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:
@@ -169,7 +168,7 @@ async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
     last, missing = (0, 0) if row is None else (int(row[0]), int(row[1]))
     if missing:
         cursor = await connection.execute(_LOSSES, [run_id, LossAccepted.FENCE])
-        missing -= sum(gap_of(data) for (data,) in await cursor.fetchall())
+        missing -= sum(accepted_loss(data).gap for (data,) in await cursor.fetchall())
     return last, max(0, missing)
 
 

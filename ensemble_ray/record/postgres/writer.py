@@ -48,8 +48,8 @@ class PostgresWriter:
         self._id = uuid.uuid4()
         self._queue: list[Append] = []
         self._queued_facts = 0
-        #: by run: number of the last fact
-        self._numbers: dict[BegunRun, int] = {}
+        #: number of the last fact of any run: in each run they rise, which is all that the database compares
+        self._last_number = 0
         #: by run: newest epochs seen; what is older is refused before it is queued
         self._gates: dict[BegunRun, EpochGate] = {}
         #: by run: hashes of long texts that are in the database
@@ -106,7 +106,8 @@ class PostgresWriter:
             return
         self._users.pop(target, None)
         self._gates.pop(target, None)
-        self._kept.pop(target, None)  # not the numbers: the database knows which were the last
+        self._kept.pop(target, None)
+        self._failures.pop(target, None)
         if self._users:
             return
         if self._task is not None:
@@ -129,8 +130,8 @@ class PostgresWriter:
         self._gate(target).admit(facts, epoch)
         waits = until is not Persistence.QUEUED or self._queued_facts >= _FULL
         waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future() if waits else None
-        first = self._numbers.get(target, 0) + 1
-        self._numbers[target] = first + len(facts) - 1
+        first = self._last_number + 1
+        self._last_number += len(facts)
         self._queue.append(Append(target=target, facts=tuple(facts), epoch=epoch, first=first, waiter=waiter))
         self._queued_facts += len(facts)
         self._ensure_task()
@@ -217,17 +218,20 @@ class PostgresWriter:
         for refusal in outcome.refused:
             entry = refusal.entry
             errors[id(entry)] = StaleEpochError(entry.target[0], refusal.instance, entry.epoch, refusal.newest)
+            if entry.target not in self._users:
+                continue  # its journals were closed meanwhile
             gate = self._gate(entry.target)
             gate.learn(refusal.instance, refusal.newest)
             for fact in entry.facts:  # the entry's other instances lost facts with it: they must stop too
                 gate.learn(fact.fence, entry.epoch + 1)
-        for target in outcome.missing:
-            place = self._database.place
-            self._failures[target] = RecordError(
-                f"The record of run '{target[0]}' was deleted from {place} while it was written", place
-            )
+        place = self._database.place
+        missing = {
+            target: RecordError(f"The record of run '{target[0]}' was deleted from {place} while it was written", place)
+            for target in outcome.missing
+        }
+        self._failures.update({target: error for target, error in missing.items() if target in self._users})
         for entry in taken:
-            _tell(entry, self._failures.get(entry.target) or errors.get(id(entry)))
+            _tell(entry, missing.get(entry.target) or self._failures.get(entry.target) or errors.get(id(entry)))
 
     def _give_up(self, failure: RecordError) -> None:
         self._failure = failure

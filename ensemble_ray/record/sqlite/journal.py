@@ -55,7 +55,7 @@ _Outcome = tuple["asyncio.Future[None]", Exception | None]
 class _Unit:
     """What one call appended: all of it is recorded, or nothing."""
 
-    __slots__ = ("bodies", "epoch", "facts", "has_effect", "loop", "refusal", "rows", "until", "waiter")
+    __slots__ = ("bodies", "epoch", "facts", "has_effect", "loop", "refusal", "rows", "size", "until", "waiter")
 
     def __init__(
         self,
@@ -66,6 +66,8 @@ class _Unit:
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.facts = facts
+        #: how many they are; they are let go when they were rendered
+        self.size = len(facts)
         self.epoch = epoch
         #: whether a call begins with it that changes something in the world
         self.has_effect = False
@@ -105,6 +107,7 @@ class SqliteJournal:
         self._writer = group_writer()
         self._gate = EpochGate(run_id)
         self._queue: deque[_Unit] = deque()
+        #: facts
         self._appended = 0
         self._done = 0
         self._has_asked = False
@@ -206,7 +209,7 @@ class SqliteJournal:
         await waiter
 
     def _push(self, unit: _Unit) -> None:
-        self._appended += 1
+        self._appended += unit.size
         self._queue.append(unit)
         if not self._has_asked:
             self._ask()
@@ -345,7 +348,7 @@ class SqliteJournal:
         """Tell everybody who waits for these units, with one call into each event loop."""
         done: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
         for unit in group:
-            self._done += 1
+            self._done += unit.size
             if unit.waiter is not None and unit.loop is not None:
                 told = unit.refusal if error is None else self._refusal(error)
                 done.setdefault(unit.loop, []).append((unit.waiter, told))

@@ -10,6 +10,7 @@ import pytest
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.sqlite.commit_count import COUNT
+from ensemble_ray.record.sqlite.commit_lock import CommitLock
 from ensemble_ray.record.sqlite.file import RECORD
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
 from ensemble_ray.record.sqlite.store import SqliteStore
@@ -88,6 +89,24 @@ async def test_runs_share_one_thread(tmp_path: Path) -> None:
     assert (len(seen), len(set(seen))) == (20, 1)
     for run in runs:
         await run.close(RunState.COMPLETED)
+
+
+async def test_appending_waits_when_too_many_facts_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts are counted, and not the calls that brought them, since they are what fills the memory."""
+    monkeypatch.setattr("ensemble_ray.record.sqlite.journal._MAX_WAITING", 2)
+    run = await SqliteStore(tmp_path).begin(RUN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
+    lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
+    assert lock.take(1.0)
+    two = run.journal.append([fact(f"a#0/{turn}/model") for turn in range(2)])
+    await asyncio.wait_for(two, 60)
+    appending = asyncio.create_task(run.journal.append([fact(f"b#0/{turn}/model") for turn in range(3)]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not appending.done()
+    lock.close()
+    await asyncio.wait_for(appending, 60)
+    await run.close(RunState.COMPLETED)
 
 
 async def test_wait_that_is_given_up_leaves_its_facts(tmp_path: Path) -> None:
