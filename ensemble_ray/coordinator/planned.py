@@ -16,7 +16,7 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import FailureSummary, Revision, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import ContextPart, End, Instruction, Start, TaskChanges, Warn
@@ -85,10 +85,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._header = header
         self._preamble = preamble
         self._resumed = resumed
-        #: results that the record gives when their tasks are started
-        self._recorded: dict[str, TaskResult[Output, Failure]] = {}
-        if resumed is not None:
-            self._recorded = {instance_of(key): result for key, result in resumed.results.items()}
+        #: tasks of which the record gives the result when they are started
+        self._recorded: set[str] = set() if resumed is None else set(resumed.results)
         self._outputs = outputs
         self._bodies = bodies
         self._completed: list[str] = []
@@ -110,14 +108,14 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             return await self._go_on(self._resumed)
         self._started_at = self._journal.now()
         first = self._journal.fact(RUN, replace(self._header, started_at=self._started_at))
-        await self._journal.append(first, *self._preamble, until=Until.WRITTEN)
+        await self._journal.append(first, *self._preamble, until=Persistence.COMMITTED)
         return Opening(stimuli=[Begun(at=self._started_at)])
 
     async def _go_on(self, resumed: Resumed[Output, Failure]) -> Opening:
         """Tell the source again what it was told; what is not resolved then is to be started."""
         self._started_at = resumed.started_at
         note = self._journal.fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
-        await self._journal.append(note, *self._preamble, until=Until.WRITTEN)
+        await self._journal.append(note, *self._preamble, until=Persistence.COMMITTED)
         if not resumed.stimuli:
             return Opening(stimuli=[Begun(at=self._started_at)])
         ending: list[Instruction] = []
@@ -134,7 +132,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         # Nothing starts any more; what the record does not know of has stopped with its process.
         ends: list[Stimulus] = []
         for instance in self.source.running:
-            recorded = self._recorded.pop(instance, None)
+            recorded = self._take_recorded(instance)
             ends.append(
                 Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
             )
@@ -149,17 +147,24 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
         is_running = self.source.is_running(stimulus.instance)
-        result = self._recorded.pop(stimulus.instance, None) if is_running else None
+        result = self._take_recorded(stimulus.instance) if is_running else None
         if result is None:
             return False
         self._keep(result)
         return True
 
+    def _take_recorded(self, instance: str) -> TaskResult[Output, Failure] | None:
+        """Return the recorded result of a task, once; None where there is none."""
+        if self._resumed is None or instance not in self._recorded:
+            return None
+        self._recorded.remove(instance)
+        return self._resumed.results[instance]
+
     # Orders.
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
         """Return what the record says came of a task."""
-        recorded = self._recorded.pop(start.instance, None)
+        recorded = self._take_recorded(start.instance)
         return () if recorded is None else (self._keep(recorded),)
 
     def make(self, starts: Sequence[Start]) -> None:
@@ -251,6 +256,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             case "completed":
                 if result.output is not None:
                     self._outputs.put(instance, result.output)
+                if result.output is not None or self._outputs.recall(instance):
                     self._completed.append(instance)
                 return Completed(
                     at=result.at,
@@ -323,7 +329,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)
-        await self._journal.append(last, until=Until.WRITTEN)
+        await self._journal.append(last, until=Persistence.COMMITTED)
         return outcome
 
     def leave(self) -> None:

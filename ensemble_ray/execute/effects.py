@@ -28,10 +28,10 @@ from ensemble_ray.values.trace import (
 )
 from ensemble_ray.values.value import utc_of
 
-__all__ = ["DelegationEffect", "ModelEffect", "Outcome", "TaskEffects", "ToolEffect", "captured"]
+__all__ = ["CallOutcome", "DelegationEffect", "ModelEffect", "TaskEffects", "ToolEffect", "captured"]
 
 #: What came of a tool request (S-TRC-31, S-DUR-26).
-Outcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
+CallOutcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class ToolEffect:
     """One tool request and what came of it."""
 
     call: ToolCall
-    outcome: Outcome
+    outcome: CallOutcome
     text: str
     started_at: float
     duration_s: float

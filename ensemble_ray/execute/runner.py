@@ -1,6 +1,6 @@
 """TaskRunner: carries out one task through ports. Package: execute. Async; knows no Ray, decides nothing about the run.
 
-In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole house gets past it. Effects are noted in
+In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole process gets past it. Effects are noted in
 the journal before the next step depends on them; a recorded effect is taken from there instead of being done again,
 and a recorded end of the task is its result.
 """
@@ -39,7 +39,7 @@ from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
@@ -90,8 +90,8 @@ class TaskRunner:
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
         with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
             try:
-                if order.epoch:  # handed out before: an earlier house may have recorded something
-                    scope = self._scope(order, await self.ports.journal.known(order.instance), slot)
+                if order.epoch:  # handed out before: an earlier process may have recorded something
+                    scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
@@ -185,7 +185,7 @@ class TaskRunner:
     # Endings.
 
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
-        """How the task ended, when an earlier house recorded it and died before it could tell."""
+        """How the task ended, when an earlier process recorded it and died before it could tell."""
         instance, recorded_facts = scope.order.instance, scope.recorded_facts
         if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
             return await self._with_workers(scope, self._report_completion(scope, output))
@@ -212,7 +212,7 @@ class TaskRunner:
         return replace(result, delegated=workers.delegated, failed_delegations=workers.failed_delegations)
 
     async def _completed(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
-        await scope.note(scope.order.instance, OutputRecorded(output=output), until=Until.WRITTEN)
+        await scope.note(scope.order.instance, OutputRecorded(output=output), until=Persistence.COMMITTED)
         return self._report_completion(scope, output)
 
     def _report_completion(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
@@ -253,7 +253,7 @@ class TaskRunner:
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Until.WRITTEN)
+        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Persistence.COMMITTED)
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
@@ -269,7 +269,7 @@ class TaskRunner:
             attempts=result.attempts,
         )
         try:
-            await scope.note(scope.order.instance, failure, until=Until.WRITTEN)
+            await scope.note(scope.order.instance, failure, until=Persistence.COMMITTED)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast, get_args
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.agent.recorded_model import effect_of
 from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT
-from ensemble_ray.execute.effects import DelegationEffect, ModelEffect, Outcome, TaskEffects, ToolEffect
+from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ModelEffect, TaskEffects, ToolEffect
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.effects import (
     DelegationDecided,
@@ -41,7 +41,7 @@ _V = TypeVar("_V", bound=Value)
 
 __all__ = ["NO_RESULT", "TaskFold"]
 
-_OUTCOMES = get_args(Outcome)
+_OUTCOMES = get_args(CallOutcome)
 #: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`; a task's key may hold anything.
 _EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+)|(?P<handler>handler))", re.DOTALL)
 #: What a tool call shows that was begun and never came back.
@@ -336,7 +336,7 @@ class TaskFold:
             return ToolEffect(call=call, outcome="unknown", text=text, started_at=begun, duration_s=0.0)
         return ToolEffect(
             call=call,
-            outcome=cast("Outcome", result.outcome) if result.outcome in _OUTCOMES else "error",
+            outcome=cast("CallOutcome", result.outcome) if result.outcome in _OUTCOMES else "error",
             text=result.text,
             started_at=result.started_at,
             duration_s=result.duration_s,
