@@ -75,6 +75,11 @@ from ensemble_ray.llm.openai import OpenAIChatModel as OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel as RateLimitedChatModel
 from ensemble_ray.map_reduce import MapEnsemble as MapEnsemble
 from ensemble_ray.map_reduce import MapReduceEnsemble as MapReduceEnsemble
+from ensemble_ray.memory.embeddings import EmbeddingStoreLongTermMemory as EmbeddingStoreLongTermMemory
+from ensemble_ray.memory.ensemble_memory import EnsembleMemory as EnsembleMemory
+from ensemble_ray.memory.in_memory import InMemoryEmbeddingStore as InMemoryEmbeddingStore
+from ensemble_ray.memory.in_memory import InMemoryEntityMemory as InMemoryEntityMemory
+from ensemble_ray.memory.store import MemoryStore as MemoryStore
 from ensemble_ray.plan.dependencies import TaskDependencyGraph as TaskDependencyGraph
 from ensemble_ray.plan.plan import AgentEntry as AgentEntry
 from ensemble_ray.plan.plan import Node as Node
@@ -86,6 +91,11 @@ from ensemble_ray.ports import ChatModel as ChatModel
 from ensemble_ray.ports import StreamingChatModel as StreamingChatModel
 from ensemble_ray.ports import StructuredChatModel as StructuredChatModel
 from ensemble_ray.ports import ToolMetrics as ToolMetrics
+from ensemble_ray.ports.memory import EmbeddingModel as EmbeddingModel
+from ensemble_ray.ports.memory import EmbeddingStore as EmbeddingStore
+from ensemble_ray.ports.memory import EntityMemory as EntityMemory
+from ensemble_ray.ports.memory import LongTermMemory as LongTermMemory
+from ensemble_ray.ports.memory import MemoryOperationListener as MemoryOperationListener
 from ensemble_ray.process.context import LogContextFilter as LogContextFilter
 from ensemble_ray.prompts.agent import build_system_prompt as build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
@@ -129,6 +139,10 @@ from ensemble_ray.values.delegation import DelegationPriority as DelegationPrior
 from ensemble_ray.values.delegation import DelegationRequest as DelegationRequest
 from ensemble_ray.values.delegation import DelegationResponse as DelegationResponse
 from ensemble_ray.values.delegation import DelegationStatus as DelegationStatus
+from ensemble_ray.values.memory import EmbeddingMatch as EmbeddingMatch
+from ensemble_ray.values.memory import EvictionPolicy as EvictionPolicy
+from ensemble_ray.values.memory import MemoryEntry as MemoryEntry
+from ensemble_ray.values.memory import MemoryScope as MemoryScope
 from ensemble_ray.values.messages import ChatMessage as ChatMessage
 from ensemble_ray.values.messages import ChatResponse as ChatResponse
 from ensemble_ray.values.messages import Effect as Effect
@@ -204,15 +218,22 @@ __all__ = [
     "Durability",
     "DynamicToolProvider",
     "Effect",
+    "EmbeddingMatch",
+    "EmbeddingModel",
+    "EmbeddingStore",
+    "EmbeddingStoreLongTermMemory",
     "Ensemble",
     "EnsembleCompletedEvent",
     "EnsembleError",
     "EnsembleListener",
+    "EnsembleMemory",
     "EnsembleOutput",
     "EnsembleStartedEvent",
+    "EntityMemory",
     "ErrorTrace",
     "Event",
     "EventStream",
+    "EvictionPolicy",
     "ExecutionMetrics",
     "ExecutionTrace",
     "ExecutionTraceExporter",
@@ -230,6 +251,8 @@ __all__ = [
     "HierarchicalConstraints",
     "HttpAgentTool",
     "IllegalStateError",
+    "InMemoryEmbeddingStore",
+    "InMemoryEntityMemory",
     "InlineRuntime",
     "ItemResult",
     "ItemStream",
@@ -241,6 +264,7 @@ __all__ = [
     "LlmIterationStartedEvent",
     "LocalChatModel",
     "LogContextFilter",
+    "LongTermMemory",
     "ManagerPromptContext",
     "ManagerPromptStrategy",
     "ManagerStalledError",
@@ -249,7 +273,11 @@ __all__ = [
     "MapReduceLevelSummary",
     "MapReduceRun",
     "MaxIterationsExceededError",
+    "MemoryEntry",
     "MemoryOperationCounts",
+    "MemoryOperationListener",
+    "MemoryScope",
+    "MemoryStore",
     "NoOpToolMetrics",
     "Node",
     "OnUnknown",

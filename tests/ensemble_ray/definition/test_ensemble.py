@@ -57,7 +57,6 @@ def test_nothing_but_types_is_checked_when_an_ensemble_is_built() -> None:
         "loops",
         "phases",
         "graph",
-        "memory",
     ],
 )
 def test_field_is_unknown_when_a_later_version_builds_it(name: str) -> None:
