@@ -51,6 +51,10 @@ _EXPORTS = {
     "ensemble_ray.execute.agent.structured": "ParseResult describe_schema extract_json parse_output",
     "ensemble_ray.execute.tools.unknown_effect": "UnknownEffect",
     "ensemble_ray.coordinator.map_reduce.item_log": "ItemStream",
+    "ensemble_ray.memory.embeddings": "EmbeddingStoreLongTermMemory",
+    "ensemble_ray.memory.ensemble_memory": "EnsembleMemory",
+    "ensemble_ray.memory.in_memory": "InMemoryEmbeddingStore InMemoryEntityMemory",
+    "ensemble_ray.memory.store": "MemoryStore",
     "ensemble_ray.runs.map_reduce.handle": "MapReduceRun",
     "ensemble_ray.recovery.forking": "afork fork",
     "ensemble_ray.inline.runtime": "InlineRuntime",
@@ -61,6 +65,7 @@ _EXPORTS = {
     "ensemble_ray.llm.openai": "OpenAIChatModel",
     "ensemble_ray.llm.rate_limited": "RateLimitedChatModel",
     "ensemble_ray.map_reduce": "MapEnsemble MapReduceEnsemble",
+    "ensemble_ray.values.memory": "EmbeddingMatch EvictionPolicy MemoryEntry MemoryScope",
     "ensemble_ray.values.messages": "ChatMessage ChatResponse Effect JsonSchema TokenUsage ToolCall ToolSpec",
     "ensemble_ray.values.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
     "ensemble_ray.values.outputs": "EnsembleOutput ExitReason FailedItem ItemResult RunState TaskOutput",
@@ -70,6 +75,9 @@ _EXPORTS = {
     "ensemble_ray.plan.synthesis": "AgentSynthesizer SynthesisContext",
     "ensemble_ray.plan.templates": "resolve_template",
     "ensemble_ray.ports": "ChatModel StreamingChatModel StructuredChatModel ToolMetrics",
+    "ensemble_ray.ports.memory": """
+        EmbeddingModel EmbeddingStore EntityMemory LongTermMemory MemoryOperationListener
+    """,
     "ensemble_ray.prompts.agent": "build_system_prompt",
     "ensemble_ray.prompts.manager": "DefaultManagerPromptStrategy",
     "ensemble_ray.prompts.task": "build_user_prompt",

@@ -27,6 +27,7 @@ from ensemble_ray.definition.fields import (
 )
 from ensemble_ray.definition.history import check_history
 from ensemble_ray.definition.identity import Identified
+from ensemble_ray.definition.memory import MemoryScopesField, check_scopes
 from ensemble_ray.definition.unit_output import UnitOutput, name_output
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.messages import ChatMessage, Effect
@@ -75,6 +76,8 @@ class Task(Identified, Generic[Parsed_co]):
             handler says, else `once`.
         history: What was said before: questions and answers in turns, sent to the model before the task. A manager, who
             hands tasks on as texts, does not see it.
+        memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after: a name, a `MemoryScope`,
+            or a list of these.
         revision_feedback: What was wrong with the previous attempt.
         prior_attempt_output: The previous attempt.
         attempt_number: 0 for the first attempt.
@@ -97,6 +100,7 @@ class Task(Identified, Generic[Parsed_co]):
     handler: Annotated[Handler | None, SkipValidation] = None
     effect: Effect | None = None
     history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
+    memory_scopes: MemoryScopesField = initially(())
     revision_feedback: StrictText | None = None
     prior_attempt_output: StrictText | None = None
     attempt_number: StrictInt = 0
@@ -154,6 +158,7 @@ class Task(Identified, Generic[Parsed_co]):
         if isinstance(retries, int | float) and retries < 0:
             raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
         arguments["history"] = check_history(arguments.get("history"))
+        arguments["memory_scopes"] = check_scopes(arguments.get("memory_scopes"))
         _check_handler(arguments)
         arguments["llm"] = limit_own_model(arguments)
         return arguments

@@ -31,6 +31,7 @@ from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
+from ensemble_ray.execute.memory import memory_counted, remember
 from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
@@ -95,7 +96,9 @@ class TaskRunner:
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
-                return await self._completed(scope, await self._execute(scope))
+                with memory_counted(scope):
+                    output = await remember(scope, await self._execute(scope))
+                return await self._completed(scope, output)
             except asyncio.CancelledError as error:
                 if is_stopped():
                     return self._unfinished(scope, "cancelled", None)

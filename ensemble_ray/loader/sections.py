@@ -35,6 +35,7 @@ from ensemble_ray.loader.kinds import (
     one_of,
     text_in,
 )
+from ensemble_ray.loader.memory import Memory, ScopeNames, StoreName
 from ensemble_ray.loader.models import Model
 from ensemble_ray.loader.reading import context_of, refuse
 from ensemble_ray.loader.section import KINDS, Section, key, keys_of
@@ -166,6 +167,9 @@ class ItemTaskKeys(Section):
     input_guardrails: GuardrailNames = key("Asked before anything else, each as module:function.")
     output_guardrails: GuardrailNames = key("Asked about the answer, each as module:function.")
     handler: HandlerName = key("Does the task without a model, as module:function.")
+    memory_scopes: ScopeNames = key(
+        "Parts of the memory store that it reads before and writes after: names, or sections."
+    )
 
 
 class TaskKeys(_Member, ItemTaskKeys):
@@ -303,6 +307,8 @@ class TeamKeys(MapTeamKeys):
         "`sequential`, in list order, unless told; `parallel`: each task as soon as its context is there; "
         "`hierarchical`: a manager hands the tasks to the agents."
     )
+    memory: Memory = key("Memory that all tasks use.")
+    memory_store: StoreName = key("Keeps the scopes that tasks declare: `in_memory`, or module:attribute.")
     manager_prompt_strategy: StrategyName = key("Writes the manager's prompts, as module:attribute.")
     delegation_policies: list[Annotated[object, object_with("evaluate")]] = key(
         "Asked in order about each delegation, each as module:attribute: allow, reject or change it."

@@ -29,6 +29,7 @@ from ensemble_ray.facts.effects import (
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_text
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
 from ensemble_ray.values.ids import delegating_call, node_key
@@ -99,6 +100,8 @@ class TaskFold:
                 self.output = output
             case FailureRecorded():
                 self.failure = cast("Fact[FailureRecorded]", fact)
+            case MemoryRecalled() | MemoryStored():
+                pass  # what the task was reminded of stands in its prompt
             case _ if data.IS_EFFECT:
                 self._apply_effect(fact)
             case _:
