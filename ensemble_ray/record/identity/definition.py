@@ -169,7 +169,7 @@ def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
         return {} if unit.until is None else {"until": _predicate(unit.until)}
     if isinstance(unit, Graph):
         conditions = {
-            str(index): identity_of(edge.condition)
+            str(index): _predicate(edge.condition)
             for index, edge in enumerate(unit.edges)
             if isinstance(edge, GraphEdge) and edge.condition is not None
         }
