@@ -260,7 +260,7 @@ async def test_an_edit_is_a_further_entry_of_the_same_time() -> None:
     scope = made.runner._scope(made.order("draft", task=SCOPED), {}, Slot())
     edited = result.output.replace(raw="Edited", parsed_output={"n": 1})
     await remember_edit(scope, edited)
-    again = made.runner._scope(made.order("draft", task=SCOPED), await made.journal.known("draft#0"), Slot())
+    again = made.runner._scope(made.order("draft", task=SCOPED), await made.journal.lookup_recorded("draft#0"), Slot())
     await remember_edit(again, edited)
     entries = store.retrieve("notes", "", 5)
     assert [(entry.content, entry.structured_content) for entry in entries] == [("Text", None), ("Edited", None)]
