@@ -175,6 +175,7 @@ def test_editor_takes_what_the_loader_takes(text: str) -> None:
             "phases: {p: {tasks: {t: {description: d}}, after: [q]}, q: {tasks: {u: {description: d}}, after: [p]}}",
             "the phases wait for each other in a circle: p -> q -> p",
         ),
+        ("graph: {name: g, start: a, states: {a: {description: d}, a: {description: e}}}", "the key stands here twice"),
         ("graph: {name: g, start: a, states: {a: {description: d}}}", "the graph needs the key 'edges'"),
         ("graph: {name: g, start: a, states: {a: {description: d}}, edges: []}", "no outgoing edges: [a]"),
         (
@@ -188,7 +189,7 @@ def test_editor_takes_what_the_loader_takes(text: str) -> None:
     ],
 )
 def test_mistake_is_told_with_its_place(refused: Refused, text: str, told: str) -> None:
-    """S-LOOP-171, S-PHASE-114, S-GRAPH-118: as elsewhere in the file."""
+    """S-LOOP-171, S-PHASE-114, S-GRAPH-118: as elsewhere in the file; S-GRAPH-17: a state that is there twice."""
     (line,) = refused(f"llm: local\n{text}\n")
     assert told in line
     assert line.startswith("team.yaml:")
