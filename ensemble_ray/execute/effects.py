@@ -12,10 +12,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast
 
+from ensemble_ray.execute.memory_use import MemoryUse
+from ensemble_ray.ports.memory import MemoryOperationListener
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import is_inside_unit
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
-from ensemble_ray.values.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics, add_tokens
+from ensemble_ray.values.metrics import (
+    UNKNOWN_TOKENS,
+    CostConfiguration,
+    MemoryOperationCounts,
+    TaskMetrics,
+    add_tokens,
+)
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import (
     CapturedMessage,
@@ -28,10 +36,10 @@ from ensemble_ray.values.trace import (
 )
 from ensemble_ray.values.value import utc_of
 
-__all__ = ["DelegationEffect", "ModelEffect", "Outcome", "TaskEffects", "ToolEffect", "captured"]
+__all__ = ["CallOutcome", "DelegationEffect", "ModelEffect", "TaskEffects", "ToolEffect", "captured"]
 
 #: What came of a tool request (S-TRC-31, S-DUR-26).
-Outcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
+CallOutcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +47,7 @@ class ToolEffect:
     """One tool request and what came of it."""
 
     call: ToolCall
-    outcome: Outcome
+    outcome: CallOutcome
     text: str
     started_at: float
     duration_s: float
@@ -173,6 +181,10 @@ class TaskEffects:
     is_outcome_unknown: bool = False
     #: path of the execution
     instance: str = ""
+    #: what it did with memory; None: nobody counts that
+    memory: MemoryUse | None = None
+    #: hears of what it does with memory while it is at work (S-MEM-100)
+    memory_listener: MemoryOperationListener | None = None
 
     def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
         """Return the sums (S-MET-10 to S-MET-16)."""
@@ -196,6 +208,8 @@ class TaskEffects:
             incomplete_answers=sum(incomplete_reason(model.response) is not None for model in self.models),
             delegation_count=sum(each.is_started for each in self.delegations),
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
+            memory_retrieval_time=timedelta() if self.memory is None else self.memory.reading_time,
+            memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,
         )
 
     def trace(

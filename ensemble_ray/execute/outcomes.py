@@ -34,7 +34,8 @@ class Resumed(Generic[Output_co, Failure_co]):
     started_at: float
     #: what its source was told, in the groups in which it was; what a cancellation did is left out
     stimuli: Sequence[Sequence[Stimulus]]
-    #: by key: tasks whose output or failure is recorded, whether or not the source was told
+    #: by instance: tasks whose output or failure is recorded, whether or not the source was told; a result is made when it
+    #: is asked for, and has no output where the run's outputs have a recorded one to be recalled
     results: Mapping[str, TaskResult[Output_co, Failure_co]]
     #: whether only its owner's process was replaced; else somebody wants it to go on, also after a cancellation
     is_restart: bool = False

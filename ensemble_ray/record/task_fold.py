@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast, get_args
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.agent.recorded_model import effect_of
 from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT
-from ensemble_ray.execute.effects import DelegationEffect, ModelEffect, Outcome, TaskEffects, ToolEffect
+from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ModelEffect, TaskEffects, ToolEffect
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.effects import (
     DelegationDecided,
@@ -29,6 +29,7 @@ from ensemble_ray.facts.effects import (
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_text
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
 from ensemble_ray.values.ids import delegating_call, node_key
@@ -41,7 +42,7 @@ _V = TypeVar("_V", bound=Value)
 
 __all__ = ["NO_RESULT", "TaskFold"]
 
-_OUTCOMES = get_args(Outcome)
+_OUTCOMES = get_args(CallOutcome)
 #: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`; a task's key may hold anything.
 _EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+)|(?P<handler>handler))", re.DOTALL)
 #: What a tool call shows that was begun and never came back.
@@ -99,6 +100,8 @@ class TaskFold:
                 self.output = output
             case FailureRecorded():
                 self.failure = cast("Fact[FailureRecorded]", fact)
+            case MemoryRecalled() | MemoryStored():
+                pass  # what the task was reminded of stands in its prompt
             case _ if data.IS_EFFECT:
                 self._apply_effect(fact)
             case _:
@@ -336,7 +339,7 @@ class TaskFold:
             return ToolEffect(call=call, outcome="unknown", text=text, started_at=begun, duration_s=0.0)
         return ToolEffect(
             call=call,
-            outcome=cast("Outcome", result.outcome) if result.outcome in _OUTCOMES else "error",
+            outcome=cast("CallOutcome", result.outcome) if result.outcome in _OUTCOMES else "error",
             text=result.text,
             started_at=result.started_at,
             duration_s=result.duration_s,

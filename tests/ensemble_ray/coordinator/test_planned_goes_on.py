@@ -10,7 +10,7 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.planned_runs import PAIR, Failure, Result, conducting, done, ended_early, failed
@@ -22,7 +22,7 @@ def resumed(stimuli: Sequence[Sequence[Stimulus]], *results: Result, is_restart:
     return Resumed(
         started_at=50.0,
         stimuli=stimuli,
-        results={result.key: result for result in results},
+        results={result.instance: result for result in results},
         is_restart=is_restart,
     )
 
@@ -57,7 +57,7 @@ async def test_stimuli_of_one_group_are_told_together_when_a_run_goes_on() -> No
     capped = plan_of("parallel", {"a": (), "b": (), "c": (), "d": ("b",), "e": ("a",)}, cap=2)
     first = await conducting(capped)
     await first.report(done("a"), done("b"))
-    groups = Recovered([*first.journal.facts()]).stimuli
+    groups = PlannedRecovery.of(first.journal.facts()).stimuli
     assert [[type(each).__name__ for each in group] for group in groups] == [
         ["Begun"],
         ["Completed", "Completed"],
@@ -71,7 +71,7 @@ async def test_group_is_told_as_far_as_it_is_recorded_when_its_end_is_lost() -> 
     """S-DUR-9, S-DUR-30: the rest of the group was torn off; its task's output is recorded and is told anew."""
     first = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("a", "b")}))
     await first.report(done("a"), done("b"))
-    groups = Recovered(first.journal.facts()[:-1]).stimuli
+    groups = PlannedRecovery.of(first.journal.facts()[:-1]).stimuli
     assert [len(group) for group in groups] == [1, 1]
     again = await conducting(first.plan, epoch=1, resumed=resumed(groups, done("a"), done("b")))
     assert again.fact_lines == ["resume run", "stimulus b#0 TaskCompleted"]
@@ -179,7 +179,7 @@ async def test_cancelled_run_goes_on_when_somebody_resumes_it() -> None:
     await first.cancel()
     await first.report(ended_early("b", "cancelled"))
     assert first.ended().state is RunState.CANCELLED
-    stimuli = Recovered(first.journal.facts()).stimuli
+    stimuli = PlannedRecovery.of(first.journal.facts()).stimuli
     run = await conducting(PAIR, epoch=1, resumed=resumed(stimuli, done("a")))
     assert run.executor.keys == ["b"]
     await run.report(done("b"))
@@ -192,7 +192,7 @@ async def test_cancelled_run_ends_when_its_scheduler_is_replaced() -> None:
     first = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("a", "b")}))
     await first.report(done("a"))
     await first.cancel()
-    stimuli = Recovered(first.journal.facts(), is_resumed=False).stimuli
+    stimuli = PlannedRecovery.of(first.journal.facts(), is_resumed=False).stimuli
     run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("a"), is_restart=True))
     assert run.executor.keys == []
     assert run.fact_lines == ["resume run", "stimulus b#0 TaskCancelled", "end run"]
@@ -205,7 +205,7 @@ async def test_late_output_counts_when_a_cancelled_runs_scheduler_is_replaced() 
     """S-DUR-30, S-SET-27: a task that was completed before it could be stopped is completed."""
     first = await conducting(plan_of("parallel", {"a": (), "b": ()}))
     await first.cancel()
-    stimuli = Recovered(first.journal.facts(), is_resumed=False).stimuli
+    stimuli = PlannedRecovery.of(first.journal.facts(), is_resumed=False).stimuli
     run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("b"), is_restart=True))
     assert run.ended().state is RunState.CANCELLED
     assert [instance for instance, _ in run.ended().completed] == ["b#0"]
