@@ -14,6 +14,12 @@ _EXPORTS = {
     "ensemble_ray.definition.agent": "Agent",
     "ensemble_ray.definition.durability": "Durability OnUnknown",
     "ensemble_ray.definition.ensemble": "RunOptions",
+    "ensemble_ray.definition.graph": "Graph MaxStepsAction",
+    "ensemble_ray.definition.graph_edges": "GraphEdge GraphFork GraphJoin",
+    "ensemble_ray.definition.loop": "Loop LoopMemoryMode LoopOutputMode MaxIterationsAction",
+    "ensemble_ray.definition.phase": "Phase PhaseReview",
+    "ensemble_ray.definition.unit_output": "UnitOutput",
+    "ensemble_ray.definition.until": "Until",
     "ensemble_ray.definition.hierarchy": "HierarchicalConstraints ManagerPromptContext ManagerPromptStrategy",
     "ensemble_ray.definition.retry_policy": "RetryPolicy",
     "ensemble_ray.definition.task": "Task",
@@ -79,6 +85,7 @@ _EXPORTS = {
         CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool JsonParserTool ProcessAgentTool
         WebScraperTool WebSearchProvider WebSearchTool
     """,
+    "ensemble_ray.values.iterations": "GraphRoutingContext LoopIterationContext",
     "ensemble_ray.values.trace": """
         AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
         LlmInteraction MapReduceLevelSummary PhaseTrace TaskPrompts TaskTrace ToolCallTrace
