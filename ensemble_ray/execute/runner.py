@@ -30,7 +30,7 @@ from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
-from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
@@ -191,7 +191,8 @@ class TaskRunner:
             error = error_from(fact.data.error_data, output_type=scope.order.task.output_type)
             failed = self._unfinished(scope, "failed", error)
             took, trace = max(0.0, fact.at - scope.effects.started_at), read_trace(fact) or failed.trace
-            failed = replace(failed, at=fact.at, duration_s=took, trace=trace, attempts=fact.data.attempts)
+            failure = TaskFailure(error=error, trace=trace)
+            failed = replace(failed, at=fact.at, duration_s=took, failure=failure, attempts=fact.data.attempts)
             failed = await self._with_workers(scope, failed)
             return self._report_failure(scope, failed)
         if (exited := find_fact(recorded_facts, instance, ExitRecorded)) is not None:
@@ -267,7 +268,7 @@ class TaskRunner:
         try:
             await scope.note(scope.order.instance, failure, until=Until.WRITTEN)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
-            return replace(result, error=stale)
+            return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear
             _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, brief(str(unwritten)))
         return self._report_failure(scope, result)
@@ -303,8 +304,9 @@ class TaskRunner:
             status="failed" if status == "failed" else "exited" if status == "exited" else "cancelled",
             at=at,
             duration_s=max(0.0, at - effects.started_at),
-            error=error,
-            trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics),
+            failure=TaskFailure(
+                error=error, trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
+            ),
             total_tokens=metrics.total_tokens,
             tool_call_count=effects.tool_call_count,
             attempts=effects.attempts,
@@ -361,10 +363,10 @@ class TaskRunner:
 
 
 def _delegated(scope: TaskScope) -> tuple[tuple[str, TaskOutput], ...]:
-    """Return the outputs of a manager's workers, by instance, in the order in which they were done (S-HIER-6)."""
+    """Return the outputs of a manager's workers, by role, in the order in which they were done (S-HIER-6)."""
     if not scope.is_manager:
         return ()
-    outputs = [(each.instance, each.output) for each in scope.effects.delegations if each.output is not None]
+    outputs = [(each.output.agent_role, each.output) for each in scope.effects.delegations if each.output is not None]
     return tuple(sorted(outputs, key=lambda pair: pair[1].completed_at))
 
 

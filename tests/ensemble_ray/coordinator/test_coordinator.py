@@ -12,7 +12,7 @@ from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs, KeyedOutputs, OutputStore, SpooledOutputs
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
-from ensemble_ray.execute.reports import Report
+from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.schedule.instructions import (
@@ -30,7 +30,7 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Decided, Evaluated, Stimulus
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.outputs import ExitReason, RunState
-from tests.ensemble_ray.coordinator.planned_runs import RecordingExecutor, done, ended_early
+from tests.ensemble_ray.coordinator.planned_runs import Failure, RecordingExecutor, body_of, done, ended_early
 from tests.ensemble_ray.schedule.plans import plan_of
 
 END = End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
@@ -49,7 +49,7 @@ class Script:
         return [each for stimulus in stimuli for each in self.answers.pop(type(stimulus), [])]
 
 
-class Asking(PlannedTasks[str, str]):
+class Asking(PlannedTasks[str, str, Failure]):
     """Tasks with user code to ask."""
 
     asked: Question | None = None
@@ -66,7 +66,9 @@ class Scripted:
         self.journal = MemoryJournal("run")
         journal = RunJournal(run_id="run", epoch=0, journal=self.journal, clock=ManualClock(start=100.0))
         self.outputs: HeldOutputs[str] = HeldOutputs()
-        self.tasks = Asking(plan_of("parallel", {"a": (), "b": ("a",)}), journal, self.outputs, header=PlanRecorded())
+        self.tasks = Asking(
+            plan_of("parallel", {"a": (), "b": ("a",)}), journal, self.outputs, body_of, header=PlanRecorded()
+        )
         self.source = Script(answers)
         self.executor = RecordingExecutor(self.journal)
         self.coordinator = Coordinator(journal, self.tasks)
@@ -86,8 +88,8 @@ async def test_changes_ride_on_the_order() -> None:
     run = Scripted({Begun: [Start(instance="a#1", changes=changes)], Completed: [END]})
     await run.heard(Begun)
     (order,) = run.executor.started
-    assert (order.node.key, order.instance, order.changes) == ("a", "a#1", changes)
-    run.coordinator.deliver([Report(key="a", instance="a#1", status="completed", at=1.0, output="x")])
+    assert (order.key, order.instance, order.changes) == ("a", "a#1", changes)
+    run.coordinator.deliver([TaskResult(key="a", instance="a#1", status="completed", at=1.0, output="x")])
     ended = await run.end
     assert list(ended.completed) == [("a", "x")]
 
@@ -158,7 +160,9 @@ class Wide:
         self.clock = ManualClock(start=100.0)
         journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=self.clock)
         plan = plan_of("parallel", dict.fromkeys(self.keys, ()))
-        self.tasks: PlannedTasks[str, str] = PlannedTasks(plan, journal, HeldOutputs(), header=PlanRecorded())
+        self.tasks: PlannedTasks[str, str, Failure] = PlannedTasks(
+            plan, journal, HeldOutputs(), body_of, header=PlanRecorded()
+        )
         self.executor = RecordingExecutor(MemoryJournal("run"))
         self.received: list[tuple[Stimulus, ...]] = []
         self.coordinator = Coordinator(journal, self.tasks)

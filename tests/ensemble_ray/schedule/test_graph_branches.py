@@ -307,6 +307,19 @@ def test_exit_in_one_branch_lets_the_others_finish_their_steps() -> None:
     ]
 
 
+def test_failure_after_an_exit_or_a_cancellation_cancels_nothing_more() -> None:
+    """S-GRAPH-101, S-SET-27: what runs ends, and each step is cancelled once."""
+    unit = graph_of(fork("a", "b", "c", "e"), edge("b"), edge("c"), edge("e"))
+    left = forked(unit)
+    left(exited(2, "b"))
+    assert left(failed(3, "c")) == []
+    left(done(4, "e"))
+    assert left.steps == ["a", "e"]
+    stopping = forked(unit)
+    stopping(CancelRequested(at=2.0))
+    assert stopping(failed(3, "c")) == []
+
+
 def test_exit_of_a_step_that_a_join_cancelled_ends_the_graph() -> None:
     """S-GRAPH-101, S-BUD-4: somebody wants the end of the run, or the budget is spent."""
     graph = forked(graph_of(fork("a", "b", "c"), join("bc", "d", 1), edge("d")))
