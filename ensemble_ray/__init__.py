@@ -64,7 +64,7 @@ _EXPORTS = {
     "ensemble_ray.values.messages": "ChatMessage ChatResponse Effect JsonSchema TokenUsage ToolCall ToolSpec",
     "ensemble_ray.values.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
     "ensemble_ray.values.outputs": "EnsembleOutput ExitReason FailedItem ItemResult RunState TaskOutput",
-    "ensemble_ray.values.phase_review": "PhaseReviewDecision",
+    "ensemble_ray.definition.phase_decision": "PhaseReviewDecision",
     "ensemble_ray.plan.dependencies": "TaskDependencyGraph",
     "ensemble_ray.plan.plan": "AgentEntry Node Plan",
     "ensemble_ray.plan.synthesis": "AgentSynthesizer SynthesisContext",

@@ -189,7 +189,7 @@ class Predicates(Protocol[Output]):
             new: The parts that follow those; none where another edge of the same step is asked.
 
         Returns:
-            The verdict, or what was raised. None: those who are asked have fewer than `known` parts, since their process
+            The verdict, or what was raised. None: those who are asked have fewer than `lookup_recorded` parts, since their process
             was replaced; they are to be asked again with `known=0` and the whole history.
         """
         ...

@@ -1,6 +1,6 @@
 """TaskRunner: carries out one task through ports. Package: execute. Async; knows no Ray, decides nothing about the run.
 
-In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole house gets past it. Effects are noted in
+In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole process gets past it. Effects are noted in
 the journal before the next step depends on them; a recorded effect is taken from there instead of being done again,
 and a recorded end of the task is its result.
 """
@@ -26,6 +26,7 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.loop import AgentLoop
+from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of
@@ -38,7 +39,7 @@ from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
@@ -84,13 +85,13 @@ class TaskRunner:
             is_stopped: Tells a wanted cancellation from user code's own.
             slot: The task's place among its agent's; None: it needs none.
         """
-        slot = slot or Slot()
+        order, slot = apply_changes(order), slot or Slot()
         scope = self._scope(order, {}, slot)
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
         with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
             try:
-                if order.epoch:  # handed out before: an earlier house may have recorded something
-                    scope = self._scope(order, await self.ports.journal.known(order.instance), slot)
+                if order.epoch:  # handed out before: an earlier process may have recorded something
+                    scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
@@ -120,6 +121,7 @@ class TaskRunner:
             ),
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
+            instance=order.instance,
         )
         return TaskScope(
             context=self.context,
@@ -183,7 +185,7 @@ class TaskRunner:
     # Endings.
 
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
-        """How the task ended, when an earlier house recorded it and died before it could tell."""
+        """How the task ended, when an earlier process recorded it and died before it could tell."""
         instance, recorded_facts = scope.order.instance, scope.recorded_facts
         if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
             return await self._with_workers(scope, self._report_completion(scope, output))
@@ -210,7 +212,7 @@ class TaskRunner:
         return replace(result, delegated=workers.delegated, failed_delegations=workers.failed_delegations)
 
     async def _completed(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
-        await scope.note(scope.order.instance, OutputRecorded(output=output), until=Until.WRITTEN)
+        await scope.note(scope.order.instance, OutputRecorded(output=output), until=Persistence.COMMITTED)
         return self._report_completion(scope, output)
 
     def _report_completion(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
@@ -242,6 +244,7 @@ class TaskRunner:
             at=at,
             duration_s=seconds,
             output=output,
+            text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
             delegated=_delegated(scope),
@@ -250,7 +253,7 @@ class TaskRunner:
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Until.WRITTEN)
+        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Persistence.COMMITTED)
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
@@ -266,7 +269,7 @@ class TaskRunner:
             attempts=result.attempts,
         )
         try:
-            await scope.note(scope.order.instance, failure, until=Until.WRITTEN)
+            await scope.note(scope.order.instance, failure, until=Persistence.COMMITTED)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear
@@ -357,7 +360,7 @@ class TaskRunner:
                 fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
             return fields
         if self.context.workflow == "sequential":
-            fields["task.index"] = f"{order.index}/{self.context.total_tasks}"
+            fields["task.index"] = f"{order.index}/{self._total(order)}"
             fields["task.description"] = cut(order.task.description, 80)
         return fields
 

@@ -6,11 +6,12 @@ In: a request and the run's record. Out: the outcome. A coordinator, a runner, a
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import HeldOutputs
+from ensemble_ray.coordinator.outputs import HeldOutputs, recalled
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.durability import OnUnknown
@@ -18,38 +19,55 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskBody
+from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.recovery import Recovered, resumed_inline
-from ensemble_ray.record.spent import with_account
 from ensemble_ray.runs.ownership import GRACE_S, watch_for_cancel
+from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.orders import TaskFailure, TaskResult
     from ensemble_ray.execute.outcomes import RunOutcome
+    from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import Journal
     from ensemble_ray.ports.services import Services
-    from ensemble_ray.record.stores import OwnedRun
+    from ensemble_ray.runs.claimed import ClaimedRun
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
     from ensemble_ray.values.outputs import TaskOutput
 
-__all__ = ["InlineRun"]
+__all__ = ["InlineRun", "outputs_of"]
+
+
+def outputs_of(planned: Planned) -> HeldOutputs[TaskOutput]:
+    """Return where the outputs of a plan's tasks are kept; recorded ones become objects of the types that tasks declare."""
+
+    def load(instance: str, body: bytes) -> TaskOutput:
+        task = planned.tasks.get(node_key(instance))
+        return typed_output(json.loads(body), None if task is None else task.output_type)
+
+    return HeldOutputs(load)
 
 
 class InlineRun:
-    """One run in this process: a conductor, a runner, and the houses between them."""
+    """One run in this process: a coordinator, a runner, and the executor between them."""
 
-    def __init__(self, request: RunRequest, work: PlannedWork, owned: OwnedRun | None, services: Services) -> None:
+    def __init__(
+        self,
+        request: RunRequest,
+        work: PlannedWork,
+        claimed: ClaimedRun,
+        outputs: HeldOutputs[TaskOutput],
+        services: Services,
+    ) -> None:
         self.run_id = request.run_id
         self._planned = planned = work.planned
-        recorded = () if owned is None else owned.recorded
-        context = with_account(request.context, (*recorded, *work.preliminary))
-        self._owned = owned
+        context = claimed.context
+        self._owned = owned = claimed.owned
         self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
         clock = SystemClock()
         ports = RunnerPorts(
@@ -64,17 +82,18 @@ class InlineRun:
         )
         runner = TaskRunner(context, ports, planned.agents)
         self._executor = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
-        types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
         epoch = 0 if owned is None else owned.epoch
         journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=clock)
         self._tasks: PlannedTasks[Task, TaskOutput, TaskFailure] = PlannedTasks(
             planned.plan,
             journal,
-            HeldOutputs(),
+            outputs,
             self._body,
             header=work.header,
             preamble=work.preliminary,
-            resumed=resumed_inline(Recovered(owned.recorded), types) if owned is not None and owned.recorded else None,
+            resumed=None
+            if claimed.recovery is None
+            else claimed.recovery.resumed(lambda instance: recalled(outputs, instance), lambda failure: failure),
         )
         self._coordinator = Coordinator(journal, self._tasks)
         self._running: asyncio.Task[RunOutcome]
@@ -102,7 +121,7 @@ class InlineRun:
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
             raise
         finally:
-            self._executor.stop(self._executor.running)  # none, unless conducting itself broke
+            self._executor.stop(self._executor.running)  # none, unless coordinating itself broke
             if self._watching is not None:
                 self._watching.cancel()
             if self._owned is not None:

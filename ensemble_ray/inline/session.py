@@ -30,7 +30,7 @@ __all__ = ["InlineSession"]
 
 
 class InlineSession:
-    """Does a run's tasks on the library's loop. Fulfils `Executor`."""
+    """Does a run's tasks on the library's loop. Fulfils `ExecutorSession`."""
 
     def __init__(self, request: RunRequest, services: Services, *, journal: Journal, deliver: Deliver) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

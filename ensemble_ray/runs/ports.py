@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+from ensemble_ray.coordinator.ports import Executor
 from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.runs.submission import SubmissionReason
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+    from ensemble_ray.execute.orders import RunContext, TaskResult
     from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.facts.fact import Fact
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
 
-__all__ = ["Deliver", "Executor", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
+__all__ = ["Deliver", "ExecutorSession", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
 
 
 #: Takes results of orders, several at a time.
@@ -76,8 +78,8 @@ class SubmittedRun(Protocol):
         ...
 
 
-class Executor(Protocol):
-    """Where the tasks of a run are done that is coordinated in this process."""
+class ExecutorSession(Executor[TaskOrder], Protocol):
+    """The executor of a run that is coordinated in this process, from its opening to its end."""
 
     @property
     def failed(self) -> asyncio.Future[None]:
@@ -92,14 +94,6 @@ class Executor(Protocol):
     @property
     def spending(self) -> Spending | None:
         """What this process's own requests for the run may spend, such as those that make agents; None: no budget."""
-        ...
-
-    def start(self, orders: Sequence[TaskOrder]) -> None:
-        """Do these tasks; never waits."""
-        ...
-
-    def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks; the result of each is still delivered, within a grace."""
         ...
 
     async def close(self) -> None:
@@ -130,7 +124,7 @@ class Runtime(Protocol):
         """
         ...
 
-    async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> Executor:
+    async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> ExecutorSession:
         """Open an executor for tasks that are made while their run goes on.
 
         Args:

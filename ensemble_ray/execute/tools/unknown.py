@@ -17,7 +17,7 @@ from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcom
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS, call_user, threads
 from ensemble_ray.text.control_characters import escape_controls
@@ -103,7 +103,7 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
                 raise _failure(unknown, "Nobody knows whether it was done")
             return _describe(unknown)
         answer = await _asked(scope, unknown)
-        await scope.note(intent.name, OutcomeDecided(answer=answer), until=Until.SYNCED)
+        await scope.note(intent.name, OutcomeDecided(answer=answer), until=Persistence.SYNCED)
     match answer:
         case "repeat":
             return None

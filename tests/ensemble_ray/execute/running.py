@@ -13,7 +13,7 @@ from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.ports import DriverServices, Until
+from ensemble_ray.ports import DriverServices, Persistence
 from ensemble_ray.ports.services import Services
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock, RecordingSink, ScriptedModel
@@ -44,14 +44,14 @@ class WatchedJournal(MemoryJournal):
 
     def __init__(self, known: Sequence[Fact] = ()) -> None:
         super().__init__("run", known)
-        self.degrees: list[tuple[str, str, Until]] = []
+        self.degrees: list[tuple[str, str, Persistence]] = []
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add them."""
         self.degrees.extend((fact.kind, fact.name, until) for fact in facts)
         await super().append(facts, epoch=epoch, until=until)
 
-    def degrees_of(self, *kinds: str) -> list[tuple[str, Until]]:
+    def degrees_of(self, *kinds: str) -> list[tuple[str, Persistence]]:
         """Kind and degree of the facts of these kinds, in order."""
         return [(kind, until) for kind, _, until in self.degrees if kind in kinds]
 
