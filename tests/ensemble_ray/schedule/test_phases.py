@@ -167,6 +167,19 @@ def test_nothing_starts_after_an_early_exit() -> None:
     assert run.warnings == []
 
 
+def test_loop_in_a_phase_starts_no_iteration_after_an_early_exit() -> None:
+    """S-PHASE-56, S-LOOP-142: also where nothing else of its phase waits."""
+    draft = phase("B", "x", "loop:refine", workflow="parallel")
+    run = Phased(phase("A"), draft, loop("refine", "w", max_iterations=3))
+    run.begin()
+    run.complete("phase:B#0/x#0")
+    run.exit("phase:A#0/a#0")
+    run.complete("phase:B#0/loop:refine#0/w#0")
+    assert run.asked == []
+    assert run.end.exit_reason is ExitReason.USER_EXIT_EARLY
+    assert run.results["B"].outputs == ("phase:B#0/x#0",)
+
+
 def test_review_does_not_start_after_an_early_exit() -> None:
     """S-PHASE-56: the attempt is kept as it is."""
     run = Phased(phase("A"), reviewed("B"))
