@@ -301,6 +301,7 @@ class TaskFold:
             retry_count=sum(model.retries for model in models),
             is_handler=not models and "agent_key" in node and node["agent_key"] is None,
             is_outcome_unknown=self._is_handler_unknown,
+            instance=self.instance,
         )
 
     @property

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, in_waiting_order, members_of
+from ensemble_ray.schedule.graph import GraphMachine
 from ensemble_ray.schedule.loop import LoopMachine
 from ensemble_ray.schedule.parallel import ParallelMachine
+from ensemble_ray.schedule.phases import PhasesMachine
 from ensemble_ray.schedule.sequential import SequentialMachine
 from ensemble_ray.schedule.unit import Execution, Member, UnitMachine
 from ensemble_ray.values.ids import node_key
@@ -16,12 +18,11 @@ __all__ = ["make_machine"]
 
 
 def make_machine(execution: Execution) -> UnitMachine:
-    """Return the machine of one execution of a unit, or of the run.
-
-    Raises:
-        NotImplementedError: there is no machine of that kind.
-    """
+    """Return the machine of one execution of a unit, or of the run."""
     if not execution.instance:
+        phases = [unit for unit in execution.plan.units if isinstance(unit, PhaseUnit)]
+        if phases:
+            return PhasesMachine(phases, execution)
         return _machine_over(_top_members(execution), execution, execution.plan.workflow)
     unit = execution.units[node_key(execution.instance)]
     match unit:
@@ -30,7 +31,7 @@ def make_machine(execution: Execution) -> UnitMachine:
         case PhaseUnit():
             return _machine_over([execution.members[key] for key in unit.members], execution, unit.workflow)
         case GraphUnit():
-            raise NotImplementedError(f"no machine of graphs: {unit.key}")
+            return GraphMachine(unit, execution)
         case _:
             assert_never(unit)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import HeldOutputs, KeyedOutputs, OutputStore, SpooledOutputs
+from ensemble_ray.coordinator.outputs import HeldOutputs, ListedOutputs, OutputStore, SpooledOutputs
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.orders import TaskResult
@@ -91,7 +91,7 @@ async def test_changes_ride_on_the_order() -> None:
     assert (order.key, order.instance, order.changes) == ("a", "a#1", changes)
     run.coordinator.deliver([TaskResult(key="a", instance="a#1", status="completed", at=1.0, output="x")])
     ended = await run.end
-    assert list(ended.completed) == [("a", "x")]
+    assert list(ended.completed) == [("a#1", "x")]
 
 
 async def test_answer_of_the_users_code_is_a_stimulus() -> None:
@@ -255,8 +255,8 @@ def test_outputs_are_kept_by_instance(make: Callable[[], OutputStore[bytes]]) ->
     for instance, output in (("a#0", b"1"), ("b#0", b"2"), ("a#0", b"3")):
         store.put(instance, output)
     assert (store.get("a#0"), "b#0" in store, "c#0" in store) == (b"3", True, False)
-    keyed: Sequence[tuple[str, bytes]] = KeyedOutputs(store, ["b#0", "a#0"])
-    assert keyed == [("b", b"2"), ("a", b"3")]
-    assert keyed[1:] == [("a", b"3")]
+    listed: Sequence[tuple[str, bytes]] = ListedOutputs(store, ["b#0", "a#0"])
+    assert listed == [("b#0", b"2"), ("a#0", b"3")]
+    assert listed[1:] == [("a#0", b"3")]
     store.forget(["a#0"])
     assert "a#0" not in store
