@@ -85,10 +85,10 @@ def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException
         case "cap", LoopUnit():
             return MaxLoopIterationsExceededError(unit.name, unit.max_iterations, completed)
         case "cap", GraphUnit():
-            return MaxGraphStepsExceededError(unit.name, unit.max_steps, _last_state(ended), completed)
+            return MaxGraphStepsExceededError(unit.name, unit.max_steps, _step(ended, 0)[0], completed)
         case "no_edge", GraphUnit():
-            state = _last_state(ended, is_unrouted=True)
-            return GraphNoEdgeMatchedError(unit.name, state, _last_raw(ended, state), _edges(unit, state), completed)
+            state, raw = _step(ended, failure.step)
+            return GraphNoEdgeMatchedError(unit.name, state, raw, _edges(unit, state), completed)
         case "rejected", PhaseUnit():
             node = ended.nodes.get(unit.review or "")
             text = f"Phase '{unit.name}' was rejected by review: {failure.message}"
@@ -97,17 +97,15 @@ def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException
             return raised or RuntimeError(failure.message or failure.error_type)
 
 
-def _last_state(ended: EndedUnits, *, is_unrouted: bool = False) -> str:
+def _step(ended: EndedUnits, number: int) -> tuple[str, str]:
+    """Return the state and the text of a step of the graph; 0: of its last."""
     found = ended.graph()
-    steps = () if found is None else found[1].steps
-    return next((step.state for step in reversed(steps) if not is_unrouted or step.next_state is None), "")
-
-
-def _last_raw(ended: EndedUnits, state: str) -> str:
-    found = ended.graph()
-    steps = () if found is None else found[1].steps
-    shown = next((ended.shown_of(step.instance) for step in reversed(steps) if step.state == state), [])
-    return shown[-1].output.raw if shown else ""
+    steps = {step.number: step for step in found[1].steps} if found is not None else {}
+    step = steps.get(number or max(steps, default=0))
+    if step is None:
+        return "", ""
+    shown = ended.shown_of(step.instance)
+    return step.state, shown[-1].output.raw if shown else ""
 
 
 def _edges(unit: GraphUnit, state: str) -> list[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["graph_trace", "loop_traces", "phase_traces", "unit_outputs", "unit_results"]
 
 
-class UnitParts(TypedDict):
+class UnitParts(TypedDict, total=False):
     """What of `RunResults` units make."""
 
     units: UnitOutputs
@@ -80,12 +80,12 @@ def _graph_history(ended: EndedUnits) -> GraphHistory | None:
         return None
     unit, result = found
     steps: list[GraphStep] = []
-    for number, step in enumerate(result.steps, start=1):
+    for step in result.steps:
         shown = ended.shown_of(step.instance)
         if shown:  # a step that failed, or was cancelled, gave nothing
             output = shown[-1].output
             steps.append(
-                GraphStep(state_name=step.state, step_number=number, output=output, next_state=step.next_state)
+                GraphStep(state_name=step.state, step_number=step.number, output=output, next_state=step.next_state)
             )
     reason = result.termination_reason
     return GraphHistory(
@@ -123,9 +123,12 @@ def graph_trace(ended: EndedUnits) -> GraphTrace | None:
     unit, result = found
     steps = tuple(
         GraphTraceStep(
-            path=step.instance.rpartition("/")[0], state_name=step.state, step_number=number, next_state=step.next_state
+            path=step.instance.rpartition("/")[0],
+            state_name=step.state,
+            step_number=step.number,
+            next_state=step.next_state,
         )
-        for number, step in enumerate(result.steps, start=1)
+        for step in result.steps
     )
     return GraphTrace(
         graph_name=unit.name,
