@@ -8,11 +8,24 @@ from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.durability import Durability as Durability
 from ensemble_ray.definition.durability import OnUnknown as OnUnknown
 from ensemble_ray.definition.ensemble import RunOptions as RunOptions
+from ensemble_ray.definition.graph import Graph as Graph
+from ensemble_ray.definition.graph import MaxStepsAction as MaxStepsAction
+from ensemble_ray.definition.graph_edges import GraphEdge as GraphEdge
+from ensemble_ray.definition.graph_edges import GraphFork as GraphFork
+from ensemble_ray.definition.graph_edges import GraphJoin as GraphJoin
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints as HierarchicalConstraints
 from ensemble_ray.definition.hierarchy import ManagerPromptContext as ManagerPromptContext
 from ensemble_ray.definition.hierarchy import ManagerPromptStrategy as ManagerPromptStrategy
+from ensemble_ray.definition.loop import Loop as Loop
+from ensemble_ray.definition.loop import LoopMemoryMode as LoopMemoryMode
+from ensemble_ray.definition.loop import LoopOutputMode as LoopOutputMode
+from ensemble_ray.definition.loop import MaxIterationsAction as MaxIterationsAction
+from ensemble_ray.definition.phase import Phase as Phase
+from ensemble_ray.definition.phase import PhaseReview as PhaseReview
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.task import Task as Task
+from ensemble_ray.definition.unit_output import UnitOutput as UnitOutput
+from ensemble_ray.definition.until import Until as Until
 from ensemble_ray.definition.workflow import ParallelErrorStrategy as ParallelErrorStrategy
 from ensemble_ray.definition.workflow import Workflow as Workflow
 from ensemble_ray.ensemble import Ensemble as Ensemble
@@ -135,6 +148,8 @@ from ensemble_ray.values.delegation import DelegationPriority as DelegationPrior
 from ensemble_ray.values.delegation import DelegationRequest as DelegationRequest
 from ensemble_ray.values.delegation import DelegationResponse as DelegationResponse
 from ensemble_ray.values.delegation import DelegationStatus as DelegationStatus
+from ensemble_ray.values.iterations import GraphRoutingContext as GraphRoutingContext
+from ensemble_ray.values.iterations import LoopIterationContext as LoopIterationContext
 from ensemble_ray.values.messages import ChatMessage as ChatMessage
 from ensemble_ray.values.messages import ChatResponse as ChatResponse
 from ensemble_ray.values.messages import Effect as Effect
@@ -234,7 +249,12 @@ __all__ = [
     "FileChangedEvent",
     "FileReadTool",
     "FileWriteTool",
+    "Graph",
+    "GraphEdge",
+    "GraphFork",
+    "GraphJoin",
     "GraphNoEdgeMatchedError",
+    "GraphRoutingContext",
     "GraphStateCompletedEvent",
     "GraphStep",
     "GraphTrace",
@@ -258,7 +278,11 @@ __all__ = [
     "LlmIterationStartedEvent",
     "LocalChatModel",
     "LogContextFilter",
+    "Loop",
     "LoopIterationCompletedEvent",
+    "LoopIterationContext",
+    "LoopMemoryMode",
+    "LoopOutputMode",
     "LoopTrace",
     "ManagerPromptContext",
     "ManagerPromptStrategy",
@@ -268,8 +292,10 @@ __all__ = [
     "MapReduceLevelSummary",
     "MapReduceRun",
     "MaxGraphStepsExceededError",
+    "MaxIterationsAction",
     "MaxIterationsExceededError",
     "MaxLoopIterationsExceededError",
+    "MaxStepsAction",
     "MemoryOperationCounts",
     "NoOpToolMetrics",
     "Node",
@@ -279,6 +305,8 @@ __all__ = [
     "ParallelErrorStrategy",
     "ParallelExecutionError",
     "ParseResult",
+    "Phase",
+    "PhaseReview",
     "PhaseReviewDecision",
     "PhaseStatus",
     "PhaseTrace",
@@ -329,8 +357,10 @@ __all__ = [
     "ToolSpec",
     "TryAgain",
     "TypedAgentTool",
+    "UnitOutput",
     "UnknownEffect",
     "UnknownOutcomeError",
+    "Until",
     "ValidationError",
     "WebScraperTool",
     "WebSearchProvider",
