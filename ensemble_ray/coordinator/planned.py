@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Never, NoReturn, TypeVar
 
-from ensemble_ray.coordinator.outputs import KeyedOutputs
+from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import FailureSummary, Revision, TaskBody, TaskOrder, TaskResult
@@ -266,7 +266,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 self._note_failure(result, error_type, message)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
-                self._unfinished.extend(() if failure is None else ((result.key, failure),))
+                self._unfinished.extend(() if failure is None else ((result.instance, failure),))
                 if result.status == "exited":
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason)
                 return Cancelled(at=result.at, instance=instance)
@@ -274,7 +274,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
     def _note_failure(self, result: TaskResult[Output, Failure], error_type: str, message: str) -> None:
         if result.failure is not None:
             failed = FailedTask(
-                key=result.key, at=result.at, failure=result.failure, completed_before=len(self._completed)
+                instance=result.instance, at=result.at, failure=result.failure, completed_before=len(self._completed)
             )
             self._failed.append(failed)
         self._errors.append(RecordedError(result.key, error_type, message))
@@ -313,11 +313,13 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             exit_reason=ending.exit_reason,
             started_at=self._started_at,
             completed_at=self._journal.now(),
-            completed=KeyedOutputs(self._outputs, self._completed),
-            delegated=KeyedOutputs(self._outputs, self._delegated),
+            completed=ListedOutputs(self._outputs, self._completed),
+            delegated=ListedOutputs(self._outputs, self._delegated),
             failed_delegations=tuple(self._failed_delegations),
             failures=tuple(self._failed),
             unfinished=tuple(self._unfinished),
+            units=ending.units,
+            unit_failures=ending.unit_failures,
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)

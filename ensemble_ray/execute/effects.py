@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Literal, cast
 
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
+from ensemble_ray.values.ids import is_inside_unit
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
 from ensemble_ray.values.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics, add_tokens
 from ensemble_ray.values.outputs import TaskOutput
@@ -170,6 +171,8 @@ class TaskEffects:
     is_handler: bool = False
     #: whether nobody knows what came of the handler (S-DUR-26)
     is_outcome_unknown: bool = False
+    #: path of the execution
+    instance: str = ""
 
     def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
         """Return the sums (S-MET-10 to S-MET-16)."""
@@ -216,8 +219,12 @@ class TaskEffects:
             final_output=final_output,
             parsed_output=parsed_output,
             metrics=metrics,
-            metadata={"outcome": "unknown"} if self.is_outcome_unknown else {},
+            metadata=self._metadata(),
         )
+
+    def _metadata(self) -> dict[str, str]:
+        outcome = {"outcome": "unknown"} if self.is_outcome_unknown else {}
+        return {**outcome, "instance": self.instance} if is_inside_unit(self.instance) else outcome
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:
         started, completed = utc_of(model.started_at), utc_of(model.started_at + model.latency_s)

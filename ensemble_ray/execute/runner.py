@@ -121,6 +121,7 @@ class TaskRunner:
             ),
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
+            instance=order.instance,
         )
         return TaskScope(
             context=self.context,

@@ -31,7 +31,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_text
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
-from ensemble_ray.values.ids import delegating_call
+from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.messages import ToolCall
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
@@ -80,8 +80,10 @@ class TaskFold:
 
     @property
     def key(self) -> str:
-        """The task's key: the instance without its occurrence."""
-        return self.instance.rpartition("#")[0] or self.instance
+        """Its task's key in the plan; of work that was handed on, its instance without the occurrence."""
+        if delegating_call(self.instance) is None:
+            return node_key(self.instance) or self.instance
+        return self.instance.rpartition("#")[0]
 
     def apply(self, fact: Fact) -> None:
         """Take the next fact of this instance."""
@@ -301,6 +303,7 @@ class TaskFold:
             retry_count=sum(model.retries for model in models),
             is_handler=not models and "agent_key" in node and node["agent_key"] is None,
             is_outcome_unknown=self._is_handler_unknown,
+            instance=self.instance,
         )
 
     @property
