@@ -322,10 +322,10 @@ class GraphMachine:
         )
 
     def _fail(self, done: list[Instruction], failure: UnitFailure | None = None) -> None:
-        """Cancel what other branches run; the first failure counts."""
-        if self._has_failed:
+        """Cancel what other branches run; the first failure counts. Of a graph that ends anyway, all is cancelled or ends."""
+        is_ending, self._has_failed = self.is_stopping, True
+        if is_ending:
             return
-        self._has_failed = True
         self._failure = failure
         self._drop_unrouted()
         for instance, branch in self._running.items():

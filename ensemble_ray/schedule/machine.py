@@ -200,7 +200,8 @@ class Machine:
         done.extend(Cancel(instance=each) for each in sorted(self._running))
 
     def _stop(self, stimulus: StopRequested, done: list[Instruction]) -> None:
-        """Start nothing more, since the run is ending around this; what had all started already just ends."""
+        """Start nothing more, since the run is ending around this; where all had started, that just ends, units sooner."""
+        self._is_stopping = True
         if any(state in _UNSTARTED for state in self._states.values()):
             self._exit = self._exit or stimulus.exit_reason
             self._is_cancelled = self._is_cancelled or stimulus.exit_reason is None

@@ -95,7 +95,7 @@ async def test_changes_ride_on_the_order() -> None:
     assert first.revision == Revision(attempt=2, feedback="shorter", prior="draft")
     assert second.revision == Revision(attempt=0, feedback="", prior=None)
     run.coordinator.deliver([TaskResult(key="a", instance="loop:l#1/a#0", status="completed", at=1.0, output="x")])
-    await run.end
+    assert list((await run.end).completed) == [("loop:l#1/a#0", "x")]
 
 
 async def test_context_of_an_order_is_what_its_source_says() -> None:

@@ -229,7 +229,7 @@ def test_revisit_without_feedback_is_the_task_as_it_is(rule: dict[str, object]) 
 
 
 def test_state_may_be_a_loop() -> None:
-    """S-GRAPH-40, S-GRAPH-60: a visit is a whole loop, which is shown its own last visit; a step has its last output."""
+    """S-GRAPH-105: a visit is a whole loop, which is shown its own last visit; a step has its last output."""
     unit = graph_of(edge("a", "a"), members={"a": "loop:refine"}, max_steps=2)
     nest = Nest(plan=nested({}, unit, loop("refine", "w", "c", max_iterations=1, has_until=False))).play()
     assert nest.started == [f"{PATH}#{step}/loop:refine#0/{key}#0" for step in (0, 1) for key in ("w", "c")]
@@ -286,7 +286,7 @@ def test_late_and_foreign_facts_change_nothing() -> None:
 
 
 def test_a_step_costs_the_same_however_many_there_were() -> None:
-    """S-GRAPH-41: nothing that grows with the history is copied or looked through at a step."""
+    """S-GRAPH-104: nothing that grows with the history is copied or looked through at a step."""
     graph = CheckedGraph(graph_of(edge("a", "a"), max_steps=1000))
     graph(BEGUN)
     history, number = graph.machine.history, 0
