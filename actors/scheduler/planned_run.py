@@ -102,7 +102,7 @@ class PlannedRun:
         #: None: nobody listens
         self._announcements: Announcements | None = None
         if hub is not None and submission.plan.units:
-            sink = HubSink(hub, self.run_id, context.interest)
+            sink = HubSink(hub, self.run_id, submission.context.interest)
             self._announcements = Announcements(self.run_id, submission.plan, sink, self._session.submit)
         self._running: asyncio.Task[WireOutcome]
         self._background = BackgroundTasks()
