@@ -27,6 +27,7 @@ _STYLES = {
     "model": "",
     "tool": "magenta",
     "answer": "dim",
+    "history": "dim",
     "error": "red",
 }
 

@@ -49,7 +49,7 @@ _ASKED = "(tool calls)"
 #: Tools that hand work on; a malformed call of theirs leaves no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
-RowKind = Literal["run", "level", "task", "model", "tool", "answer", "error"]
+RowKind = Literal["run", "level", "task", "history", "model", "tool", "answer", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +215,11 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     role = one_line(task.agent_role or "?", _TITLE)
     title = f"{role}: {one_line(task.task_description, _TITLE)}"
     yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
+    if task.prompts is not None and task.prompts.history:
+        said = task.prompts.history
+        last = one_line(said[-1].content or "", _QUOTE)
+        title = f"continues a conversation of {format_count(len(said), 'message')}, the last: {last}"
+        yield TreeRow(depth=depth + 1, kind="history", title=title)
     left = deque(task.delegations)
     for interaction in task.llm_interactions:
         yield from _interaction_rows(interaction, left, depth + 1)
