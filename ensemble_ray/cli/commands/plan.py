@@ -14,7 +14,7 @@ from ensemble_ray.cli.commands.run import Inputs, InputsFile, Llm, Target, Workf
 from ensemble_ray.cli.view.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
 from ensemble_ray.cli.view.plan_units import shape_of, unit_lines, units_data
 from ensemble_ray.cli.view.progress import count_noun
-from ensemble_ray.cli.view.terminal import one_line, say, show, show_json
+from ensemble_ray.cli.view.terminal import say, screen_line, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
@@ -214,7 +214,9 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
     if data["agents"]:
         lines.append("\nWorkers" if data["manager"] else "\nAgents")
     for agent in data["agents"]:
-        lines.append(f"  {agent['key']:<{width}}  {one_line(agent['role'], _TEXT)}: {one_line(agent['goal'], _TEXT)}")
+        lines.append(
+            f"  {agent['key']:<{width}}  {screen_line(agent['role'], _TEXT)}: {screen_line(agent['goal'], _TEXT)}"
+        )
         lines.append(f"  {'':<{width}}  model {agent['model']}{_tools(agent)}")
     if data["delegation"] and not data["manager"]:
         lines += peer_lines(data["delegation"])
@@ -228,9 +230,9 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
 
 
 def _task_lines(task: Mapping[str, Any], width: int) -> list[str]:
-    who = one_line(task["role"], _TEXT)
+    who = screen_line(task["role"], _TEXT)
     context = f" <- {', '.join(task['context'])}" if task["context"] else ""
-    lines = [f"  {task['key']:<{width}}  {who}{context}: {one_line(task['description'], _TEXT)}"]
+    lines = [f"  {task['key']:<{width}}  {who}{context}: {screen_line(task['description'], _TEXT)}"]
     if task["model"]:
         lines.append(f"  {'':<{width}}  model {task['model']}{_tools(task)}")
     return lines

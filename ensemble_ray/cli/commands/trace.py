@@ -29,6 +29,7 @@ _STYLES = {
     "model": "",
     "tool": "magenta",
     "answer": "dim",
+    "history": "dim",
     "error": "red",
 }
 

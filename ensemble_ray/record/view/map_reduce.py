@@ -30,7 +30,7 @@ from ensemble_ray.record.view.tree import (
     format_tokens,
     level_row,
     lost_row,
-    one_line,
+    row_text,
 )
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
@@ -121,7 +121,7 @@ class MapReduceView:
         yield TreeRow(
             depth=0,
             kind="run",
-            title=f"Run {one_line(self._run_id, _TITLE)}: {one_line(workflow, _TITLE)}, {self.state.value}",
+            title=f"Run {row_text(self._run_id, _TITLE)}: {row_text(workflow, _TITLE)}, {self.state.value}",
             details=(
                 format_seconds(timedelta(seconds=max(0.0, self._last_at - head.started_at))),
                 format_count(self._recovery.items.count, "item"),
@@ -134,7 +134,7 @@ class MapReduceView:
         yield from map(level_row, levels)
         yield from self._unknown.rows(self._is_over)
         for key, text in failures.items():
-            yield TreeRow(depth=1, kind="error", title=f"{one_line(key, _TITLE)}: {text}", is_bad=True)
+            yield TreeRow(depth=1, kind="error", title=f"{row_text(key, _TITLE)}: {text}", is_bad=True)
         more = self._recovery.count(RecordedOutcome.FAILED) - len(failures)
         if more > 0:
             yield TreeRow(depth=1, kind="error", title=f"and {more:,} more failed", is_bad=True)
@@ -202,7 +202,7 @@ class MapReduceView:
         key = fact.name.rpartition("#")[0]
         if key in self._failures or len(self._failures) < _MOST_SHOWN:
             error_type, text = fact.data.error_type, fact.data.message
-            self._failures[key] = f"{one_line(error_type, _TITLE)}: {one_line(text, _TITLE)}"
+            self._failures[key] = f"{row_text(error_type, _TITLE)}: {row_text(text, _TITLE)}"
         level, trace = self._level_of(key), read_trace(fact)
         if level is not None and trace is not None:
             self._tally(level).add(trace.metrics, trace.started_at, trace.completed_at)

@@ -37,9 +37,9 @@ __all__ = [
     "format_tokens",
     "level_row",
     "lost_row",
-    "one_line",
     "render_rows",
     "render_tree",
+    "row_text",
     "tree_rows",
 ]
 
@@ -55,7 +55,7 @@ _ASKED = "(tool calls)"
 #: Tools that hand work on; a malformed call of theirs leaves no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
-RowKind = Literal["run", "level", "unit", "verdict", "task", "model", "tool", "answer", "error"]
+RowKind = Literal["run", "level", "unit", "verdict", "task", "history", "model", "tool", "answer", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def _branches(rows: Sequence[TreeRow]) -> list[str]:
 
 def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRow]:
     named = (trace.ensemble_id, trace.workflow, str(trace.metadata.get("state", "completed")))
-    ensemble_id, workflow, state = (one_line(text, _TITLE) for text in named)
+    ensemble_id, workflow, state = (row_text(text, _TITLE) for text in named)
     yield TreeRow(
         depth=0,
         kind="run",
@@ -179,7 +179,7 @@ def _parent(trace: ExecutionTrace) -> str:
     origin: object = trace.metadata.get("forked_from")
     if not isinstance(origin, Mapping):
         return ""
-    run, task = (one_line(str(cast("Mapping[str, object]", origin).get(name, "")), _TITLE) for name in ("run", "task"))
+    run, task = (row_text(str(cast("Mapping[str, object]", origin).get(name, "")), _TITLE) for name in ("run", "task"))
     return f", fork of {run} from {task}"
 
 
@@ -200,7 +200,7 @@ def level_row(tally: LevelTally) -> TreeRow:
         details.append(f"tokens of {format_count(tally.uncounted, 'task')} unknown")
     if tally.tool_calls:
         details.append(format_count(tally.tool_calls, "tool call"))
-    title = f"level {tally.level}: {one_line(tally.node_type, _TITLE)}"
+    title = f"level {tally.level}: {row_text(tally.node_type, _TITLE)}"
     return TreeRow(
         depth=1, kind="level", title=title, details=tuple(details), is_bad=bool(tally.failed or tally.unknown)
     )
@@ -217,7 +217,7 @@ def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
 
 def lost_row(text: str) -> TreeRow:
     """Return the row of what a record has lost; somebody chose to go on without it."""
-    return TreeRow(depth=1, kind="error", title=f"a part of its record is lost: {one_line(text, _LOST)}", is_bad=True)
+    return TreeRow(depth=1, kind="error", title=f"a part of its record is lost: {row_text(text, _LOST)}", is_bad=True)
 
 
 def _error_rows(errors: Sequence[ErrorTrace]) -> Iterator[TreeRow]:
@@ -261,17 +261,22 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     if metrics.tool_call_count:
         details.append(format_count(metrics.tool_call_count, "tool call"))
     if state:
-        details.append(one_line(state, _TITLE))
-    role = one_line(task.agent_role or "?", _TITLE)
-    title = f"{role}: {one_line(task.task_description, _TITLE)}"
+        details.append(row_text(state, _TITLE))
+    role = row_text(task.agent_role or "?", _TITLE)
+    title = f"{role}: {row_text(task.task_description, _TITLE)}"
     yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
+    if task.prompts is not None and task.prompts.history:
+        said = task.prompts.history
+        last = row_text(said[-1].content or "", _QUOTE)
+        title = f"continues a conversation of {format_count(len(said), 'message')}, the last: {last}"
+        yield TreeRow(depth=depth + 1, kind="history", title=title)
     left = deque(task.delegations)
     for interaction in task.llm_interactions:
         yield from _interaction_rows(interaction, left, depth + 1)
     for delegation in left:  # of a turn that never came to its end
         yield from _delegation_rows(delegation, depth + 1)
     if task.final_output:
-        yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {one_line(task.final_output, _QUOTE)}")
+        yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {row_text(task.final_output, _QUOTE)}")
 
 
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
@@ -319,7 +324,7 @@ def _delegation_rows(delegation: DelegationTrace, depth: int, *, is_refused: boo
         yield replace(first, is_bad=not delegation.succeeded)
         yield from rows
         return
-    title = f"{one_line(delegation.worker_role or '?', _TITLE)}: {one_line(delegation.task_description, _TITLE)}"
+    title = f"{row_text(delegation.worker_role or '?', _TITLE)}: {row_text(delegation.task_description, _TITLE)}"
     details = (format_seconds(delegation.duration), *shown)
     yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=not delegation.succeeded)
 
@@ -329,19 +334,19 @@ def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> T
     return TreeRow(
         depth=depth,
         kind="tool",
-        title=f"{one_line(call.tool_name, _TITLE)}({one_line(call.arguments, _TITLE)}) -> {one_line(call.result, _QUOTE)}",
+        title=f"{row_text(call.tool_name, _TITLE)}({row_text(call.arguments, _TITLE)}) -> {row_text(call.result, _QUOTE)}",
         details=(format_seconds(call.duration), outcome),
         is_bad=outcome != "success",
     )
 
 
 def _error_row(error: ErrorTrace) -> TreeRow:
-    where = one_line(error.task_description, _TITLE)
-    title = f"{one_line(error.error_type, _TITLE)}: {one_line(error.message, _QUOTE)}"
+    where = row_text(error.task_description, _TITLE)
+    title = f"{row_text(error.error_type, _TITLE)}: {row_text(error.message, _QUOTE)}"
     return TreeRow(depth=1, kind="error", title=title, details=(where,) if where else (), is_bad=True)
 
 
-def one_line(text: str, length: int) -> str:
+def row_text(text: str, length: int) -> str:
     """Return a text on one line, without control characters, cut to a length."""
     # Cut first: an answer may be as large as a book. Twice the length leaves room for white space that is joined.
     words = " ".join(text[: 2 * length].split())
