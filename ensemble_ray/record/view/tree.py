@@ -132,7 +132,7 @@ def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRo
     shown = {str(task.metadata.get("instance", "")).partition("#")[0] for task in trace.task_traces}
     for phase in trace.phases:
         if phase.path not in shown and not phase.task_traces:
-            yield TreeRow(depth=1, kind="unit", title=one_line(phase.path, _TITLE), details=(phase.status.value,))
+            yield TreeRow(depth=1, kind="unit", title=row_text(phase.path, _TITLE), details=(phase.status.value,))
     yield from _error_rows(trace.errors)
 
 
@@ -153,8 +153,8 @@ def _entry_rows(
         tasks = list(entry.tasks())
         took = max(task.completed_at for task in tasks) - min(task.started_at for task in tasks)
         name = entry.path.rpartition("/")[2]
-        details = (format_seconds(took), *(one_line(each, _TITLE) for each in describe_unit(trace, entry.path)))
-        yield TreeRow(depth=depth, kind="unit", title=one_line(name, _TITLE), details=details)
+        details = (format_seconds(took), *(row_text(each, _TITLE) for each in describe_unit(trace, entry.path)))
+        yield TreeRow(depth=depth, kind="unit", title=row_text(name, _TITLE), details=details)
         yield from _entry_rows(trace, entry.entries, verdicts, failed, depth=depth + 1)
         for verdict in verdicts.get(entry.path, ()):
             yield _verdict_row(trace, verdict, depth + 1)
@@ -163,7 +163,7 @@ def _entry_rows(
 def _verdict_row(trace: ExecutionTrace, verdict: Verdict, depth: int) -> TreeRow:
     """Return the row of what a predicate or a condition answered; its time counts from the start of the run."""
     asked = "until" if verdict.edge is None else f"edge {verdict.edge}"
-    answer = f"raised {one_line(verdict.error, _QUOTE)}" if verdict.answer is None else str(verdict.answer).lower()
+    answer = f"raised {row_text(verdict.error, _QUOTE)}" if verdict.answer is None else str(verdict.answer).lower()
     after = format_seconds(max(timedelta(), utc_of(verdict.at) - trace.started_at))
     return TreeRow(
         depth=depth,
