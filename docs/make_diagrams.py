@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule import branches, loop_states, phase_states, states
@@ -43,7 +43,11 @@ class Table(NamedTuple):
     module: ModuleType
 
 
-def _by_event(transitions: Mapping[tuple[StrEnum, StrEnum], StrEnum]) -> list[tuple[str, str, str]]:
+_State = TypeVar("_State", bound=StrEnum)
+_Event = TypeVar("_Event", bound=StrEnum)
+
+
+def _by_event(transitions: Mapping[tuple[_State, _Event], _State]) -> list[tuple[str, str, str]]:
     """Return one arrow for each pair of states, with all the events that it stands for."""
     events: dict[tuple[str, str], list[str]] = {}
     for (before, event), after in transitions.items():

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.view.progress import count_noun
-from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.cli.view.terminal import screen_line
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned
@@ -83,13 +83,13 @@ def unit_lines(
             head, inside = _phase(unit), [*unit["members"], *review]
         case _:
             head, inside = _graph(unit), [state["member"] for state in unit["states"]]
-    lines = [f"  {key:<{width}}  {one_line(head, _NAMES)}"]
+    lines = [f"  {key:<{width}}  {screen_line(head, _NAMES)}"]
     for member in inside:
         is_unit = member in units
         found = unit_lines(member, units, lines_of_task, width) if is_unit else lines_of_task(member)
         lines += [f"{_INDENT}{line}" for line in found]
     if unit["unit"] == "graph":
-        lines += [f"    {one_line(line, _NAMES)}" for line in _edges(unit)]
+        lines += [f"    {screen_line(line, _NAMES)}" for line in _edges(unit)]
     return lines
 
 
