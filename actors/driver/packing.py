@@ -94,14 +94,13 @@ class Packer:
         task = order.task
         where = f"Task '{order.key}'"
         body = _task_body(task, where)
-        context = [pack_output(output) for output in order.context]
         template, overrides = None, None
         if order.agent is not None:
             template = self._template(order.agent_key or "", order.agent)
             overrides = pickle.dumps(overrides_of(order.agent, template.agent), protocol=5)
         names, keys = self._called(task, where)
         agent_key = None if template is None else template.wire.key
-        wire = replace(order.convert(body, overrides, context), agent_key=agent_key, description=task.description)
+        wire = replace(order.convert(body, overrides, pack_output), agent_key=agent_key, description=task.description)
         # Nothing fails from here on, so that all that is used is done some time.
         if template is not None:
             self._templates.use(order.agent_key or "")

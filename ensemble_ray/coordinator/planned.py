@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, Never, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
 from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
+from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.execute.orders import FailureSummary, TaskBody, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import FailureSummary, Revision, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import End, Instruction, Start, TaskChanges, Warn
+from ensemble_ray.schedule.instructions import ContextPart, End, Instruction, Start, TaskChanges, Warn
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -30,12 +31,13 @@ from ensemble_ray.schedule.stimuli import (
     Stimulus,
     encode_stimulus,
 )
-from ensemble_ray.values.ids import RUN, instance_of, key_of
+from ensemble_ray.values.ids import RUN, instance_of, node_key
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.outputs import OutputStore
     from ensemble_ray.coordinator.ports import TaskReporter
     from ensemble_ray.coordinator.run_journal import RunJournal
+    from ensemble_ray.coordinator.unit_evaluations import UnitPorts
     from ensemble_ray.execute.outcomes import Resumed
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
@@ -66,6 +68,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         header: PlanRecorded,
         preamble: Sequence[Fact] = (),
         resumed: Resumed[Output, Failure] | None = None,
+        units: UnitPorts[Output, Failure] | None = None,
     ) -> None:
         """Make them.
 
@@ -77,9 +80,11 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             header: The record's first fact, but for its time.
             preamble: Effects of before scheduling.
             resumed: What is recorded of a run that goes on; None: it begins.
+            units: What its loops, phases and graph need; None: it has none.
         """
         self.plan = plan
         self.source = machine_for(plan)
+        self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
         self._header = header
@@ -106,6 +111,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Begin the run, or go on with it."""
         del source  # it is this one's
         self._reporter = reporter
+        if self._units is not None:
+            self._units.open(reporter.notify, reporter.break_off, self._journal.now)
         if self._resumed is not None:
             return await self._go_on(self._resumed)
         self._started_at = self._journal.now()
@@ -167,12 +174,14 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._reporter.submit([self._order(start) for start in starts])
 
     def _order(self, start: Start) -> TaskOrder[Task, Never, Output]:
-        node = self._nodes[key_of(start.instance)]
-        context = [(key, instance_of(key)) for key in node.context]
-        missing = None
-        if self.plan.workflow == "sequential":
-            absent = [self._nodes[key].description for key, instance in context if instance not in self._outputs]
-            missing = next(iter([*absent, *node.context_outside]), None)
+        node = self._nodes[node_key(start.instance)]
+        parts, missing = self._context_of(start, node)
+        context: list[Output] = []
+        joined: list[tuple[int, int]] = []
+        for part in parts:
+            begin = len(context)
+            context += (self._outputs.get(instance) for instance in part.instances)
+            joined += [(begin, len(context))] if part.is_joined else []
         body = self._bodies(node.key)
         return TaskOrder(
             run_id=self._journal.run_id,
@@ -183,14 +192,40 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             task=body.task,
             agent_key=node.agent_key,
             agent_role=node.agent_role,
-            context=tuple(self._outputs.get(instance) for _, instance in context if instance in self._outputs),
+            total_tasks=node.total,
+            context=tuple(context),
+            joined=tuple(joined),
             missing_context=missing,
-            changes=start.changes if isinstance(start.changes, TaskChanges) else None,
+            revision=self._revision_of(start),
             is_streaming=node.is_streaming,
             input_guardrails=body.input_guardrails,
             output_guardrails=body.output_guardrails,
+            wants_text=start.wants_text,
             description=node.description,
         )
+
+    def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
+        """Return the outputs that a task is given, and the description of one that is not there."""
+        if start.context is not None:
+            return start.context, None if start.missing is None else self._describe(start.missing)
+        found = [(key, instance_of(key)) for key in node.context]
+        missing = None
+        if self.plan.workflow == "sequential":
+            absent = [self._describe(key) for key, instance in found if instance not in self._outputs]
+            missing = next(iter([*absent, *node.context_outside]), None)
+        return [ContextPart((instance,)) for _, instance in found if instance in self._outputs], missing
+
+    def _describe(self, key: str) -> str:
+        """Return what people call a task or a unit of the plan."""
+        node = self._nodes.get(key)
+        return key if node is None else node.description
+
+    def _revision_of(self, start: Start) -> Revision[Output] | None:
+        changes = start.changes
+        if not isinstance(changes, TaskChanges):
+            return None
+        prior = self._outputs.get(changes.prior) if changes.prior in self._outputs else None
+        return Revision(attempt=changes.attempt, feedback=changes.feedback, prior=prior)
 
     def discard(self, instance: str) -> None:
         """Forget nothing: an order is made as soon as its task is started."""
@@ -231,6 +266,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                     total_tokens=result.total_tokens,
                     tool_call_count=result.tool_call_count,
                     delegated_roles=tuple(role for role, _ in result.delegated),
+                    text=result.text,
                 )
             case "failed":
                 error_type, message = ("", "") if failure is None else (failure.error_type, failure.message)
@@ -261,15 +297,27 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Let outputs go."""
         self._outputs.forget(instances)
 
-    # What a plan has not.
+    # Units.
 
-    def evaluate(self, question: Question) -> NoReturn:
-        """Refuse: a plan has no user code to ask."""
-        raise NotImplementedError(f"a planned run has no code that answers {question}")
+    def evaluate(self, question: Question) -> None:
+        """Ask user code, or reset memory.
 
-    def announce(self, what: IterationEnded | StepEnded) -> NoReturn:
-        """Refuse: a plan of tasks has neither."""
-        raise NotImplementedError(f"a planned run announces no {what}")
+        Raises:
+            TypeError: nobody here answers it.
+        """
+        if self._units is None:
+            raise TypeError(f"a run without units asks nothing: {question}")
+        self._units.ask(question)
+
+    def announce(self, what: IterationEnded | StepEnded) -> None:
+        """Tell listeners of an iteration or a step.
+
+        Raises:
+            TypeError: a run without units has neither.
+        """
+        if self._units is None:
+            raise TypeError(f"a run without units announces nothing: {what}")
+        self._units.announce(what)
 
     def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:
         """Log a warning of the source's."""
@@ -291,6 +339,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             unfinished=tuple(self._unfinished),
             units=ending.units,
             unit_failures=ending.unit_failures,
+            raised=() if self._units is None else tuple(self._units.raised),
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)
@@ -298,4 +347,6 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         return outcome
 
     def leave(self) -> None:
-        """Wait for nothing: whatever a planned run does, its executor does."""
+        """Wait for nothing any more."""
+        if self._units is not None:
+            self._units.leave()

@@ -26,6 +26,7 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.loop import AgentLoop
+from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of
@@ -84,7 +85,7 @@ class TaskRunner:
             is_stopped: Tells a wanted cancellation from user code's own.
             slot: The task's place among its agent's; None: it needs none.
         """
-        slot = slot or Slot()
+        order, slot = apply_changes(order), slot or Slot()
         scope = self._scope(order, {}, slot)
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
         with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
@@ -243,6 +244,7 @@ class TaskRunner:
             at=at,
             duration_s=seconds,
             output=output,
+            text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
             delegated=_delegated(scope),
@@ -358,7 +360,7 @@ class TaskRunner:
                 fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
             return fields
         if self.context.workflow == "sequential":
-            fields["task.index"] = f"{order.index}/{self.context.total_tasks}"
+            fields["task.index"] = f"{order.index}/{self._total(order)}"
             fields["task.description"] = cut(order.task.description, 80)
         return fields
 
