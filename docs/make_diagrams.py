@@ -17,6 +17,7 @@ from pathlib import Path
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule import states
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
+from ensemble_ray.schedule.loop_states import LOOP_TRANSITIONS, LoopState
 from ensemble_ray.schedule.states import TRANSITIONS, TaskState
 
 PAGE = Path(__file__).with_name("architecture.md")
@@ -69,6 +70,14 @@ _RULES: tuple[tuple[str, str, HierarchyRules, int], ...] = (
 )
 
 
+def loop_diagram() -> str:
+    """Return the states of a loop and their transitions as a Mermaid block."""
+    lines = ["stateDiagram-v2", f"    [*] --> {LoopState.PENDING}"]
+    lines += [f"    {before} --> {after}: {event}" for (before, event), after in LOOP_TRANSITIONS.items()]
+    lines += [f"    {state} --> [*]" for state in LoopState if state.is_over]
+    return "\n".join(["```mermaid", *lines, "```"])
+
+
 def rules_table() -> str:
     """Return each constraint with the sentence that the manager's model gets when it asks for the writer against it."""
     rows = ["| Constraint | Meaning | Result for the model |", "|---|---|---|"]
@@ -86,7 +95,13 @@ def drawn(page: str) -> str:
     Raises:
         ValueError: the page has lost its markers.
     """
-    return _between(page, f"{state_diagram()}\n\n{state_table()}", PAGE)
+    parts = [
+        state_diagram(),
+        state_table(),
+        "The states of a loop, from the table that is its machine:",
+        loop_diagram(),
+    ]
+    return _between(page, "\n\n".join(parts), PAGE)
 
 
 def drawn_rules(page: str) -> str:
