@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, Never, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
 from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
+from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import FailureSummary, Revision, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.outputs import OutputStore
     from ensemble_ray.coordinator.ports import TaskReporter
     from ensemble_ray.coordinator.run_journal import RunJournal
+    from ensemble_ray.coordinator.unit_evaluations import UnitPorts
     from ensemble_ray.execute.outcomes import Resumed
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
@@ -66,6 +68,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         header: PlanRecorded,
         preamble: Sequence[Fact] = (),
         resumed: Resumed[Output, Failure] | None = None,
+        units: UnitPorts[Output, Failure] | None = None,
     ) -> None:
         """Make them.
 
@@ -77,9 +80,11 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             header: The record's first fact, but for its time.
             preamble: Effects of before scheduling.
             resumed: What is recorded of a run that goes on; None: it begins.
+            units: What its loops, phases and graph need; None: it has none.
         """
         self.plan = plan
         self.source = machine_for(plan)
+        self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
         self._header = header
@@ -104,6 +109,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Begin the run, or go on with it."""
         del source  # it is this one's
         self._reporter = reporter
+        if self._units is not None:
+            self._units.open(reporter.notify, reporter.break_off, self._journal.now)
         if self._resumed is not None:
             return await self._go_on(self._resumed)
         self._started_at = self._journal.now()
@@ -296,15 +303,27 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Let outputs go."""
         self._outputs.forget(instances)
 
-    # What a plan has not.
+    # Units.
 
-    def evaluate(self, question: Question) -> NoReturn:
-        """Refuse: a plan has no user code to ask."""
-        raise NotImplementedError(f"a planned run has no code that answers {question}")
+    def evaluate(self, question: Question) -> None:
+        """Ask user code, or reset memory.
 
-    def announce(self, what: IterationEnded | StepEnded) -> NoReturn:
-        """Refuse: a plan of tasks has neither."""
-        raise NotImplementedError(f"a planned run announces no {what}")
+        Raises:
+            TypeError: nobody here answers it.
+        """
+        if self._units is None:
+            raise TypeError(f"a run without units asks nothing: {question}")
+        self._units.ask(question)
+
+    def announce(self, what: IterationEnded | StepEnded) -> None:
+        """Tell listeners of an iteration or a step.
+
+        Raises:
+            TypeError: a run without units has neither.
+        """
+        if self._units is None:
+            raise TypeError(f"a run without units announces nothing: {what}")
+        self._units.announce(what)
 
     def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:
         """Log a warning of the source's."""
@@ -326,6 +345,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             unfinished=tuple(self._unfinished),
             units=ending.units,
             unit_failures=ending.unit_failures,
+            raised=() if self._units is None else tuple(self._units.raised),
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)
@@ -333,4 +353,6 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         return outcome
 
     def leave(self) -> None:
-        """Wait for nothing: whatever a planned run does, its executor does."""
+        """Wait for nothing any more."""
+        if self._units is not None:
+            self._units.leave()

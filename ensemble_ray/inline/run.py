@@ -10,15 +10,19 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ensemble_ray.coordinator.announcements import build_announcement
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs, recalled
 from ensemble_ray.coordinator.planned import PlannedTasks
+from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.coordinator.run_journal import RunJournal
+from ensemble_ray.coordinator.unit_evaluations import UnitPorts
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError
+from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.local_executor import LocalExecutor
-from ensemble_ray.execute.orders import TaskBody
+from ensemble_ray.execute.orders import TaskBody, TaskFailure
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
@@ -26,18 +30,21 @@ from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.runs.ownership import GRACE_S, watch_for_cancel
+from ensemble_ray.schedule.instructions import IterationEnded
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
+    from ensemble_ray.coordinator.ports import EvaluationFailed
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.execute.orders import TaskFailure, TaskResult
+    from ensemble_ray.execute.orders import TaskResult
     from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.ports import Journal
+    from ensemble_ray.ports import EventSink, Journal
     from ensemble_ray.ports.services import Services
     from ensemble_ray.runs.claimed import ClaimedRun
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
+    from ensemble_ray.schedule.instructions import StepEnded
     from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["InlineRun", "outputs_of"]
@@ -95,6 +102,7 @@ class InlineRun:
             resumed=None
             if claimed.recovery is None
             else claimed.recovery.resumed(lambda instance: recalled(outputs, instance), lambda failure: failure),
+            units=self._unit_ports(planned, request.events) if planned.units else None,
         )
         self._coordinator = Coordinator(journal, self._tasks)
         self._running: asyncio.Task[RunOutcome]
@@ -133,9 +141,29 @@ class InlineRun:
         """Ask the run to end."""
         await self._coordinator.cancel()
 
+    def _unit_ports(self, planned: Planned, events: EventSink) -> UnitPorts[TaskOutput, TaskFailure]:
+        """Return what units need, in this process: events are delivered before a predicate is asked (S-LOOP-107)."""
+        units = {unit.key: unit for unit in planned.plan.units}
+
+        def announce(what: IterationEnded | StepEnded, outputs: Sequence[TaskOutput]) -> None:
+            event_type = LoopIterationCompletedEvent if isinstance(what, IterationEnded) else GraphStateCompletedEvent
+            if events.wants(event_type):
+                unit = units[what.unit.rpartition("/")[2]]
+                events.emit(build_announcement(self.run_id, unit, what, outputs))
+
+        return UnitPorts(
+            predicates=LocalPredicates(list_predicates(planned.units)), announce=announce, failure_of=_failure_of
+        )
+
     def _body(self, key: str) -> TaskBody:
         task = self._planned.tasks[key]
         return TaskBody(task, len(task.input_guardrails), len(task.output_guardrails))
 
     def _deliver(self, results: Sequence[TaskResult]) -> None:
         self._coordinator.deliver(results)
+
+
+def _failure_of(raised: EvaluationFailed) -> TaskFailure:
+    """Return what a predicate raised as failures are held here."""
+    assert isinstance(raised.error, BaseException), "raised in this process"  # noqa: S101  for the type
+    return TaskFailure(error=raised.error)
