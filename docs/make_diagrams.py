@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule import branches, loop_states, phase_states, states
@@ -33,6 +33,10 @@ BEGIN = "<!-- {name}, drawn by docs/make_diagrams.py: begin -->"
 END = "<!-- {name}, drawn by docs/make_diagrams.py: end -->"
 
 
+State = TypeVar("State", bound=StrEnum)
+Event = TypeVar("Event", bound=StrEnum)
+
+
 class Table(NamedTuple):
     """States, what leads from one to another, and where their meaning stands."""
 
@@ -43,7 +47,7 @@ class Table(NamedTuple):
     module: ModuleType
 
 
-def _by_event(transitions: Mapping[tuple[StrEnum, StrEnum], StrEnum]) -> list[tuple[str, str, str]]:
+def _by_event(transitions: Mapping[tuple[State, Event], State]) -> list[tuple[str, str, str]]:
     """Return one arrow for each pair of states, with all the events that it stands for."""
     events: dict[tuple[str, str], list[str]] = {}
     for (before, event), after in transitions.items():
