@@ -14,6 +14,12 @@ _EXPORTS = {
     "ensemble_ray.definition.agent": "Agent",
     "ensemble_ray.definition.durability": "Durability OnUnknown",
     "ensemble_ray.definition.ensemble": "RunOptions",
+    "ensemble_ray.definition.graph": "Graph MaxStepsAction",
+    "ensemble_ray.definition.graph_edges": "GraphEdge GraphFork GraphJoin",
+    "ensemble_ray.definition.loop": "Loop LoopMemoryMode LoopOutputMode MaxIterationsAction",
+    "ensemble_ray.definition.phase": "Phase PhaseReview",
+    "ensemble_ray.definition.unit_output": "UnitOutput",
+    "ensemble_ray.definition.until": "Until",
     "ensemble_ray.definition.hierarchy": "HierarchicalConstraints ManagerPromptContext ManagerPromptStrategy",
     "ensemble_ray.definition.retry_policy": "RetryPolicy",
     "ensemble_ray.definition.task": "Task",
@@ -45,6 +51,10 @@ _EXPORTS = {
     "ensemble_ray.execute.agent.structured": "ParseResult describe_schema extract_json parse_output",
     "ensemble_ray.execute.tools.unknown_effect": "UnknownEffect",
     "ensemble_ray.coordinator.map_reduce.item_log": "ItemStream",
+    "ensemble_ray.memory.embeddings": "EmbeddingStoreLongTermMemory",
+    "ensemble_ray.memory.ensemble_memory": "EnsembleMemory",
+    "ensemble_ray.memory.in_memory": "InMemoryEmbeddingStore InMemoryEntityMemory",
+    "ensemble_ray.memory.store": "MemoryStore",
     "ensemble_ray.runs.map_reduce.handle": "MapReduceRun",
     "ensemble_ray.recovery.forking": "afork fork",
     "ensemble_ray.inline.runtime": "InlineRuntime",
@@ -55,15 +65,19 @@ _EXPORTS = {
     "ensemble_ray.llm.openai": "OpenAIChatModel",
     "ensemble_ray.llm.rate_limited": "RateLimitedChatModel",
     "ensemble_ray.map_reduce": "MapEnsemble MapReduceEnsemble",
+    "ensemble_ray.values.memory": "EmbeddingMatch EvictionPolicy MemoryEntry MemoryScope",
     "ensemble_ray.values.messages": "ChatMessage ChatResponse Effect JsonSchema TokenUsage ToolCall ToolSpec",
     "ensemble_ray.values.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
     "ensemble_ray.values.outputs": "EnsembleOutput ExitReason FailedItem ItemResult RunState TaskOutput",
-    "ensemble_ray.values.phase_review": "PhaseReviewDecision",
+    "ensemble_ray.definition.phase_decision": "PhaseReviewDecision",
     "ensemble_ray.plan.dependencies": "TaskDependencyGraph",
     "ensemble_ray.plan.plan": "AgentEntry Node Plan",
     "ensemble_ray.plan.synthesis": "AgentSynthesizer SynthesisContext",
     "ensemble_ray.plan.templates": "resolve_template",
     "ensemble_ray.ports": "ChatModel StreamingChatModel StructuredChatModel ToolMetrics",
+    "ensemble_ray.ports.memory": """
+        EmbeddingModel EmbeddingStore EntityMemory LongTermMemory MemoryOperationListener
+    """,
     "ensemble_ray.prompts.agent": "build_system_prompt",
     "ensemble_ray.prompts.manager": "DefaultManagerPromptStrategy",
     "ensemble_ray.prompts.task": "build_user_prompt",
@@ -79,6 +93,7 @@ _EXPORTS = {
         CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool JsonParserTool ProcessAgentTool
         WebScraperTool WebSearchProvider WebSearchTool
     """,
+    "ensemble_ray.values.iterations": "GraphRoutingContext LoopIterationContext",
     "ensemble_ray.values.trace": """
         AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
         LlmInteraction MapReduceLevelSummary PhaseTrace TaskPrompts TaskTrace ToolCallTrace

@@ -8,11 +8,25 @@ from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.durability import Durability as Durability
 from ensemble_ray.definition.durability import OnUnknown as OnUnknown
 from ensemble_ray.definition.ensemble import RunOptions as RunOptions
+from ensemble_ray.definition.graph import Graph as Graph
+from ensemble_ray.definition.graph import MaxStepsAction as MaxStepsAction
+from ensemble_ray.definition.graph_edges import GraphEdge as GraphEdge
+from ensemble_ray.definition.graph_edges import GraphFork as GraphFork
+from ensemble_ray.definition.graph_edges import GraphJoin as GraphJoin
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints as HierarchicalConstraints
 from ensemble_ray.definition.hierarchy import ManagerPromptContext as ManagerPromptContext
 from ensemble_ray.definition.hierarchy import ManagerPromptStrategy as ManagerPromptStrategy
+from ensemble_ray.definition.loop import Loop as Loop
+from ensemble_ray.definition.loop import LoopMemoryMode as LoopMemoryMode
+from ensemble_ray.definition.loop import LoopOutputMode as LoopOutputMode
+from ensemble_ray.definition.loop import MaxIterationsAction as MaxIterationsAction
+from ensemble_ray.definition.phase import Phase as Phase
+from ensemble_ray.definition.phase import PhaseReview as PhaseReview
+from ensemble_ray.definition.phase_decision import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.task import Task as Task
+from ensemble_ray.definition.unit_output import UnitOutput as UnitOutput
+from ensemble_ray.definition.until import Until as Until
 from ensemble_ray.definition.workflow import ParallelErrorStrategy as ParallelErrorStrategy
 from ensemble_ray.definition.workflow import Workflow as Workflow
 from ensemble_ray.ensemble import Ensemble as Ensemble
@@ -80,6 +94,11 @@ from ensemble_ray.llm.openai import OpenAIChatModel as OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel as RateLimitedChatModel
 from ensemble_ray.map_reduce import MapEnsemble as MapEnsemble
 from ensemble_ray.map_reduce import MapReduceEnsemble as MapReduceEnsemble
+from ensemble_ray.memory.embeddings import EmbeddingStoreLongTermMemory as EmbeddingStoreLongTermMemory
+from ensemble_ray.memory.ensemble_memory import EnsembleMemory as EnsembleMemory
+from ensemble_ray.memory.in_memory import InMemoryEmbeddingStore as InMemoryEmbeddingStore
+from ensemble_ray.memory.in_memory import InMemoryEntityMemory as InMemoryEntityMemory
+from ensemble_ray.memory.store import MemoryStore as MemoryStore
 from ensemble_ray.plan.dependencies import TaskDependencyGraph as TaskDependencyGraph
 from ensemble_ray.plan.plan import AgentEntry as AgentEntry
 from ensemble_ray.plan.plan import Node as Node
@@ -91,6 +110,11 @@ from ensemble_ray.ports import ChatModel as ChatModel
 from ensemble_ray.ports import StreamingChatModel as StreamingChatModel
 from ensemble_ray.ports import StructuredChatModel as StructuredChatModel
 from ensemble_ray.ports import ToolMetrics as ToolMetrics
+from ensemble_ray.ports.memory import EmbeddingModel as EmbeddingModel
+from ensemble_ray.ports.memory import EmbeddingStore as EmbeddingStore
+from ensemble_ray.ports.memory import EntityMemory as EntityMemory
+from ensemble_ray.ports.memory import LongTermMemory as LongTermMemory
+from ensemble_ray.ports.memory import MemoryOperationListener as MemoryOperationListener
 from ensemble_ray.process.context import LogContextFilter as LogContextFilter
 from ensemble_ray.prompts.agent import build_system_prompt as build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
@@ -135,6 +159,12 @@ from ensemble_ray.values.delegation import DelegationPriority as DelegationPrior
 from ensemble_ray.values.delegation import DelegationRequest as DelegationRequest
 from ensemble_ray.values.delegation import DelegationResponse as DelegationResponse
 from ensemble_ray.values.delegation import DelegationStatus as DelegationStatus
+from ensemble_ray.values.iterations import GraphRoutingContext as GraphRoutingContext
+from ensemble_ray.values.iterations import LoopIterationContext as LoopIterationContext
+from ensemble_ray.values.memory import EmbeddingMatch as EmbeddingMatch
+from ensemble_ray.values.memory import EvictionPolicy as EvictionPolicy
+from ensemble_ray.values.memory import MemoryEntry as MemoryEntry
+from ensemble_ray.values.memory import MemoryScope as MemoryScope
 from ensemble_ray.values.messages import ChatMessage as ChatMessage
 from ensemble_ray.values.messages import ChatResponse as ChatResponse
 from ensemble_ray.values.messages import Effect as Effect
@@ -153,7 +183,6 @@ from ensemble_ray.values.outputs import FailedItem as FailedItem
 from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
-from ensemble_ray.values.phase_review import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
 from ensemble_ray.values.trace import AgentSummary as AgentSummary
 from ensemble_ray.values.trace import CapturedMessage as CapturedMessage
@@ -216,15 +245,22 @@ __all__ = [
     "Durability",
     "DynamicToolProvider",
     "Effect",
+    "EmbeddingMatch",
+    "EmbeddingModel",
+    "EmbeddingStore",
+    "EmbeddingStoreLongTermMemory",
     "Ensemble",
     "EnsembleCompletedEvent",
     "EnsembleError",
     "EnsembleListener",
+    "EnsembleMemory",
     "EnsembleOutput",
     "EnsembleStartedEvent",
+    "EntityMemory",
     "ErrorTrace",
     "Event",
     "EventStream",
+    "EvictionPolicy",
     "ExecutionMetrics",
     "ExecutionTrace",
     "ExecutionTraceExporter",
@@ -234,7 +270,12 @@ __all__ = [
     "FileChangedEvent",
     "FileReadTool",
     "FileWriteTool",
+    "Graph",
+    "GraphEdge",
+    "GraphFork",
+    "GraphJoin",
     "GraphNoEdgeMatchedError",
+    "GraphRoutingContext",
     "GraphStateCompletedEvent",
     "GraphStep",
     "GraphTrace",
@@ -247,6 +288,8 @@ __all__ = [
     "HierarchicalConstraints",
     "HttpAgentTool",
     "IllegalStateError",
+    "InMemoryEmbeddingStore",
+    "InMemoryEntityMemory",
     "InlineRuntime",
     "ItemResult",
     "ItemStream",
@@ -258,7 +301,12 @@ __all__ = [
     "LlmIterationStartedEvent",
     "LocalChatModel",
     "LogContextFilter",
+    "LongTermMemory",
+    "Loop",
     "LoopIterationCompletedEvent",
+    "LoopIterationContext",
+    "LoopMemoryMode",
+    "LoopOutputMode",
     "LoopTrace",
     "ManagerPromptContext",
     "ManagerPromptStrategy",
@@ -268,9 +316,15 @@ __all__ = [
     "MapReduceLevelSummary",
     "MapReduceRun",
     "MaxGraphStepsExceededError",
+    "MaxIterationsAction",
     "MaxIterationsExceededError",
     "MaxLoopIterationsExceededError",
+    "MaxStepsAction",
+    "MemoryEntry",
     "MemoryOperationCounts",
+    "MemoryOperationListener",
+    "MemoryScope",
+    "MemoryStore",
     "NoOpToolMetrics",
     "Node",
     "OnUnknown",
@@ -279,6 +333,8 @@ __all__ = [
     "ParallelErrorStrategy",
     "ParallelExecutionError",
     "ParseResult",
+    "Phase",
+    "PhaseReview",
     "PhaseReviewDecision",
     "PhaseStatus",
     "PhaseTrace",
@@ -329,8 +385,10 @@ __all__ = [
     "ToolSpec",
     "TryAgain",
     "TypedAgentTool",
+    "UnitOutput",
     "UnknownEffect",
     "UnknownOutcomeError",
+    "Until",
     "ValidationError",
     "WebScraperTool",
     "WebSearchProvider",

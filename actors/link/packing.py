@@ -44,12 +44,12 @@ copyreg.pickle(type(dataclasses.MISSING), lambda _: "MISSING")
 def unpack_order(order: WireOrder, agent: Agent | None = None) -> TaskOrder:
     """Return an order with its user objects and its agent, in the process that runs it."""
     task = cast("Task", pickle.loads(order.task))  # noqa: S301  bytes of our own driver, inside one cluster
-    return order.convert(task, agent, [unpack_output(body) for body in order.context])
+    return order.convert(task, agent, unpack_output)
 
 
 def pack_order(order: TaskOrder) -> WireOrder:
     """Return an order of delegated work as bytes. Such work has no context and no guardrails."""
-    return order.convert(pickle.dumps(order.task, protocol=5), None, ())
+    return order.convert(pickle.dumps(order.task, protocol=5), None, pack_output)
 
 
 def pack_output(output: TaskOutput) -> bytes:

@@ -16,7 +16,9 @@ import ray
 
 from ensemble_ray.actors.link.accounts import close_account
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
-from ensemble_ray.actors.link.packing import pack_failure
+from ensemble_ray.actors.link.events import HubSink
+from ensemble_ray.actors.link.packing import pack_failure, pack_result
+from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import (
     RecordLocation,
     SessionOpening,
@@ -27,6 +29,7 @@ from ensemble_ray.actors.link.wire import (
     WireOutcome,
     WireResult,
 )
+from ensemble_ray.actors.scheduler.announcements import Announcements
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
@@ -96,6 +99,11 @@ class PlannedRun:
             else recovery.resumed(lambda instance: recalled(outputs, instance), pack_failure, is_restart=is_restart),
         )
         self._coordinator = Coordinator(journal, self._tasks)
+        #: None: nobody listens
+        self._announcements: Announcements | None = None
+        if hub is not None and submission.plan.units:
+            sink = HubSink(hub, self.run_id, submission.context.interest)
+            self._announcements = Announcements(self.run_id, submission.plan, sink, self._session.submit)
         self._running: asyncio.Task[WireOutcome]
         self._background = BackgroundTasks()
         self._keeping: asyncio.Task[None] | None = None
@@ -133,11 +141,16 @@ class PlannedRun:
     # What its coordinator asks, and is told.
 
     def start(self, orders: Sequence[WireOrder]) -> None:
-        """Do these tasks; never waits."""
-        self._session.submit(orders)
+        """Do these tasks, behind the events of what was announced before; never waits."""
+        if self._announcements is None:
+            self._session.submit(orders)
+        else:
+            self._announcements.start(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
         """Stop these tasks; each is still reported."""
+        waiting = [] if self._announcements is None else self._announcements.withdraw(instances)
+        self._coordinator.deliver([pack_result(undone(order, None, "cancelled")) for order in waiting])
         self._session.stop(instances)
 
     async def receive(self, reports: Sequence[WireResult]) -> None:
@@ -194,6 +207,8 @@ class PlannedRun:
             dropping = None if self._keeping is None else self._background.start(self._drop(self._keeping))
             try:
                 # Where coordinating itself broke, processes may still be at work: those are not used again.
+                if self._announcements is not None:
+                    await self._announcements.flushed()  # the driver reads events until it hears of the end
                 await self._session.close(keep=keeps_warm)
                 if dropping is not None:
                     await asyncio.wait([dropping])

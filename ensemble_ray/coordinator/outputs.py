@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar, overload
 
 from ensemble_ray.items.spool import Spool
-from ensemble_ray.values.ids import key_of
 
-__all__ = ["HeldOutputs", "KeyedOutputs", "OutputStore", "SpooledOutputs", "recalled"]
+__all__ = ["HeldOutputs", "ListedOutputs", "OutputStore", "SpooledOutputs", "recalled"]
 
 Output = TypeVar("Output")
 #: What a run's outputs take in memory before they lie in a file: little, since ended runs wait for their drivers.
@@ -151,8 +150,8 @@ class SpooledOutputs:
             self._slots.pop(instance, None)
 
 
-class KeyedOutputs(Sequence[tuple[str, Output]]):
-    """Outputs with the keys of their tasks, read when they are asked for."""
+class ListedOutputs(Sequence[tuple[str, Output]]):
+    """Outputs with their instances, in order; each is read when it is asked for."""
 
     def __init__(self, store: OutputStore[Output], instances: Sequence[str]) -> None:
         self._store = store
@@ -169,9 +168,9 @@ class KeyedOutputs(Sequence[tuple[str, Output]]):
 
     def __getitem__(self, index: int | slice) -> tuple[str, Output] | Sequence[tuple[str, Output]]:
         if isinstance(index, slice):
-            return KeyedOutputs(self._store, self._instances[index])
+            return ListedOutputs(self._store, self._instances[index])
         instance = self._instances[index]
-        return key_of(instance), self._store.get(instance)
+        return instance, self._store.get(instance)
 
     def __iter__(self) -> Iterator[tuple[str, Output]]:
         return (self[index] for index in range(len(self)))

@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Never, NoReturn, TypeVar
 
-from ensemble_ray.coordinator.outputs import KeyedOutputs
+from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.execute.orders import FailureSummary, TaskBody, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import FailureSummary, Revision, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import End, Instruction, Start, TaskChanges, Warn
-from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.schedule.instructions import ContextPart, End, Instruction, Start, TaskChanges, Warn
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -31,7 +30,7 @@ from ensemble_ray.schedule.stimuli import (
     Stimulus,
     encode_stimulus,
 )
-from ensemble_ray.values.ids import RUN, instance_of, key_of
+from ensemble_ray.values.ids import RUN, instance_of, node_key
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.outputs import OutputStore
@@ -128,12 +127,11 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             is_cancelled = is_cancelled or any(isinstance(each, CancelRequested) for each in again)
         if ending:  # it died between its last stimulus and the record of its end
             return Opening(instructions=ending)
-        running = self.source.running
         if not is_cancelled:
-            return Opening(instructions=[Start(instance=instance) for instance in running])
+            return Opening(instructions=self.source.unanswered())
         # Nothing starts any more; what the record does not know of has stopped with its process.
         ends: list[Stimulus] = []
-        for instance in running:
+        for instance in self.source.running:
             recorded = self._take_recorded(instance)
             ends.append(
                 Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
@@ -148,8 +146,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
-        runs = self.source.states.get(stimulus.instance) is TaskState.RUNNING
-        result = self._take_recorded(stimulus.instance) if runs else None
+        is_running = self.source.is_running(stimulus.instance)
+        result = self._take_recorded(stimulus.instance) if is_running else None
         if result is None:
             return False
         self._keep(result)
@@ -174,12 +172,14 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._reporter.submit([self._order(start) for start in starts])
 
     def _order(self, start: Start) -> TaskOrder[Task, Never, Output]:
-        node = self._nodes[key_of(start.instance)]
-        context = [(key, instance_of(key)) for key in node.context]
-        missing = None
-        if self.plan.workflow == "sequential":
-            absent = [self._nodes[key].description for key, instance in context if instance not in self._outputs]
-            missing = next(iter([*absent, *node.context_outside]), None)
+        node = self._nodes[node_key(start.instance)]
+        parts, missing = self._context_of(start, node)
+        context: list[Output] = []
+        joined: list[tuple[int, int]] = []
+        for part in parts:
+            begin = len(context)
+            context += (self._outputs.get(instance) for instance in part.instances)
+            joined += [(begin, len(context))] if part.is_joined else []
         body = self._bodies(node.key)
         return TaskOrder(
             run_id=self._journal.run_id,
@@ -190,14 +190,40 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             task=body.task,
             agent_key=node.agent_key,
             agent_role=node.agent_role,
-            context=tuple(self._outputs.get(instance) for _, instance in context if instance in self._outputs),
+            total_tasks=node.total,
+            context=tuple(context),
+            joined=tuple(joined),
             missing_context=missing,
-            changes=start.changes if isinstance(start.changes, TaskChanges) else None,
+            revision=self._revision_of(start),
             is_streaming=node.is_streaming,
             input_guardrails=body.input_guardrails,
             output_guardrails=body.output_guardrails,
+            wants_text=start.wants_text,
             description=node.description,
         )
+
+    def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
+        """Return the outputs that a task is given, and the description of one that is not there."""
+        if start.context is not None:
+            return start.context, None if start.missing is None else self._describe(start.missing)
+        found = [(key, instance_of(key)) for key in node.context]
+        missing = None
+        if self.plan.workflow == "sequential":
+            absent = [self._describe(key) for key, instance in found if instance not in self._outputs]
+            missing = next(iter([*absent, *node.context_outside]), None)
+        return [ContextPart((instance,)) for _, instance in found if instance in self._outputs], missing
+
+    def _describe(self, key: str) -> str:
+        """Return what people call a task or a unit of the plan."""
+        node = self._nodes.get(key)
+        return key if node is None else node.description
+
+    def _revision_of(self, start: Start) -> Revision[Output] | None:
+        changes = start.changes
+        if not isinstance(changes, TaskChanges):
+            return None
+        prior = self._outputs.get(changes.prior) if changes.prior in self._outputs else None
+        return Revision(attempt=changes.attempt, feedback=changes.feedback, prior=prior)
 
     def discard(self, instance: str) -> None:
         """Forget nothing: an order is made as soon as its task is started."""
@@ -239,13 +265,14 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                     total_tokens=result.total_tokens,
                     tool_call_count=result.tool_call_count,
                     delegated_roles=tuple(role for role, _ in result.delegated),
+                    text=result.text,
                 )
             case "failed":
                 error_type, message = ("", "") if failure is None else (failure.error_type, failure.message)
                 self._note_failure(result, error_type, message)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
-                self._unfinished.extend(() if failure is None else ((result.key, failure),))
+                self._unfinished.extend(() if failure is None else ((result.instance, failure),))
                 if result.status == "exited":
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason)
                 return Cancelled(at=result.at, instance=instance)
@@ -253,7 +280,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
     def _note_failure(self, result: TaskResult[Output, Failure], error_type: str, message: str) -> None:
         if result.failure is not None:
             failed = FailedTask(
-                key=result.key, at=result.at, failure=result.failure, completed_before=len(self._completed)
+                instance=result.instance, at=result.at, failure=result.failure, completed_before=len(self._completed)
             )
             self._failed.append(failed)
         self._errors.append(RecordedError(result.key, error_type, message))
@@ -292,11 +319,13 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             exit_reason=ending.exit_reason,
             started_at=self._started_at,
             completed_at=self._journal.now(),
-            completed=KeyedOutputs(self._outputs, self._completed),
-            delegated=KeyedOutputs(self._outputs, self._delegated),
+            completed=ListedOutputs(self._outputs, self._completed),
+            delegated=ListedOutputs(self._outputs, self._delegated),
             failed_delegations=tuple(self._failed_delegations),
             failures=tuple(self._failed),
             unfinished=tuple(self._unfinished),
+            units=ending.units,
+            unit_failures=ending.unit_failures,
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)

@@ -12,9 +12,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast
 
+from ensemble_ray.execute.memory_use import MemoryUse
+from ensemble_ray.ports.memory import MemoryOperationListener
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
+from ensemble_ray.values.ids import is_inside_unit
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
-from ensemble_ray.values.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics, add_tokens
+from ensemble_ray.values.metrics import (
+    UNKNOWN_TOKENS,
+    CostConfiguration,
+    MemoryOperationCounts,
+    TaskMetrics,
+    add_tokens,
+)
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import (
     CapturedMessage,
@@ -170,6 +179,12 @@ class TaskEffects:
     is_handler: bool = False
     #: whether nobody knows what came of the handler (S-DUR-26)
     is_outcome_unknown: bool = False
+    #: path of the execution
+    instance: str = ""
+    #: what it did with memory; None: nobody counts that
+    memory: MemoryUse | None = None
+    #: hears of what it does with memory while it is at work (S-MEM-100)
+    memory_listener: MemoryOperationListener | None = None
 
     def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
         """Return the sums (S-MET-10 to S-MET-16)."""
@@ -193,6 +208,8 @@ class TaskEffects:
             incomplete_answers=sum(incomplete_reason(model.response) is not None for model in self.models),
             delegation_count=sum(each.is_started for each in self.delegations),
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
+            memory_retrieval_time=timedelta() if self.memory is None else self.memory.reading_time,
+            memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,
         )
 
     def trace(
@@ -216,8 +233,12 @@ class TaskEffects:
             final_output=final_output,
             parsed_output=parsed_output,
             metrics=metrics,
-            metadata={"outcome": "unknown"} if self.is_outcome_unknown else {},
+            metadata=self._metadata(),
         )
+
+    def _metadata(self) -> dict[str, str]:
+        outcome = {"outcome": "unknown"} if self.is_outcome_unknown else {}
+        return {**outcome, "instance": self.instance} if is_inside_unit(self.instance) else outcome
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:
         started, completed = utc_of(model.started_at), utc_of(model.started_at + model.latency_s)

@@ -18,9 +18,9 @@ from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import StaleEpochError, message_of
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.schedule.instructions import TaskChanges
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.delegation import DelegationContext
+from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
@@ -31,6 +31,7 @@ __all__ = [
     "FailureSummary",
     "Failure_co",
     "Output_co",
+    "Revision",
     "RunContext",
     "TaskBody",
     "TaskFailure",
@@ -142,6 +143,8 @@ class RunContext:
     delegation: DelegationContext = field(default_factory=DelegationContext)
     #: what the manager of a hierarchical run is held to
     hierarchy: HierarchyRules | None = None
+    #: which kinds of memory it has; None: none
+    memory: MemoryRules | None = None
 
 
 class TaskBody(NamedTuple, Generic[Task_co]):
@@ -150,6 +153,17 @@ class TaskBody(NamedTuple, Generic[Task_co]):
     task: Task_co
     input_guardrails: int = 0
     output_guardrails: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision(Generic[Output_co]):
+    """What another attempt at a task has beside the task itself."""
+
+    #: 0: the first attempt
+    attempt: int = 0
+    feedback: str = ""
+    #: of an earlier attempt, which is shown
+    prior: Output_co | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +185,14 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     agent_role: str
     #: of a task that was made while its run goes on: who does it; its key is then that of its kind (S-MR-142)
     agent: Agent_co | None = None
-    #: of such a task: how many its level has, 0 where nobody knows yet; None: as many as the run has
+    #: how many it is one of, such as those of its level or of a loop's body; 0: nobody knows yet; None: those of the run
     total_tasks: int | None = None
     #: outputs of the context tasks in the order of the task's context list
     context: Sequence[Output_co] = ()
-    #: what this execution of it has beside the task itself; None: nothing
-    changes: TaskChanges | None = None
+    #: ranges of these, in order, that arrive as one output each, as the iterations of a loop do (S-LOOP-72)
+    joined: tuple[tuple[int, int], ...] = ()
+    #: None: the task as it stands in the plan
+    revision: Revision[Output_co] | None = None
     #: description of a context task whose output does not exist (S-ENG-11)
     missing_context: str | None = None
     is_streaming: bool = False
@@ -189,15 +205,23 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     caller_role: str = ""
     #: of a delegated task; its request's id
     delegation_id: str = ""
+    #: whether its result says the text of its answer, since the source reads it
+    wants_text: bool = False
     #: of the task, for those who tell of it without loading it
     description: str = ""
 
     def convert(
-        self, task: NewTask, agent: NewAgent | None, context: Sequence[NewOutput]
+        self, task: NewTask, agent: NewAgent | None, output: Callable[[Output_co], NewOutput]
     ) -> TaskOrder[NewTask, NewAgent, NewOutput]:
         """Return the same order with what users made held otherwise."""
         order = cast("TaskOrder[NewTask, NewAgent, NewOutput]", self)
-        return replace(order, task=task, agent=agent, context=tuple(context))
+        revision = None
+        if self.revision is not None:
+            prior = None if self.revision.prior is None else output(self.revision.prior)
+            revision = replace(cast("Revision[NewOutput]", self.revision), prior=prior)
+        return replace(
+            order, task=task, agent=agent, context=tuple(output(each) for each in self.context), revision=revision
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +236,8 @@ class TaskResult(Generic[Output_co, Failure_co]):
     #: of the dispatch that it is the result of
     epoch: int = 0
     output: Output_co | None = None
+    #: of its answer, where its order wants that
+    text: str | None = None
     #: of a task that gave no output
     failure: Failure_co | None = None
     total_tokens: int = -1

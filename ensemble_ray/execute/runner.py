@@ -26,10 +26,12 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.loop import AgentLoop
+from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
+from ensemble_ray.execute.memory import memory_counted, remember
 from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
@@ -84,7 +86,7 @@ class TaskRunner:
             is_stopped: Tells a wanted cancellation from user code's own.
             slot: The task's place among its agent's; None: it needs none.
         """
-        slot = slot or Slot()
+        order, slot = apply_changes(order), slot or Slot()
         scope = self._scope(order, {}, slot)
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
         with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
@@ -94,7 +96,9 @@ class TaskRunner:
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
-                return await self._completed(scope, await self._execute(scope))
+                with memory_counted(scope):
+                    output = await remember(scope, await self._execute(scope))
+                return await self._completed(scope, output)
             except asyncio.CancelledError as error:
                 if is_stopped():
                     return self._unfinished(scope, "cancelled", None)
@@ -120,6 +124,7 @@ class TaskRunner:
             ),
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
+            instance=order.instance,
         )
         return TaskScope(
             context=self.context,
@@ -242,6 +247,7 @@ class TaskRunner:
             at=at,
             duration_s=seconds,
             output=output,
+            text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
             delegated=_delegated(scope),
@@ -357,7 +363,7 @@ class TaskRunner:
                 fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
             return fields
         if self.context.workflow == "sequential":
-            fields["task.index"] = f"{order.index}/{self.context.total_tasks}"
+            fields["task.index"] = f"{order.index}/{self._total(order)}"
             fields["task.description"] = cut(order.task.description, 80)
         return fields
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
     from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.ports import Clock, EventSink, Journal, ToolMetrics
+    from ensemble_ray.ports.memory import RunMemory
     from ensemble_ray.ports.services import Services
 
 __all__ = ["RunnerPorts", "TaskScope"]
@@ -52,6 +53,8 @@ class RunnerPorts:
     compare: Callable[[str, Fact[ModelAnswered], str, Sequence[ChatMessage]], None] | None = None
     #: the user's callable that is asked about unknown outcomes in this process; None: its terminal (S-DUR-24)
     ask_unknown: Callable[[UnknownEffect], object] | None = None
+    #: the run's memory; None where it has none, or nobody answers for it
+    memory: RunMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

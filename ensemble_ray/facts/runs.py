@@ -225,6 +225,15 @@ _STIMULUS: Mapping[str, Check] = {
     "at": INSTANT,
     "duration_s": DURATION,
     "delegated_roles": list_of(TEXT),
+    "text": optional(TEXT),
+    "question": TEXT,
+    "unit": TEXT,
+    "iteration": NUMBER,
+    "step": NUMBER,
+    "edge": NUMBER,
+    "answer": optional(FLAG),
+    "error_type": TEXT,
+    "message": TEXT,
 }
 
 

@@ -29,9 +29,10 @@ from ensemble_ray.facts.effects import (
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_text
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
-from ensemble_ray.values.ids import delegating_call
+from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.messages import ToolCall
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
@@ -80,8 +81,10 @@ class TaskFold:
 
     @property
     def key(self) -> str:
-        """The task's key: the instance without its occurrence."""
-        return self.instance.rpartition("#")[0] or self.instance
+        """Its task's key in the plan; of work that was handed on, its instance without the occurrence."""
+        if delegating_call(self.instance) is None:
+            return node_key(self.instance) or self.instance
+        return self.instance.rpartition("#")[0]
 
     def apply(self, fact: Fact) -> None:
         """Take the next fact of this instance."""
@@ -97,6 +100,8 @@ class TaskFold:
                 self.output = output
             case FailureRecorded():
                 self.failure = cast("Fact[FailureRecorded]", fact)
+            case MemoryRecalled() | MemoryStored():
+                pass  # what the task was reminded of stands in its prompt
             case _ if data.IS_EFFECT:
                 self._apply_effect(fact)
             case _:
@@ -301,6 +306,7 @@ class TaskFold:
             retry_count=sum(model.retries for model in models),
             is_handler=not models and "agent_key" in node and node["agent_key"] is None,
             is_outcome_unknown=self._is_handler_unknown,
+            instance=self.instance,
         )
 
     @property

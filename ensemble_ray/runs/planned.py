@@ -37,6 +37,7 @@ from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.planned_result import conclude, manager_failure
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
+from ensemble_ray.runs.remembered import restore_short_term
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
@@ -61,7 +62,7 @@ def check(definition: EnsembleDefinition, inputs: Mapping[str, object] | None) -
         ValidationError: the definition cannot run.
         PromptTemplateError: inputs are missing.
     """
-    for warning in (*validate(definition), *doubled_names(definition.tasks)):
+    for warning in (*validate(definition), *doubled_names(definition.all_tasks)):
         _log.warning("%s", warning)
     return resolve_tasks(definition, inputs)
 
@@ -132,6 +133,7 @@ class PlannedLauncher:
             submission=scope.submission,
         )
         request = request_of(scope, self.definition, self._planned, capture_mode=mode)
+        await restore_short_term(request, scope)
         try:
             self._submitted = await scope.runtime.submit(request, work)
         except asyncio.CancelledError:

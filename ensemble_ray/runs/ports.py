@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
+    from ensemble_ray.memory.run_memory import LocalRunMemory
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
@@ -50,6 +51,8 @@ class RunRequest:
     store: StoreAddress | None = None
     #: set when the run is cancelled: a runtime that is only being started need not be waited for
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    #: its memory, in this process; None: it has none
+    memory: LocalRunMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

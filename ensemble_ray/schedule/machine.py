@@ -116,6 +116,10 @@ class Machine:
         """Return what was wanted and has no answer yet, in plan order: what a run that goes on does first."""
         return [self._start_of(instance) for instance in self.running]
 
+    def history_of(self, unit: str) -> Sequence[HistoryEntry]:  # noqa: ARG002  as every source of a plan is asked
+        """Return nothing: no unit is inside."""
+        return ()
+
     def story(self, instance: str) -> str:
         """Return everything that happened to a task, oldest first."""
         moves = zip(self._story[::3], self._story[1::3], self._story[2::3], strict=True)
@@ -198,7 +202,8 @@ class Machine:
         done.extend(Cancel(instance=each) for each in sorted(self._running))
 
     def _stop(self, stimulus: StopRequested, done: list[Instruction]) -> None:
-        """Start nothing more, since the run is ending around this; what had all started already just ends."""
+        """Start nothing more, since the run is ending around this; where all had started, that just ends, units sooner."""
+        self._is_stopping = True
         if any(state in _UNSTARTED for state in self._states.values()):
             self._exit = self._exit or stimulus.exit_reason
             self._is_cancelled = self._is_cancelled or stimulus.exit_reason is None

@@ -5,7 +5,7 @@ A machine schedules members: tasks or units, by instance. It knows nothing of wh
    `Cancelled`, a unit's like a task's. The instances it starts lie below its own path, and none is started twice.
 2. What it wants first in a task's context, it gives with the `Start`; the context of the plan's node follows, looked up in
    the `Scopes`. The output of a member that completed is in the scope of the member's parent path before the machine hears
-   of it. `Start.changes` of a unit are what the unit makes of them; `prior` may name a unit there: it means its last output.
+   of it. `Start.changes` of a unit go to its machine; `prior` is then an earlier execution of the same unit.
 3. It asks with `Evaluate` and is told the answer with `Evaluated`. Everything else that it may want: `Skip`, `Cancel` of a
    member, `Announce`, `Warn`, `Forget`.
 4. It ends once, with `End` as its last instruction: completed, failed, exited (the exit reason of what asked for that) or
@@ -22,13 +22,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Union
 
+from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.units import Unit
 from ensemble_ray.schedule.instructions import Instruction, TaskChanges
 from ensemble_ray.schedule.scopes import Parts, Scopes
 from ensemble_ray.schedule.stimuli import Stimulus
 from ensemble_ray.values.outputs import ExitReason
 
-__all__ = ["Execution", "HistoryEntry", "Member", "StopRequested", "UnitMachine", "UnitStimulus"]
+__all__ = ["Execution", "HistoryEntry", "Member", "StopRequested", "UnitMachine", "UnitMember", "UnitStimulus"]
 
 
 class Member(Protocol):
@@ -43,6 +44,13 @@ class Member(Protocol):
     def context(self) -> tuple[str, ...]:
         """Return the keys of what it waits for; those that are no members of the same machine do not count."""
         ...
+
+
+class UnitMember(NamedTuple):
+    """A unit that is a member without being one by its own fields, such as a graph."""
+
+    key: str
+    context: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +100,13 @@ class UnitMachine(Protocol):
 class Execution:
     """One execution of a unit: what its machine is made of."""
 
-    #: as the machine above started it: `loop:refine#0`, `phase:draft#1`, `graph:triage#3/loop:refine#0`
+    #: as the machine above started it: `loop:refine#0`, `phase:draft#1`, `graph:triage#3/loop:refine#0`; "": the run itself
     instance: str
+    plan: Plan
     #: of the whole plan, by key
     units: Mapping[str, Unit]
     #: tasks and units of the whole plan, by key
     members: Mapping[str, Member]
     scopes: Scopes
-    #: what the machine above wants changed; `prior` names a task
+    #: what the machine above wants changed; `prior` is an earlier execution of the same unit
     changes: TaskChanges | None = None

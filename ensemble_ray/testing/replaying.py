@@ -41,6 +41,7 @@ from ensemble_ray.recovery.resuming import planned_form
 from ensemble_ray.runs.context import run_context_of
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import check
+from ensemble_ray.testing.replay_memory import UnaskedMemory
 from ensemble_ray.testing.replay_ports import (
     Difference,
     RecordedAnswer,
@@ -209,6 +210,7 @@ class _Repetition:
             services=Services(limiter=process_limiter(), cpu=cpu),
             tool_metrics=NoOpToolMetrics(),
             compare=self._compare,
+            memory=UnaskedMemory(self.journal),
         )
         agents = {key: agent.rewritten(llm=UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
         runner = TaskRunner(self._context, ports, agents)

@@ -38,7 +38,7 @@ from ensemble_ray.actors.link.wire import (
 )
 from ensemble_ray.actors.scheduler.planned_run import body_of
 from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, message_of
-from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import Revision, RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.testing import ScriptedModel
@@ -186,6 +186,9 @@ def test_order_arrives_with_everything_that_its_task_needs(guardrails: tuple[int
         agent_role="Writer",
         context=context,
         missing_context="gone",
+        joined=((0, 2),),
+        revision=Revision(attempt=1, feedback="shorter", prior=context[1]),
+        wants_text=True,
         is_streaming=True,
         input_guardrails=body.input_guardrails,
         output_guardrails=body.output_guardrails,
@@ -196,6 +199,10 @@ def test_order_arrives_with_everything_that_its_task_needs(guardrails: tuple[int
     assert (order.agent_key, order.agent_role, order.is_streaming) == ("writer", "Writer", True)
     assert [each.raw for each in order.context] == ["one", "two"]
     assert order.missing_context == "gone"
+    assert (order.joined, order.wants_text) == (((0, 2),), True)
+    assert order.revision is not None
+    assert order.revision.prior is not None
+    assert (order.revision.attempt, order.revision.feedback, order.revision.prior.raw) == (1, "shorter", "two")
     assert (order.input_guardrails, order.output_guardrails) == guardrails
 
 

@@ -19,6 +19,7 @@ import pydantic
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.callables import class_identity, identity_of
 from ensemble_ray.record.identity.digest import digest_of
+from ensemble_ray.record.identity.memory import memory_data
 from ensemble_ray.record.identity.names import recorded_name
 from ensemble_ray.record.result import summaries
 from ensemble_ray.values.outputs import full_name
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.definition.ensemble import EnsembleDefinition
+    from ensemble_ray.definition.graph import Graph
+    from ensemble_ray.definition.loop import Loop
+    from ensemble_ray.definition.phase import Phase
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.planner import Planned
 
@@ -36,10 +40,10 @@ __all__ = ["definition_data", "model_data", "run_data", "task_data"]
 
 #: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
 _TASK_FIELDS = itemgetter(
-    "handler", "output_type", "input_guardrails", "output_guardrails", "history", "revision_feedback"
+    "handler", "output_type", "input_guardrails", "output_guardrails", "history", "revision_feedback", "memory_scopes"
 )
 #: Those of a task of texts alone.
-_PLAIN = (None, None, (), (), (), None)
+_PLAIN = (None, None, (), (), (), None, ())
 #: Request options that may hold keys or places. Of the body only its hash is kept.
 _HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
 _HASHED_OPTIONS = frozenset({"extra_body"})
@@ -64,8 +68,14 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
         data["max_tool_output_length"] = definition.max_tool_output_length
     if definition.on_incomplete != "warn":
         data["on_incomplete"] = definition.on_incomplete
+    if planned.units:
+        asked = {key: found for key, unit in planned.units.items() if (found := _unit(unit))}
+        if asked:
+            data["units"] = asked
     if planned.colleagues:
         data["delegation"] = _delegation(planned, definition)
+    if (memory := memory_data(definition)) is not None:
+        data["memory"] = memory
     return data
 
 
@@ -141,9 +151,43 @@ def _task(task: Task) -> dict[str, object] | None:
             data[name] = [identity_of(each) for each in fields[name]]
     if task.history:
         data["history"] = [{"role": message.role, "content": message.content} for message in task.history]
+    if task.memory_scopes:
+        data["memory_scopes"] = [scope.to_data() for scope in task.memory_scopes]
     if task.revision_feedback is not None:
         revision = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
         data["revision"] = list(revision)
+    return data
+
+
+def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
+    """Return the callables that decide about a unit; names, caps and modes stand in the plan."""
+    from ensemble_ray.definition.graph import Graph  # plans without units do not need them
+    from ensemble_ray.definition.graph_edges import GraphEdge
+    from ensemble_ray.definition.loop import Loop
+
+    if isinstance(unit, Loop):
+        return {} if unit.until is None else {"until": _predicate(unit.until)}
+    if isinstance(unit, Graph):
+        conditions = {
+            str(index): _predicate(edge.condition)
+            for index, edge in enumerate(unit.edges)
+            if isinstance(edge, GraphEdge) and edge.condition is not None
+        }
+        return {"edges": conditions} if conditions else {}
+    return {}
+
+
+def _predicate(until: object) -> dict[str, object]:
+    """Return which code a predicate is; of a built-in one what it looks for."""
+    from ensemble_ray.definition.until import Until  # plans without units do not need it
+
+    if not isinstance(until, Until):
+        return identity_of(until)
+    data: dict[str, object] = {"callable": f"Until.{until.kind}"}
+    if until.text:
+        data |= {"text": until.text, "ignore_case": until.ignore_case}
+    if until.condition is not None:
+        data["condition"] = identity_of(until.condition)
     return data
 
 

@@ -7,12 +7,13 @@ Never: colours, terminal sizes, or a control character that a model or a tool pu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
+from ensemble_ray.record.view.units import branches_of, describe_unit
 from ensemble_ray.text.control_characters import escape_controls
 from ensemble_ray.values.messages import ChatResponse, incomplete_reason
 from ensemble_ray.values.trace import (
@@ -23,6 +24,11 @@ from ensemble_ray.values.trace import (
     TaskTrace,
     ToolCallTrace,
 )
+from ensemble_ray.values.value import utc_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.units.replayed import Verdict
+    from ensemble_ray.record.view.units import Entry
 
 __all__ = [
     "TreeRow",
@@ -49,7 +55,7 @@ _ASKED = "(tool calls)"
 #: Tools that hand work on; a malformed call of theirs leaves no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
-RowKind = Literal["run", "level", "task", "history", "model", "tool", "answer", "error"]
+RowKind = Literal["run", "level", "unit", "verdict", "task", "history", "model", "tool", "answer", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +72,9 @@ class TreeRow:
     is_bad: bool = False
 
 
-def tree_rows(trace: ExecutionTrace) -> tuple[TreeRow, ...]:
-    """Return the rows of a trace, top down."""
-    return tuple(_rows(trace))
+def tree_rows(trace: ExecutionTrace, verdicts: Sequence[Verdict] = ()) -> tuple[TreeRow, ...]:
+    """Return the rows of a trace, top down; `verdicts` are what its record tells of predicates and conditions."""
+    return tuple(_rows(trace, verdicts))
 
 
 def render_tree(trace: ExecutionTrace) -> str:
@@ -98,7 +104,7 @@ def _branches(rows: Sequence[TreeRow]) -> list[str]:
     return found[::-1]
 
 
-def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
+def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRow]:
     named = (trace.ensemble_id, trace.workflow, str(trace.metadata.get("state", "completed")))
     ensemble_id, workflow, state = (row_text(text, _TITLE) for text in named)
     yield TreeRow(
@@ -119,9 +125,53 @@ def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
             yield from _unknown_rows(trace.task_traces)
             yield from _error_rows(trace.errors)
             return
-    for task in trace.task_traces:
-        yield from _task_rows(task, is_failed=(task.agent_role, task.task_description) in failed)
+    of_path: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        of_path.setdefault(verdict.path, []).append(verdict)
+    yield from _entry_rows(trace, branches_of(trace.task_traces), of_path, failed, depth=1)
+    shown = {str(task.metadata.get("instance", "")).partition("#")[0] for task in trace.task_traces}
+    for phase in trace.phases:
+        if phase.path not in shown and not phase.task_traces:
+            yield TreeRow(depth=1, kind="unit", title=row_text(phase.path, _TITLE), details=(phase.status.value,))
     yield from _error_rows(trace.errors)
+
+
+def _entry_rows(
+    trace: ExecutionTrace,
+    entries: Sequence[Entry],
+    verdicts: Mapping[str, Sequence[Verdict]],
+    failed: Collection[tuple[str, str]],
+    *,
+    depth: int,
+) -> Iterator[TreeRow]:
+    """Return the rows of tasks, and of units with what ran in them."""
+    for entry in entries:
+        if isinstance(entry, TaskTrace):
+            is_failed = (entry.agent_role, entry.task_description) in failed
+            yield from _task_rows(entry, is_failed=is_failed, depth=depth)
+            continue
+        tasks = list(entry.tasks())
+        took = max(task.completed_at for task in tasks) - min(task.started_at for task in tasks)
+        name = entry.path.rpartition("/")[2]
+        details = (format_seconds(took), *(row_text(each, _TITLE) for each in describe_unit(trace, entry.path)))
+        yield TreeRow(depth=depth, kind="unit", title=row_text(name, _TITLE), details=details)
+        yield from _entry_rows(trace, entry.entries, verdicts, failed, depth=depth + 1)
+        for verdict in verdicts.get(entry.path, ()):
+            yield _verdict_row(trace, verdict, depth + 1)
+
+
+def _verdict_row(trace: ExecutionTrace, verdict: Verdict, depth: int) -> TreeRow:
+    """Return the row of what a predicate or a condition answered; its time counts from the start of the run."""
+    asked = "until" if verdict.edge is None else f"edge {verdict.edge}"
+    answer = f"raised {row_text(verdict.error, _QUOTE)}" if verdict.answer is None else str(verdict.answer).lower()
+    after = format_seconds(max(timedelta(), utc_of(verdict.at) - trace.started_at))
+    return TreeRow(
+        depth=depth,
+        kind="verdict",
+        title=f"{asked}: {answer}",
+        details=(f"after {after}",),
+        is_bad=verdict.answer is None,
+    )
 
 
 def _parent(trace: ExecutionTrace) -> str:

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import HeldOutputs, KeyedOutputs, OutputStore, SpooledOutputs
+from ensemble_ray.coordinator.outputs import HeldOutputs, ListedOutputs, OutputStore, SpooledOutputs
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
-from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.orders import Revision, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.schedule.instructions import (
     Cancel,
+    ContextPart,
     CountTokens,
     End,
     Evaluate,
@@ -83,15 +84,46 @@ class Scripted:
 
 
 async def test_changes_ride_on_the_order() -> None:
-    """The next attempt at a task is another instance of it, with what it has beside the task itself."""
-    changes = TaskChanges(attempt=2, feedback="shorter", prior="a#0")
-    run = Scripted({Begun: [Start(instance="a#1", changes=changes)], Completed: [END]})
+    """S-LOOP-100: the next attempt is another instance, with an earlier output; what is not there is not shown."""
+    changes = TaskChanges(attempt=2, feedback="shorter", prior="loop:l#0/b#0")
+    starts = [Start(instance="loop:l#1/a#0", changes=changes), Start(instance="loop:l#2/a#0", changes=TaskChanges())]
+    run = Scripted({Begun: starts, Completed: [END]})
+    run.outputs.put("loop:l#0/b#0", "draft")
+    await run.heard(Begun)
+    first, second = run.executor.started
+    assert (first.key, first.instance) == ("a", "loop:l#1/a#0")
+    assert first.revision == Revision(attempt=2, feedback="shorter", prior="draft")
+    assert second.revision == Revision(attempt=0, feedback="", prior=None)
+    run.coordinator.deliver([TaskResult(key="a", instance="loop:l#1/a#0", status="completed", at=1.0, output="x")])
+    assert list((await run.end).completed) == [("loop:l#1/a#0", "x")]
+
+
+async def test_context_of_an_order_is_what_its_source_says() -> None:
+    """S-LOOP-72, S-ENG-11: outputs in the order of the parts, which of them arrive as one, and what is not there."""
+    parts = (ContextPart(("x#0",)), ContextPart(("l#0", "l#1"), is_joined=True), ContextPart(("y#0", "x#0")))
+    run = Scripted({Begun: [Start(instance="a#0", context=parts, missing="b")], Completed: [END]})
+    for instance in ("x#0", "y#0", "l#0", "l#1"):
+        run.outputs.put(instance, f"of {instance}")
     await run.heard(Begun)
     (order,) = run.executor.started
-    assert (order.key, order.instance, order.changes) == ("a", "a#1", changes)
-    run.coordinator.deliver([TaskResult(key="a", instance="a#1", status="completed", at=1.0, output="x")])
-    ended = await run.end
-    assert list(ended.completed) == [("a", "x")]
+    assert order.context == ("of x#0", "of l#0", "of l#1", "of y#0", "of x#0")
+    assert (order.joined, order.missing_context) == (((1, 3),), "Do b")
+    run.coordinator.deliver([TaskResult(key="a", instance="a#0", status="completed", at=1.0, output="x")])
+    await run.end
+
+
+async def test_text_of_an_answer_is_told_when_the_source_reads_it() -> None:
+    """S-PHASE-62: the order asks for it, the stimulus has it."""
+    run = Scripted({Begun: [Start(instance="a#0", wants_text=True)], Completed: [END]})
+    await run.heard(Begun)
+    (order,) = run.executor.started
+    assert order.wants_text
+    answer = TaskResult(key="a", instance="a#0", status="completed", at=1.0, output="x", text="APPROVE")
+    run.coordinator.deliver([answer])
+    told = await run.heard(Completed)
+    assert isinstance(told, Completed)
+    assert told.text == "APPROVE"
+    await run.end
 
 
 async def test_answer_of_the_users_code_is_a_stimulus() -> None:
@@ -255,8 +287,8 @@ def test_outputs_are_kept_by_instance(make: Callable[[], OutputStore[bytes]]) ->
     for instance, output in (("a#0", b"1"), ("b#0", b"2"), ("a#0", b"3")):
         store.put(instance, output)
     assert (store.get("a#0"), "b#0" in store, "c#0" in store) == (b"3", True, False)
-    keyed: Sequence[tuple[str, bytes]] = KeyedOutputs(store, ["b#0", "a#0"])
-    assert keyed == [("b", b"2"), ("a", b"3")]
-    assert keyed[1:] == [("a", b"3")]
+    listed: Sequence[tuple[str, bytes]] = ListedOutputs(store, ["b#0", "a#0"])
+    assert listed == [("b#0", b"2"), ("a#0", b"3")]
+    assert listed[1:] == [("a#0", b"3")]
     store.forget(["a#0"])
     assert "a#0" not in store

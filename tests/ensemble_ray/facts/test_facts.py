@@ -79,6 +79,19 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ("items", {"indices": [9, 2], "digests": ["a", "b"], "are_all": True}),
     ("group", {"level": 1, "number": 0, "inputs": ["map-1"], "is_final": True}),
     ("agents", {"agents": [{"role": "R"}]}),
+    (
+        "memory_recalled",
+        {
+            "scopes": [["notes", ["a", "b"]], ["drafts", []]],
+            "short_term": [["Writer", "Write", "text"]],
+            "long_term": ["c"],
+            "entities": [["Acme", "a firm"]],
+            "retrieval_s": 0.5,
+            "lookup_s": 0.0,
+        },
+    ),
+    ("memory_recalled", {}),
+    ("memory_stored", {"scopes": ["notes"], "taken_by": ["short_term"]}),
     ("approval", {"by": "Ann"}),
 ]
 

@@ -211,7 +211,7 @@ def test_stimulus_is_data_for_the_record() -> None:
 
 def test_invariants_are_watched() -> None:
     """The check of the other tests finds what is wrong."""
-    machine = machine_for(sequence("a"))
+    machine = CheckedMachine(sequence("a")).machine
     machine._states["a#0"] = TaskState.RUNNING
     with pytest.raises(AssertionError, match="running set"):
         machine.validate()

@@ -87,7 +87,7 @@ async def test_result_of_an_effect_is_written_while_a_sibling_still_runs() -> No
     await bench.run()
     assert (await journal.lookup_recorded("draft#0"))["draft#0/0/call-0", "tool_result"].data.to_data()[
         "text"
-    ] == "WRITTEN"
+    ] == "COMMITTED"
 
 
 async def test_effect_of_a_plain_tool_is_once_unless_it_says_otherwise() -> None:
