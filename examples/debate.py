@@ -15,9 +15,7 @@ def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
     optimist = Agent(role="Optimist", goal="Argue for a proposal", llm=llm)
     sceptic = Agent(role="Sceptic", goal="Argue against a proposal", llm=llm)
     judge = Agent(role="Judge", goal="Weigh arguments", llm=llm)
-    speech = Task(
-        name="for", description="Argue for this: {proposal}", expected_output="One argument", agent=optimist
-    )
+    speech = Task(name="for", description="Argue for this: {proposal}", expected_output="One argument", agent=optimist)
     answer = Task(
         name="against",
         description="Answer the argument for this: {proposal}",

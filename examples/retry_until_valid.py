@@ -19,6 +19,9 @@ class Route(BaseModel):
     hours: float = Field(description="How long the tour takes in all, hours")
 
 
+MOST_HOURS, FEWEST_STOPS = 8, 4
+
+
 def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
     """Plan a tour of at most eight hours; more than four attempts are an error."""
     guide = Agent(role="Guide", goal="Plan tours on foot", llm=llm)
@@ -32,7 +35,7 @@ def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
     fits = Loop(
         name="fits",
         body=[plan],
-        until=Until.parsed(lambda route: route.hours <= 8 and len(route.stops) >= 4),
+        until=Until.parsed(lambda route: route.hours <= MOST_HOURS and len(route.stops) >= FEWEST_STOPS),
         max_iterations=4,
         on_max_iterations="throw",
     )

@@ -36,8 +36,12 @@ def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
     triage = Agent(role="Triage", goal="Decide who can work on a question", llm=llm)
     clerk = Agent(role="Clerk", goal="Calculate with the tool", tools=[CalculatorTool()], llm=llm)
     calendar = Agent(role="Calendar", goal="Work out dates with the tool", tools=[DateTimeTool()], llm=llm)
-    calculate = Task(name="calculate", description="Calculate what {question} needs", expected_output="A number", agent=clerk)
-    date = Task(name="date", description="Find the dates that {question} needs", expected_output="A date", agent=calendar)
+    calculate = Task(
+        name="calculate", description="Calculate what {question} needs", expected_output="A number", agent=clerk
+    )
+    date = Task(
+        name="date", description="Find the dates that {question} needs", expected_output="A date", agent=calendar
+    )
     decide = Task(
         name="decide",
         description=(
@@ -52,11 +56,21 @@ def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
         states={"decide": decide, "calculate": calculate, "date": date},
         start="decide",
         edges=[
-            GraphEdge("decide", "calculate", lambda context: says("CALCULATE", context), "arithmetic"),
-            GraphEdge("decide", "date", lambda context: says("DATE", context), "dates"),
-            GraphEdge("decide", Graph.END),
-            GraphEdge("calculate", "decide"),
-            GraphEdge("date", "decide"),
+            GraphEdge(
+                from_state="decide",
+                to_state="calculate",
+                condition=lambda context: says("CALCULATE", context),
+                label="arithmetic",
+            ),
+            GraphEdge(
+                from_state="decide",
+                to_state="date",
+                condition=lambda context: says("DATE", context),
+                label="dates",
+            ),
+            GraphEdge(from_state="decide", to_state=Graph.END),
+            GraphEdge(from_state="calculate", to_state="decide"),
+            GraphEdge(from_state="date", to_state="decide"),
         ],
         max_steps=9,
     )
