@@ -58,10 +58,10 @@ class HeldObject:
         return await here.driver.ask(HELD_SERVICE, payload)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (HeldObject._found, (self._id, self._process_id))
+        return (_find, (self._id, self._process_id))
 
     @classmethod
-    def _found(cls, held_id: str, process_id: int) -> HeldObject:
+    def find(cls, held_id: str, process_id: int) -> HeldObject:
         """Return the object that was pickled: itself at home, the way to it elsewhere."""
         found = _held.get(held_id)
         if found is not None and found.is_here:
@@ -69,6 +69,11 @@ class HeldObject:
         away = object.__new__(cls)
         away._id, away._thing, away._process_id = held_id, None, process_id
         return away
+
+
+def _find(held_id: str, process_id: int) -> HeldObject:
+    """Return what a pickle stands for; a function of a module travels by its name alone."""
+    return HeldObject.find(held_id, process_id)
 
 
 def has_held_objects() -> bool:

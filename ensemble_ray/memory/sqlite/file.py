@@ -38,6 +38,8 @@ create table if not exists entries (
     vector blob
 );
 create index if not exists entries_by_scope on entries (scope, id);
+create index if not exists entries_with_vector on entries (scope, id) where vector is not null;
+create index if not exists entries_without_vector on entries (scope, id) where vector is null;
 create table if not exists taken (scope text not null, entry_id text not null, primary key (scope, entry_id)) without rowid;
 create table if not exists entities (id integer primary key autoincrement, name text not null unique, fact text not null);
 create table if not exists embedding (id integer primary key check (id = 1), model text not null, dimensions integer not null);

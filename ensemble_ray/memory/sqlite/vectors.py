@@ -73,7 +73,8 @@ class VectorSearch:
         if not len(known.rows):
             return []
         scores = known.vectors @ wanted
-        order = self._np.argsort(-scores, kind="stable")[:most]
+        best = self._np.argpartition(-scores, most - 1)[:most] if most < len(scores) else self._np.arange(len(scores))
+        order = sorted((int(place) for place in best), key=lambda place: (-float(scores[place]), place))
         return self._file.entries_of([int(known.rows[place]) for place in order if scores[place] >= 0.0])
 
     def _embed(self, text: str) -> NDArray[np.float32]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 
+import cloudpickle
 import pytest
 
 from ensemble_ray import EntityMemoryTool, IllegalStateError, InMemoryEntityMemory, MemoryEntry, MemoryStore, MemoryTool
@@ -101,7 +102,7 @@ async def test_a_tool_of_another_process_asks_the_driver(monkeypatch: pytest.Mon
     """S-MEM-69, S-MEM-94, S-MEM-114: the store that was passed has the data."""
     store = MemoryStore.in_memory()
     tool = MemoryTool.of("notes", store)
-    body, owner = pickle.dumps(tool), held.os.getpid()
+    body, owner = cloudpickle.dumps(tool), held.os.getpid()
 
     class AtHome:
         async def ask(self, name: str, payload: Mapping[str, object]) -> object:
