@@ -23,6 +23,7 @@ from ensemble_ray import (
     Task,
     TaskExecutionError,
     Workflow,
+    fork,
     resume,
 )
 from ensemble_ray.facts.fact import Fact
@@ -231,6 +232,19 @@ def test_a_run_that_goes_on_sees_the_same_and_stores_nothing_twice(tmp_path: Pat
         notes = wanted.partition("## Short-Term")[2].partition("## ")[0]
         if "c" in seen(model):
             assert seen(model)["c"].partition("## Short-Term")[2].partition("## ")[0] == notes, f"cut after {cut}"
+
+
+def test_a_fork_sees_what_the_run_that_it_was_forked_from_noted(tmp_path: Path) -> None:
+    """S-MEM-112: notes of the tasks that it keeps; it stores those of the tasks that it does again."""
+    runtime = InlineRuntime(home=tmp_path)
+    _team(MemoryStore.in_memory())[0].run(runtime=runtime, run_id="whole")
+    store = MemoryStore.in_memory()
+    team, model = _team(store)
+    fork("whole", "c", team, runtime=runtime)
+    assert list(seen(model)) == ["c"]
+    assert "### Writer: a\nA's text" in seen(model)["c"]
+    assert "### Writer: b\nB's text" in seen(model)["c"]
+    assert [entry.content for entry in store.retrieve("notes", "", 9)] == ["C's text"]
 
 
 def test_a_replay_reads_what_is_recorded(tmp_path: Path) -> None:
