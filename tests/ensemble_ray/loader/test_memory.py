@@ -120,6 +120,12 @@ def test_what_is_no_memory_is_told_with_its_place(refused: Refused, rest: str, t
     assert any(text in line for line in refused(f"{REST}{rest}")), refused(f"{REST}{rest}")
 
 
+def test_a_map_reduce_has_no_scopes(refused: Refused) -> None:
+    """S-MEM-122: it has no store that they could be of."""
+    text = "llm: local\nmap_reduce: {items: [1], map: {description: d, memory_scopes: notes}}\n"
+    assert any("unknown key" in line for line in refused(text)), refused(text)
+
+
 @pytest.mark.parametrize(
     ("scopes", "text"),
     [
