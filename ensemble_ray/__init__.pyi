@@ -94,11 +94,16 @@ from ensemble_ray.llm.openai import OpenAIChatModel as OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel as RateLimitedChatModel
 from ensemble_ray.map_reduce import MapEnsemble as MapEnsemble
 from ensemble_ray.map_reduce import MapReduceEnsemble as MapReduceEnsemble
+from ensemble_ray.memory.embedding_models import LocalEmbeddingModel as LocalEmbeddingModel
 from ensemble_ray.memory.embeddings import EmbeddingStoreLongTermMemory as EmbeddingStoreLongTermMemory
 from ensemble_ray.memory.ensemble_memory import EnsembleMemory as EnsembleMemory
 from ensemble_ray.memory.in_memory import InMemoryEmbeddingStore as InMemoryEmbeddingStore
 from ensemble_ray.memory.in_memory import InMemoryEntityMemory as InMemoryEntityMemory
+from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel as OpenAIEmbeddingModel
+from ensemble_ray.memory.sqlite.memory import SqliteMemory as SqliteMemory
 from ensemble_ray.memory.store import MemoryStore as MemoryStore
+from ensemble_ray.memory.tools import EntityMemoryTool as EntityMemoryTool
+from ensemble_ray.memory.tools import MemoryTool as MemoryTool
 from ensemble_ray.plan.dependencies import TaskDependencyGraph as TaskDependencyGraph
 from ensemble_ray.plan.plan import AgentEntry as AgentEntry
 from ensemble_ray.plan.plan import Node as Node
@@ -257,6 +262,7 @@ __all__ = [
     "EnsembleOutput",
     "EnsembleStartedEvent",
     "EntityMemory",
+    "EntityMemoryTool",
     "ErrorTrace",
     "Event",
     "EventStream",
@@ -300,6 +306,7 @@ __all__ = [
     "LlmIterationCompletedEvent",
     "LlmIterationStartedEvent",
     "LocalChatModel",
+    "LocalEmbeddingModel",
     "LogContextFilter",
     "LongTermMemory",
     "Loop",
@@ -325,10 +332,12 @@ __all__ = [
     "MemoryOperationListener",
     "MemoryScope",
     "MemoryStore",
+    "MemoryTool",
     "NoOpToolMetrics",
     "Node",
     "OnUnknown",
     "OpenAIChatModel",
+    "OpenAIEmbeddingModel",
     "OutputParsingError",
     "ParallelErrorStrategy",
     "ParallelExecutionError",
@@ -354,6 +363,7 @@ __all__ = [
     "RunOptions",
     "RunState",
     "Runtime",
+    "SqliteMemory",
     "StaleEpochError",
     "StreamingChatModel",
     "StructuredChatModel",

@@ -202,7 +202,16 @@ def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
     """Return whether this process must listen: for events, or for requests that only it can answer."""
     context = request.context
     asks = context.on_unknown == OnUnknown.ASK
-    return bool(context.interest) or context.has_tool_metrics or asks or has_doubles or context.memory is not None
+    is_asked = asks or has_doubles or context.memory is not None or _has_held_objects()
+    return bool(context.interest) or context.has_tool_metrics or is_asked
+
+
+def _has_held_objects() -> bool:
+    """Return whether tools that use memory of this process may take part."""
+    import sys
+
+    held = sys.modules.get("ensemble_ray.memory.held")
+    return held is not None and held.has_held_objects()
 
 
 def _may_have_doubles() -> bool:

@@ -43,6 +43,11 @@ def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
 
         return await answer_scripted(payload)
 
+    async def call_held_object(payload: Mapping[str, object]) -> object:
+        from ensemble_ray.memory.held import answer_held  # only where a tool of memory takes part
+
+        return await answer_held(payload)
+
     async def use_memory(payload: Mapping[str, object]) -> object:
         return await _use_memory(run, payload)
 
@@ -51,6 +56,7 @@ def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
         "unknown_effect": ask_about_effect,
         "scripted_model.chat": answer_scripted_model,
         MEMORY_SERVICE: use_memory,
+        "held_object": call_held_object,
     }
 
 

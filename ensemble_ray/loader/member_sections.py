@@ -58,7 +58,18 @@ class AgentKeys(Member):
     role: Text = key("Who it is; shown in prompts, events and traces. Default: its name.")
 
 
-@keys_of(Task, without={"name", "context", "history", "revision_feedback", "prior_attempt_output", "attempt_number"})
+@keys_of(
+    Task,
+    without={
+        "name",
+        "context",
+        "memory_scopes",
+        "history",
+        "revision_feedback",
+        "prior_attempt_output",
+        "attempt_number",
+    },
+)
 class ItemTaskKeys(Section):
     """The task of an item, of a group or of all items: a task without a context."""
 
@@ -70,9 +81,6 @@ class ItemTaskKeys(Section):
     input_guardrails: GuardrailNames = key("Asked before anything else, each as module:function.")
     output_guardrails: GuardrailNames = key("Asked about the answer, each as module:function.")
     handler: HandlerName = key("Does the task without a model, as module:function.")
-    memory_scopes: ScopeNames = key(
-        "Parts of the memory store that it reads before and writes after: names, or sections."
-    )
 
 
 class TaskKeys(Member, ItemTaskKeys):
@@ -80,6 +88,9 @@ class TaskKeys(Member, ItemTaskKeys):
 
     called = "task '{name}'"
     context: list[Text] = key("Names of the tasks whose outputs it is given, in this order.")
+    memory_scopes: ScopeNames = key(
+        "Parts of the memory store that it reads before and writes after: names, or sections."
+    )
 
 
 class _ListedAgentKeys(AgentKeys):

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, PlainValidator, TypeAdapter, ValidationInfo
+from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationInfo
 
 from ensemble_ray.loader.document import Entries, Items
-from ensemble_ray.loader.kinds import Flag, Number, ReferenceText, Whole, has_method, reference, require_text, text_in
+from ensemble_ray.loader.kinds import (
+    Flag,
+    Number,
+    PathText,
+    ReferenceText,
+    Whole,
+    has_method,
+    reference,
+    require_text,
+    text_in,
+)
+from ensemble_ray.loader.references import is_reference
 from ensemble_ray.loader.section import Section, key, keys_of
+from ensemble_ray.memory.embedding_models import resolve_embedding_model
 from ensemble_ray.memory.ensemble_memory import EnsembleMemory
+from ensemble_ray.memory.sqlite.memory import SqliteMemory
 from ensemble_ray.memory.store import STORE_METHODS, MemoryStore
 from ensemble_ray.values.memory import MemoryScope
 
@@ -25,6 +38,17 @@ def _object_with(what: str, *methods: str) -> PlainValidator:
         return all(has_method(name)(found) for name in methods)
 
     return reference(what, makes=True, accepts=has_all, is_intended=has_all)
+
+
+def _read_model(node: object, info: ValidationInfo) -> object:
+    name = require_text(node)
+    if is_reference(name) and not name.startswith("openai:"):
+        return _MODEL.validate_python(node, context=info.context)
+    return resolve_embedding_model(name)
+
+
+_MODEL = TypeAdapter[object](Annotated[object, _object_with("a model of embeddings", "embed")])
+_ModelForm = Literal["local"] | Annotated[str, Field(pattern="^openai:.+$")] | ReferenceText
 
 
 @keys_of(MemoryScope)
@@ -46,16 +70,42 @@ _SCOPE = TypeAdapter[object](Annotated[_ScopeKeys, AfterValidator(_ScopeKeys.bui
 _ScopeForm = str | _ScopeKeys
 ScopeNames = Annotated[list[object], PlainValidator(_read_scopes, json_schema_input_type=_ScopeForm | list[_ScopeForm])]
 
-_STORE = TypeAdapter[object](Annotated[object, _object_with("a memory store", *STORE_METHODS)])
+
+class _SqliteKeys(Section):
+    """Memory in one file."""
+
+    called = "the memory file"
+    path: PathText = key("The file, seen from this file; it is made when it is first used.", is_required=True)
+    embedding_model: Annotated[object, PlainValidator(_read_model, json_schema_input_type=_ModelForm)] = key(
+        "Finds entries by meaning: `local`, `openai:MODEL`, or module:attribute."
+    )
 
 
-def _read_store(node: object, info: ValidationInfo) -> object:
-    if text_in(node) == _IN_MEMORY:
-        return MemoryStore.in_memory()
-    return _STORE.validate_python(node, context=info.context)
+class _StoreKeys(Section):
+    """A store that is made of a section."""
+
+    called = "the memory store"
+    sqlite: _SqliteKeys = key("Memory in one file.", is_required=True)
 
 
-StoreName = Annotated[object, PlainValidator(_read_store, json_schema_input_type=Literal["in_memory"] | ReferenceText)]
+def _read_part(what: str, *methods: str, part: str = "", has_word: bool = False) -> PlainValidator:
+    """Read one kind of memory: a word, a section, or an object of the user's by its name."""
+    named = TypeAdapter[object](Annotated[object, _object_with(what, *methods)])
+
+    def read(node: object, info: ValidationInfo) -> object:
+        if has_word and text_in(node) == _IN_MEMORY:
+            return MemoryStore.in_memory()
+        if not isinstance(node, Entries):
+            return named.validate_python(node, context=info.context)
+        values = _StoreKeys.model_validate(node, context=info.context).sqlite.values()
+        memory = SqliteMemory(values["path"], embedding_model=values.get("embedding_model"))
+        return getattr(memory, part) if part else memory
+
+    form: Any = ReferenceText | _StoreKeys
+    return PlainValidator(read, json_schema_input_type=Literal["in_memory"] | form if has_word else form)
+
+
+StoreName = Annotated[object, _read_part("a memory store", *STORE_METHODS, has_word=True)]
 
 
 @keys_of(EnsembleMemory)
@@ -64,12 +114,12 @@ class _MemoryKeys(Section):
 
     called = "the memory"
     short_term: Flag = key("Whether each task sees all that was done before it in the same run.")
-    long_term: Annotated[object, _object_with("a long-term memory", "store", "retrieve")] = key(
-        "Keeps outputs across runs, as module:attribute."
+    long_term: Annotated[object, _read_part("a long-term memory", "store", "retrieve", part="long_term")] = key(
+        "Keeps outputs across runs: `sqlite: {path: ..., embedding_model: ...}`, or module:attribute."
     )
-    entity_memory: Annotated[object, _object_with("an entity memory", "put", "get", "get_all", "is_empty")] = key(
-        "Facts that each task sees, as module:attribute."
-    )
+    entity_memory: Annotated[
+        object, _read_part("an entity memory", "put", "get", "get_all", "is_empty", part="entities")
+    ] = key("Facts that each task sees: `sqlite: {path: ...}`, or module:attribute.")
     long_term_max_results: Whole = key("How many entries of `long_term` a task sees; > 0.")
     extractor: Annotated[object, reference("a callable")] = key(
         "Returns what `long_term` stores of an output, as module:function."

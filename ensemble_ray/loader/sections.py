@@ -172,7 +172,9 @@ class TeamKeys(MapTeamKeys):
         "`hierarchical`: a manager hands the tasks to the agents."
     )
     memory: Memory = key("Memory that all tasks use.")
-    memory_store: StoreName = key("Keeps the scopes that tasks declare: `in_memory`, or module:attribute.")
+    memory_store: StoreName = key(
+        "Keeps the scopes that tasks declare: `in_memory`, `sqlite: {path: ..., embedding_model: ...}`, or module:attribute."
+    )
     manager_prompt_strategy: StrategyName = key("Writes the manager's prompts, as module:attribute.")
     delegation_policies: list[Annotated[object, object_with("evaluate")]] = key(
         "Asked in order about each delegation, each as module:attribute: allow, reject or change it."

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray import EvictionPolicy, InMemoryEmbeddingStore, MemoryEntry, MemoryStore
+from ensemble_ray import EvictionPolicy, InMemoryEmbeddingStore, MemoryEntry, MemoryStore, SqliteMemory
 from tests.ensemble_ray.memory.doubles import WordsModel
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
@@ -35,9 +35,19 @@ def _embeddings(_path: Path) -> MemoryStore:
     return MemoryStore.embeddings(embedding_model=WordsModel(), embedding_store=InMemoryEmbeddingStore())
 
 
+def _sqlite(path: Path) -> MemoryStore:
+    return SqliteMemory(path / "memory.db")
+
+
+def _sqlite_by_meaning(path: Path) -> MemoryStore:
+    return SqliteMemory(path / "memory.db", embedding_model=WordsModel())
+
+
 ADAPTERS = {
     "in_memory": Adapter(make=lambda _path: MemoryStore.in_memory(), is_by_recency=True),
     "embeddings": Adapter(make=_embeddings, forgets=False, keeps_structure=False, keeps_ids=False),
+    "sqlite": Adapter(make=_sqlite, is_by_recency=True),
+    "sqlite_by_meaning": Adapter(make=_sqlite_by_meaning),
 }
 
 

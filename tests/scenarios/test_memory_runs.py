@@ -11,16 +11,19 @@ from pydantic import BaseModel
 from ensemble_ray import (
     Ensemble,
     EnsembleMemory,
+    EntityMemoryTool,
     InlineRuntime,
     InMemoryEntityMemory,
     MemoryEntry,
     MemoryScope,
     MemoryStore,
+    MemoryTool,
     RunState,
     Runtime,
     Task,
     TaskExecutionError,
     Workflow,
+    fork,
     resume,
 )
 from ensemble_ray.facts.fact import Fact
@@ -28,7 +31,7 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel, replay
-from tests.builders import agent, task
+from tests.builders import agent, call, task
 from tests.ensemble_ray.memory.test_embeddings import long_term
 from tests.scenarios.delegating import hand
 from tests.scenarios.teams import by_task, prompt_of
@@ -108,6 +111,29 @@ def test_a_store_that_raises_fails_the_run(runtime: Runtime) -> None:
         team.run(runtime=runtime)
     assert isinstance(caught.value.__cause__, OSError)
     assert str(caught.value.__cause__) == "no room for notes"
+
+
+def test_tools_reach_the_memory_that_they_were_given(runtime: Runtime) -> None:
+    """S-MEM-69, S-MEM-94, S-MEM-44: wherever the agent lives; tool writes show up in scope sections."""
+    store, facts = MemoryStore.in_memory(), InMemoryEntityMemory()
+    facts.put("Acme", "a firm")
+    model = ScriptedModel(
+        [
+            call("store_memory", '{"key": "drink", "value": "tea"}'),
+            call("lookup_entity", '{"input": "Acme"}', number=1),
+        ],
+        "asked",
+        "used",
+    )
+    by = agent(model, tools=[MemoryTool.of("notes", store), EntityMemoryTool(facts)])
+    team = Ensemble(tasks=[task("ask", by), task("use", by, memory_scopes="notes")], memory_store=store)
+    team.run(runtime=runtime)
+    assert [message.content for message in model.calls[1].messages if message.role == "tool"] == [
+        "Stored: drink",
+        "a firm",
+    ]
+    assert "drink: tea" in prompt_of(model.calls[2])
+    assert [entry.content for entry in store.retrieve("notes", "", 9)] == ["drink: tea", "used"]
 
 
 def test_a_task_reads_only_what_it_declares() -> None:
@@ -206,6 +232,19 @@ def test_a_run_that_goes_on_sees_the_same_and_stores_nothing_twice(tmp_path: Pat
         notes = wanted.partition("## Short-Term")[2].partition("## ")[0]
         if "c" in seen(model):
             assert seen(model)["c"].partition("## Short-Term")[2].partition("## ")[0] == notes, f"cut after {cut}"
+
+
+def test_a_fork_sees_what_the_run_that_it_was_forked_from_noted(tmp_path: Path) -> None:
+    """S-MEM-112: notes of the tasks that it keeps; it stores those of the tasks that it does again."""
+    runtime = InlineRuntime(home=tmp_path)
+    _team(MemoryStore.in_memory())[0].run(runtime=runtime, run_id="whole")
+    store = MemoryStore.in_memory()
+    team, model = _team(store)
+    fork("whole", "c", team, runtime=runtime)
+    assert list(seen(model)) == ["c"]
+    assert "### Writer: a\nA's text" in seen(model)["c"]
+    assert "### Writer: b\nB's text" in seen(model)["c"]
+    assert [entry.content for entry in store.retrieve("notes", "", 9)] == ["C's text"]
 
 
 def test_a_replay_reads_what_is_recorded(tmp_path: Path) -> None:

@@ -87,6 +87,30 @@ class Endpoint:
             error = await self._provider_error(failed.failure)
         raise error
 
+    async def fetch(self, body: bytes, read: Callable[[bytes], R]) -> R:
+        """Return what the whole answer says, of a resource that does not complete conversations.
+
+        Args:
+            body: The request.
+            read: Reads the answer's body; raises `WireError` where it is none.
+
+        Raises:
+            openai.APIError: as for `complete`.
+        """
+
+        async def send() -> R:
+            answered = await self._post(body)
+            try:
+                return read(answered.body)
+            except WireError as error:
+                raise CallFailedError(_unusable(answered, error)) from None
+
+        try:
+            return await self._retried(send, has_schema=False)
+        except CallFailedError as failed:
+            error = await self._provider_error(failed.failure)
+        raise error
+
     async def stream(self, body_with: Callable[[bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
         """Fragments of the text, then the whole answer.
 

@@ -19,6 +19,7 @@ from typing import Self, cast
 from aiohttp import web
 
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.testing.model_server.embeddings import Embed, count_words, embedding_bytes, is_for_embeddings
 from ensemble_ray.testing.model_server.script import (
     Answer,
     Fault,
@@ -29,6 +30,7 @@ from ensemble_ray.testing.model_server.script import (
     reply_of,
     sse_chunks,
 )
+from ensemble_ray.testing.model_server.sending import drop, reply_with
 from ensemble_ray.values.messages import ToolCall
 
 __all__ = ["ModelServer", "Script", "tool_loop"]
@@ -75,6 +77,7 @@ class ModelServer:
             with that fault. They are in `requests` like all others, and use up no answer of a list. Without, what
             answers they get is the script's matter, as with servers that honour the field and those that ignore it.
         keep_requests: Keep what came in `requests`; without, only counts are kept.
+        embed: Vector of a text, for requests of embeddings; a script that is a callable may answer them with a `Fault`.
         port: Where to listen; 0 finds a free port.
 
     Example:
@@ -93,6 +96,7 @@ class ModelServer:
         rejects_stream_options: bool = False,
         rejects_response_format: bool | Fault = False,
         keep_requests: bool = True,
+        embed: Embed = count_words,
         port: int = 0,
     ) -> None:
         self._script = _echo if script is None else script
@@ -102,6 +106,7 @@ class ModelServer:
         self._rejects_stream_options = rejects_stream_options
         self._format_fault = _FORMAT_FAULT if rejects_response_format is True else rejects_response_format or None
         self._keep_requests = keep_requests
+        self._embed = embed
         self._port = port
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -266,7 +271,7 @@ class ModelServer:
     def _refusal(self, request: ServedRequest) -> Fault | None:
         if self._authorization is not None and request.headers.get("authorization") != self._authorization:
             return Fault(status=401, message="Incorrect API key provided.", code="invalid_api_key")
-        if not request.path.partition("?")[0].endswith("/chat/completions"):
+        if not (request.path.partition("?")[0].endswith("/chat/completions") or is_for_embeddings(request.path)):
             return Fault(status=404, message=f"Unknown path {request.path}")
         if self._models is not None and request.model not in self._models:
             return Fault(status=404, message=f"The model '{request.model}' does not exist", code="model_not_found")
@@ -279,6 +284,8 @@ class ModelServer:
 
     def _scripted(self, request: ServedRequest) -> Reply | Fault:
         script = self._script
+        if is_for_embeddings(request.path) and (script is _echo or not callable(script)):
+            return Reply(text="")
         if callable(script):
             try:
                 return reply_of(script(request))
@@ -316,17 +323,19 @@ class ModelServer:
         """Send an answer whole, so that it counts as served only then."""
         if isinstance(answer, Fault):
             if answer.kind == "drop":
-                return _drop(http)
+                return drop(http)
             if answer.kind == "garbage":
-                return await _reply(http, b"<html>this is not a chat completion</html>", content_type="text/html")
+                return await reply_with(http, b"<html>this is not a chat completion</html>", content_type="text/html")
             headers = {} if answer.retry_after_s is None else {"retry-after": f"{answer.retry_after_s:g}"}
             body = error_bytes(answer.message, kind="scripted_error", code=answer.code)
-            return await _reply(http, body, status=answer.status, headers=headers)
+            return await reply_with(http, body, status=answer.status, headers=headers)
         if request.stream:
             return await self._stream(http, request, answer)
         if http.transport is not None:  # before the client can have it
             request.answered_at = time.time()
-        return await _reply(http, completion_bytes(answer, model="scripted", number=request.number))
+        if is_for_embeddings(request.path):
+            return await reply_with(http, embedding_bytes(request, self._embed))
+        return await reply_with(http, completion_bytes(answer, model="scripted", number=request.number))
 
     async def _stream(self, http: web.BaseRequest, request: ServedRequest, reply: Reply) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -335,7 +344,7 @@ class ModelServer:
         chunks = sse_chunks(reply, model=request.model, number=request.number, with_usage=request.wants_usage)
         for sent, chunk in enumerate(chunks):
             if reply.cut_after is not None and sent >= reply.cut_after:
-                return _drop(http, response)
+                return drop(http, response)
             await response.write(chunk)
             if reply.fragment_delay_s > 0:
                 await asyncio.sleep(reply.fragment_delay_s)
@@ -369,24 +378,3 @@ class ModelServer:
             "delays_ms": round(self._delays_s * 1e3),
             "longest_delay_ms": round(self._longest_s * 1e3),
         }
-
-
-async def _reply(
-    http: web.BaseRequest,
-    body: bytes,
-    *,
-    status: int = 200,
-    content_type: str = "application/json",
-    headers: Mapping[str, str] | None = None,
-) -> web.Response:
-    response = web.Response(body=body, status=status, content_type=content_type, headers=headers)
-    await response.prepare(http)
-    await response.write_eof()
-    return response
-
-
-def _drop(http: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
-    """Cut the connection without another byte."""
-    if http.transport is not None:
-        http.transport.abort()
-    return response or web.StreamResponse()  # the library wants one, and cannot send it any more

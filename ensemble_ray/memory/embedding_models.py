@@ -1,0 +1,90 @@
+"""Models of embeddings: on this machine without a network, and any endpoint of the OpenAI protocol. Package: memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from ensemble_ray.errors import ValidationError
+
+if TYPE_CHECKING:
+    from ensemble_ray.ports.memory import EmbeddingModel
+
+__all__ = ["KNOWN_MODELS", "LocalEmbeddingModel", "resolve_embedding_model"]
+
+#: What a string may look like.
+KNOWN_MODELS = ("local", "openai:MODEL")
+
+
+def resolve_embedding_model(value: object) -> EmbeddingModel | None:
+    """Return the model that a value stands for; None stays None.
+
+    Raises:
+        ValidationError: it is no model, the string names none, or what the model needs is not installed.
+    """
+    if value is None or callable(getattr(value, "embed", None)):
+        return cast("EmbeddingModel | None", value)
+    if isinstance(value, str):
+        prefix, _, name = value.strip().partition(":")
+        if value.strip() == "local":
+            return LocalEmbeddingModel()
+        if prefix == "openai" and name.strip():
+            from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel  # only who uses it pays for it
+
+            return OpenAIEmbeddingModel(name.strip())
+        raise ValidationError(f"Unknown embedding_model '{value}'. Known: [{', '.join(KNOWN_MODELS)}]")
+    raise ValidationError(
+        f"embedding_model must be a model with a method 'embed' or one of [{', '.join(KNOWN_MODELS)}], got: "
+        f"{type(value).__name__}"
+    )
+
+
+class _Loaded(Protocol):
+    """The part of the package's model that is used here."""
+
+    def embed(self, texts: list[str], *, norm: bool) -> Sequence[Sequence[float]]: ...
+
+
+class LocalEmbeddingModel:
+    """A small model of static embeddings that comes with its package: offline, without a key. Fulfils `EmbeddingModel`.
+
+    It knows which words are alike and nothing of their order; 256 numbers a text.
+    """
+
+    model = "wordllama-256"
+
+    def __init__(self) -> None:
+        """Make one.
+
+        Raises:
+            ValidationError: the extra `memory` is not installed.
+        """
+        import importlib.util
+
+        if importlib.util.find_spec("wordllama") is None:
+            raise ValidationError('embedding_model="local" needs an extra: pip install "ensemble-ray[memory]"')
+
+    def embed(self, text: str) -> Sequence[float]:
+        """Return the vector of a text; the model is loaded with the first one."""
+        return [float(each) for each in _load().embed([text], norm=True)[0]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalEmbeddingModel)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return "LocalEmbeddingModel()"
+
+
+@lru_cache(maxsize=1)
+def _load() -> _Loaded:
+    """Load the model once for the whole process, from the files of its package alone."""
+    import wordllama
+
+    package = cast("Any", wordllama)
+    folder = Path(str(package.__file__)).parent
+    return cast("_Loaded", package.WordLlama.load(dim=256, cache_dir=folder, disable_download=True))

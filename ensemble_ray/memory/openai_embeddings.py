@@ -1,0 +1,171 @@
+"""`OpenAIEmbeddingModel`: any endpoint that gives embeddings by the OpenAI protocol. Package: memory.
+
+The definition holds data only: it pickles, and the key is read when a call is made. The key is never shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, cast
+
+from pydantic import SecretStr
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
+from ensemble_ray.llm.openai import check_time_s
+from ensemble_ray.llm.protocol.endpoint import Endpoint
+from ensemble_ray.llm.protocol.wire import WireError, json_bytes
+from ensemble_ray.process.loop import run_blocking
+
+__all__ = ["OpenAIEmbeddingModel"]
+
+_DEFAULT_BASE_URL = "https://api.openai.com/v1"
+#: Texts are short, and so are their answers.
+_TIMEOUT_S = 60.0
+
+
+class OpenAIEmbeddingModel:
+    """Embeddings from an endpoint: hosted, or a server of your own. Fulfils `EmbeddingModel`.
+
+    Args:
+        model: The model's name at the endpoint.
+        base_url: Where the protocol begins, often ending in `/v1`; default `OPENAI_BASE_URL`, then OpenAI's own.
+        api_key: The key; default `OPENAI_API_KEY`, read when a call is made. Never shown.
+        timeout: Longest wait for an answer, s or `timedelta`.
+        max_retries: How often a call that failed by the provider's fault is repeated.
+        batch_size: Texts in one request of `embed_all`.
+        dimensions: Numbers in a vector, for models that let one choose; None: as the model has it.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | SecretStr | None = None,
+        timeout: timedelta | float | None = None,
+        max_retries: int = 4,
+        batch_size: int = 128,
+        dimensions: int | None = None,
+    ) -> None:
+        """Make one; no endpoint is asked.
+
+        Raises:
+            ValidationError: a value cannot work.
+        """
+        if not model.strip():
+            raise ValidationError("OpenAIEmbeddingModel model must not be blank")
+        if base_url is not None and (flaw := flaw_of(base_url)):
+            raise ValidationError(f"OpenAIEmbeddingModel base_url {flaw}")
+        for name, value, least in (
+            ("max_retries", max_retries, 0),
+            ("batch_size", batch_size, 1),
+            ("dimensions", dimensions, 1),
+        ):
+            if value is not None and value < least:
+                raise ValidationError(f"OpenAIEmbeddingModel {name} must be >= {least}, got: {value}")
+        self.model = model
+        self._base_url = base_url
+        self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        self._timeout_s = check_time_s(timeout, "OpenAIEmbeddingModel timeout")
+        self._max_retries = max_retries
+        self._batch_size = batch_size
+        self._dimensions = dimensions
+
+    def embed(self, text: str) -> Sequence[float]:
+        """Return the vector of a text.
+
+        Raises:
+            openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
+            ValidationError: there is no key, and the endpoint is one that needs it.
+        """
+        return self.embed_all([text])[0]
+
+    def embed_all(self, texts: Sequence[str]) -> list[Sequence[float]]:
+        """Return the vectors of texts, a batch with each request; as `embed` else."""
+        return run_blocking(self._embed_all(list(texts)))
+
+    async def _embed_all(self, texts: list[str]) -> list[Sequence[float]]:
+        endpoint = self._endpoint()
+        vectors: list[Sequence[float]] = []
+        for batch in _batches(texts, self._batch_size):
+            asked: dict[str, object] = {"model": self.model, "input": batch, "encoding_format": "float"}
+            if self._dimensions is not None:
+                asked["dimensions"] = self._dimensions
+            vectors += await endpoint.fetch(json_bytes(asked), partial(_vectors_of, count=len(batch)))
+        return vectors
+
+    def _endpoint(self) -> Endpoint:
+        base_url = self._base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or _DEFAULT_BASE_URL
+        if flaw := flaw_of(base_url):
+            raise ValidationError(f"OpenAIEmbeddingModel OPENAI_BASE_URL {flaw}")
+        given = self._api_key
+        key = os.environ.get("OPENAI_API_KEY", "").strip() if given is None else given.get_secret_value()
+        if not key and base_url == _DEFAULT_BASE_URL:
+            raise ValidationError(
+                f"OpenAIEmbeddingModel('{self.model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of your "
+                "own, set OPENAI_BASE_URL or pass base_url; for a model on this machine, use embedding_model='local'"
+            )
+        headers = {"Content-Type": "application/json", "User-Agent": "ensemble-ray"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        return Endpoint(
+            url=f"{base_url.rstrip('/')}/embeddings",
+            model=self.model,
+            key=key,
+            headers=headers,
+            timeout_s=self._timeout_s or _TIMEOUT_S,
+            max_retries=self._max_retries,
+        )
+
+    def _keywords(self) -> dict[str, object]:
+        return {
+            "base_url": self._base_url,
+            "api_key": self._api_key,
+            "timeout": self._timeout_s,
+            "max_retries": self._max_retries,
+            "batch_size": self._batch_size,
+            "dimensions": self._dimensions,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OpenAIEmbeddingModel):
+            return NotImplemented
+        return self.model == other.model and self._keywords() == other._keywords()
+
+    def __hash__(self) -> int:
+        return hash((self.model, self._base_url))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self.model, self._keywords()))
+
+    def __repr__(self) -> str:
+        shown = "" if self._base_url is None else f", base_url={shown_url(self._base_url)!r}"
+        return f"OpenAIEmbeddingModel({self.model!r}{shown})"
+
+
+def _rebuild(model: str, keywords: Mapping[str, Any]) -> OpenAIEmbeddingModel:
+    return OpenAIEmbeddingModel(model, **keywords)
+
+
+def _batches(texts: list[str], size: int) -> Iterator[list[str]]:
+    for start in range(0, len(texts), size):
+        yield texts[start : start + size]
+
+
+def _vectors_of(body: bytes, count: int) -> list[Sequence[float]]:
+    """Return the vectors of an answer, in the order of the texts.
+
+    Raises:
+        WireError: it has not one for each text.
+    """
+    try:
+        data = cast("Mapping[str, Any]", json.loads(body))["data"]
+        found = {int(each["index"]): [float(number) for number in each["embedding"]] for each in data}
+        return [found[index] for index in range(count)]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise WireError(f"the answer has no embedding for each of {count} texts: {type(error).__name__}") from None

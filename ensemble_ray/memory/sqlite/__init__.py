@@ -1,0 +1,1 @@
+"""Memory that lasts, in one file of SQLite."""

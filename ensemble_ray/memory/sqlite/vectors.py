@@ -1,0 +1,131 @@
+"""VectorSearch: exact search by meaning in a memory file. Package: memory.
+
+The vectors of the scopes that were searched last stay in memory, as one float32 matrix each; a search reads what is new.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.memory.sqlite.file import MemoryFile
+from ensemble_ray.values.memory import MemoryEntry
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ensemble_ray.ports.memory import EmbeddingModel
+
+__all__ = ["VectorSearch"]
+
+#: Scopes whose vectors stay in memory.
+_MOST_SCOPES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """The vectors of a scope as they were read last."""
+
+    extent: tuple[int, int]
+    rows: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+
+
+class VectorSearch:
+    """Searches the scopes of one file with one model."""
+
+    def __init__(self, file: MemoryFile, model: EmbeddingModel) -> None:
+        """Make one.
+
+        Raises:
+            ValidationError: numpy is not installed.
+        """
+        try:
+            import numpy as np
+        except ImportError:
+            raise ValidationError('Memory by meaning needs numpy: pip install "ensemble-ray[memory]"') from None
+        self._np = np
+        self._file = file
+        self._model = model
+        self._scopes: OrderedDict[str, _Scope] = OrderedDict()
+        self._lock = Lock()
+        self._is_checked = False
+
+    def vector_of(self, text: str) -> bytes:
+        """Return the vector of a text as it is kept: of length 1.
+
+        Raises:
+            ValidationError: the file was filled with another model.
+        """
+        return self._embed(text).tobytes()
+
+    def search(self, scope: str, query: str, most: int) -> list[MemoryEntry]:
+        """Return the entries whose angle to the query is the smallest, none beyond a right angle; nearest first."""
+        if missing := self._file.without_vector(scope):
+            self._file.give_vectors([(self.vector_of(stored.entry.content), stored.row) for stored in missing])
+        wanted = self._embed(query)
+        known = self._read(scope)
+        if not len(known.rows):
+            return []
+        scores = known.vectors @ wanted
+        best = self._np.argpartition(-scores, most - 1)[:most] if most < len(scores) else self._np.arange(len(scores))
+        order = sorted((int(place) for place in best), key=lambda place: (-float(scores[place]), place))
+        return self._file.entries_of([int(known.rows[place]) for place in order if scores[place] >= 0.0])
+
+    def _embed(self, text: str) -> NDArray[np.float32]:
+        numbers = self._np
+        vector: NDArray[np.float32] = numbers.array(self._model.embed(text), dtype=numbers.float32)
+        if not self._is_checked:
+            self._check(len(vector))
+            self._is_checked = True
+        length = float(numbers.linalg.norm(vector))
+        if length:
+            vector /= numbers.float32(length)
+        return vector
+
+    def _check(self, dimensions: int) -> None:
+        name = f"{type(self._model).__name__} {getattr(self._model, 'model', '')}".strip()
+        model, found = self._file.embedding(name, dimensions)
+        if (model, found) != (name, dimensions):
+            raise ValidationError(
+                f"{self._file.path} has vectors of {model} ({found} numbers each), which cannot be compared with those of "
+                f"{name} ({dimensions}). Use that model, or another file"
+            )
+
+    def _read(self, scope: str) -> _Scope:
+        """Return the vectors of a scope as they are now."""
+        with self._lock:
+            known = self._scopes.pop(scope, None)
+            extent = self._file.extent(scope)
+            if known is None or known.extent != extent:
+                known = self._updated(scope, known, extent)
+            self._scopes[scope] = known
+            while len(self._scopes) > _MOST_SCOPES:
+                self._scopes.popitem(last=False)
+        return known
+
+    def _updated(self, scope: str, known: _Scope | None, extent: tuple[int, int]) -> _Scope:
+        np = self._np
+        if known is not None:
+            added = self._file.vectors(scope, known.extent[1])
+            # Rows are never changed, and numbers never used again: as many as there are means that none is gone.
+            if known.extent[0] + sum(row <= extent[1] for row, _ in added) == extent[0]:
+                return self._joined(known, added)
+        found = self._file.vectors(scope, 0)
+        empty = _Scope((0, 0), np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32))
+        return self._joined(empty, found)
+
+    def _joined(self, known: _Scope, added: Sequence[tuple[int, bytes]]) -> _Scope:
+        np = self._np
+        if not added:
+            return known
+        rows = np.array([row for row, _ in added], dtype=np.int64)
+        vectors = np.frombuffer(b"".join(vector for _, vector in added), dtype=np.float32).reshape(len(added), -1)
+        if len(known.rows):
+            rows, vectors = np.concatenate([known.rows, rows]), np.concatenate([known.vectors, vectors])
+        return _Scope((len(rows), int(rows[-1])), rows, vectors)

@@ -1,0 +1,78 @@
+"""What a run on the cluster asks of its driver: each service by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import cloudpickle
+import pytest
+
+from ensemble_ray import EnsembleMemory, IllegalStateError, MemoryEntry, MemoryScope, MemoryStore
+from ensemble_ray.actors.driver.services import driver_services
+from ensemble_ray.actors.link.run_memory import MEMORY_SERVICE, RemoteRunMemory
+from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.memory.run_memory import LocalRunMemory
+from ensemble_ray.runs.ports import RunRequest
+from ensemble_ray.testing import RecordingSink
+from ensemble_ray.tools import NoOpToolMetrics
+from ensemble_ray.values.memory import MemoryQuery, ScopeReset
+from tests.ensemble_ray.memory.test_run_memory import Refusing, note
+
+REQUEST = RunRequest(
+    run_id="run",
+    context=RunContext(run_id="run", workflow="sequential", total_tasks=1),
+    events=RecordingSink(),
+    tool_metrics=NoOpToolMetrics(),
+)
+
+
+class Driver:
+    """The way to a driver's services, without a hub between."""
+
+    def __init__(self, request: RunRequest) -> None:
+        self._services = driver_services(request)
+
+    async def ask(self, name: str, payload: Mapping[str, object]) -> object:
+        """Ask; the answer is what is left of it after its way."""
+        return cloudpickle.loads(cloudpickle.dumps(await self._services[name](payload)))
+
+    def notify(self, name: str, payload: Mapping[str, object]) -> None:
+        """Nobody does."""
+        raise AssertionError(name)
+
+
+async def test_tasks_reach_the_memory_of_the_driver() -> None:
+    """S-MEM-69, S-MEM-114: what is asked and answered travels; the objects of the user stay."""
+    store = MemoryStore.in_memory()
+    store.store("a", MemoryEntry(content="before"))
+    local = LocalRunMemory(EnsembleMemory(short_term=True), store)
+    memory = RemoteRunMemory(Driver(replace(REQUEST, memory=local)))
+    assert await memory.remember(note("one", uses_ensemble=True, scopes=(MemoryScope.of("a"),))) == ["short_term"]
+    found = await memory.recall(MemoryQuery(scopes=("a",), text="x", uses_ensemble=True))
+    assert found.scopes == (("a", ("before", "one")),)
+    assert found.short_term == (("Writer", "Write", "one"),)
+    assert [entry.content for entry in store.retrieve("a", "", 9)] == ["before", "one"]
+
+
+async def test_loops_reach_the_memory_of_the_driver() -> None:
+    """S-LOOP-91, S-LOOP-92, S-LOOP-93: clear, cut, and the refusal of a store that cannot."""
+    store = MemoryStore.in_memory()
+    for content in "abc":
+        store.store("a", MemoryEntry(content=content))
+    memory = RemoteRunMemory(Driver(replace(REQUEST, memory=LocalRunMemory(None, store))))
+    await memory.reset(ScopeReset(loop="l", mode="window", scopes=("a",), window_size=2))
+    assert [entry.content for entry in store.retrieve("a", "", 9)] == ["b", "c"]
+    fresh = ScopeReset(loop="l", mode="fresh_per_iteration", scopes=("a",))
+    await memory.reset(fresh)
+    assert list(store.retrieve("a", "", 9)) == []
+    refusing = LocalRunMemory(None, Refusing())  # type: ignore[arg-type]  by its shape
+    with pytest.raises(NotImplementedError, match=r"^Loop 'l' has memory_mode=fresh_per_iteration"):
+        await RemoteRunMemory(Driver(replace(REQUEST, memory=refusing))).reset(fresh)
+
+
+async def test_a_run_without_memory_has_no_such_service() -> None:
+    """S-MEM-114: a defect is told, and not taken for an empty memory."""
+    with pytest.raises(IllegalStateError, match="Run run has no memory"):
+        await RemoteRunMemory(Driver(REQUEST)).recall(MemoryQuery(text="x"))
+    assert MEMORY_SERVICE in driver_services(REQUEST)

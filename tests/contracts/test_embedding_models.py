@@ -1,0 +1,155 @@
+"""Models of embeddings: an endpoint of the protocol, the one that comes with its package, and what names them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+
+import openai
+import pytest
+
+from ensemble_ray import LocalEmbeddingModel, OpenAIEmbeddingModel, SqliteMemory, ValidationError
+from ensemble_ray.memory.embedding_models import resolve_embedding_model
+from ensemble_ray.testing import Fault, ModelServer, ServedRequest
+from ensemble_ray.testing.model_server.embeddings import count_words
+
+SECRET = "sk-secret"  # noqa: S105  made up, and looked for in what must not hold it
+
+
+def model_at(server: ModelServer, **options: object) -> OpenAIEmbeddingModel:
+    """The model of a server."""
+    given = {"base_url": server.base_url, "api_key": SECRET, **options}
+    return OpenAIEmbeddingModel("embed-small", **given)  # type: ignore[arg-type]  its options
+
+
+def test_vectors_come_in_the_order_of_the_texts(model_server: Callable[..., ModelServer]) -> None:
+    """S-MEM-121: batches of that size; answers go by their index, whatever their order."""
+    server = model_server(api_key=SECRET)
+    texts = [f"word{number} again" for number in range(5)]
+    assert model_at(server, batch_size=2).embed_all(texts) == [count_words(text) for text in texts]
+    bodies = [json.loads(request.raw) for request in server.requests]
+    assert [body["input"] for body in bodies] == [texts[:2], texts[2:4], texts[4:]]
+    assert all(body["model"] == "embed-small" and body["encoding_format"] == "float" for body in bodies)
+    assert all("dimensions" not in body for body in bodies)
+    assert {request.path for request in server.requests} == {"/v1/embeddings"}
+    assert model_at(server, dimensions=8).embed("one") == count_words("one")
+    assert json.loads(server.requests[-1].raw)["dimensions"] == 8
+    assert model_at(server).embed_all([]) == []
+
+
+def test_a_failure_of_the_provider_is_repeated(model_server: Callable[..., ModelServer]) -> None:
+    """S-MEM-121: as often as asked for."""
+
+    def answer(request: ServedRequest) -> Fault | str:
+        return Fault(status=500, retry_after_s=0.0) if request.number < 2 else "vectors"
+
+    server = model_server(answer)
+    assert model_at(server).embed("one") == count_words("one")
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Fault(status=401, message="no"), openai.AuthenticationError),
+        (Fault(kind="garbage"), openai.APIError),
+        (Fault(status=500), openai.InternalServerError),
+    ],
+)
+def test_failures_are_those_of_the_package(
+    model_server: Callable[..., ModelServer], answer: Fault, error: type[Exception]
+) -> None:
+    """S-MEM-121: no key in them."""
+    server = model_server(lambda _: answer)
+    with pytest.raises(error) as caught:
+        model_at(server, max_retries=0).embed("one")
+    assert SECRET not in str(caught.value)
+
+
+def test_an_answer_that_lacks_a_vector_is_refused(model_server: Callable[..., ModelServer]) -> None:
+    """S-MEM-121: one for each text."""
+    server = model_server(embed=lambda text: ["x"] if text == "bad" else [1.0])
+    with pytest.raises(openai.APIError, match="no embedding for each of 2 texts"):
+        model_at(server, max_retries=0).embed_all(["good", "bad"])
+
+
+def test_the_key_and_the_place_come_from_the_environment(
+    model_server: Callable[..., ModelServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-MEM-121, S-CONV-22: when a call is made."""
+    server = model_server(api_key=SECRET)
+    model = OpenAIEmbeddingModel("embed-small")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ValidationError, match="no API key"):
+        model.embed("one")
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    assert model.embed("one") == count_words("one")
+    monkeypatch.setenv("OPENAI_BASE_URL", "nowhere")
+    with pytest.raises(ValidationError, match="OPENAI_BASE_URL"):
+        model.embed("one")
+
+
+def test_it_pickles_and_hides_its_key() -> None:
+    """S-MEM-121."""
+    model = OpenAIEmbeddingModel("m", base_url="http://me:pw@localhost:1/v1", api_key=SECRET)
+    again = pickle.loads(pickle.dumps(model))  # noqa: S301  our own
+    assert again == model
+    assert hash(again) == hash(model)
+    assert SECRET not in repr(model)
+    assert "pw" not in repr(model)
+    assert model != OpenAIEmbeddingModel("m")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"model": " "}, "model must not be blank"),
+        ({"base_url": "nowhere"}, "base_url"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got: 0"),
+        ({"max_retries": -1}, "max_retries must be >= 0, got: -1"),
+        ({"dimensions": 0}, "dimensions must be >= 1, got: 0"),
+        ({"timeout": 0}, "timeout must be > 0, got: 0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, object], text: str) -> None:
+    """S-MEM-121."""
+    with pytest.raises(ValidationError, match=f"^OpenAIEmbeddingModel {text}"):
+        OpenAIEmbeddingModel(**{"model": "m", **options})  # type: ignore[arg-type]  what is refused
+
+
+def test_the_local_model_knows_what_words_mean() -> None:
+    """S-MEM-120: offline; `local` names it."""
+    model = resolve_embedding_model("local")
+    assert model == LocalEmbeddingModel()
+    assert pickle.loads(pickle.dumps(model)) == model  # noqa: S301  our own
+    assert model is not None
+    asked, near, far = (
+        model.embed(text)
+        for text in ("the customer wants the money back", "refund requested by the buyer", "a recipe for onion soup")
+    )
+    assert len(asked) == 256
+
+    def alike(one: object, other: object) -> float:
+        return sum(a * b for a, b in zip(one, other, strict=True))  # type: ignore[call-overload]  vectors
+
+    assert alike(asked, near) > alike(asked, far)
+
+
+def test_a_model_is_named_by_a_word() -> None:
+    """S-MEM-120: and what names none is told with the known forms."""
+    assert resolve_embedding_model(None) is None
+    assert resolve_embedding_model("openai:text-embedding-3-small") == OpenAIEmbeddingModel("text-embedding-3-small")
+    with pytest.raises(ValidationError, match=r"Unknown embedding_model 'best'. Known: \[local, openai:MODEL\]"):
+        SqliteMemory("x.db", embedding_model="best")
+    with pytest.raises(ValidationError, match=r"a method 'embed' or one of \[local, openai:MODEL\], got: int"):
+        SqliteMemory("x.db", embedding_model=5)  # type: ignore[arg-type]  what is refused
+
+
+def test_the_local_model_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-MEM-120: the error names it."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ValidationError, match=r'pip install "ensemble-ray\[memory\]"'):
+        LocalEmbeddingModel()

@@ -1,0 +1,141 @@
+"""Memory of a team as a file."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray import LocalEmbeddingModel, MemoryScope, SqliteMemory
+from ensemble_ray.memory.sqlite.memory import SqliteEntityMemory, SqliteLongTermMemory
+from ensemble_ray.memory.store import InMemoryStore
+from tests.ensemble_ray.loader.conftest import Load, Refused
+from tests.ensemble_ray.loader.test_json_schema import schema_errors
+
+CODE = """
+class Store:
+    def store(self, scope, entry): ...
+    def retrieve(self, scope, query, max_results): return []
+    def evict(self, scope, policy): ...
+    def clear(self, scope): ...
+
+class Long:
+    def store(self, entry): ...
+    def retrieve(self, query, max_results): return []
+
+class Facts:
+    def put(self, name, fact): ...
+    def get(self, name): ...
+    def get_all(self): return {}
+    def is_empty(self): return True
+
+class Model:
+    def embed(self, text): return [1.0]
+
+def shorten(output): return output.raw[:10]
+"""
+FILED = """
+llm: local
+memory_store:
+  sqlite: {path: data/memory.db, embedding_model: local}
+memory:
+  short_term: true
+  long_term: {sqlite: {path: data/memory.db, embedding_model: own:Model}}
+  entity_memory: {sqlite: {path: data/memory.db}}
+  long_term_max_results: 3
+  extractor: own:shorten
+tasks:
+  a: {description: do a, memory_scopes: notes}
+  b:
+    description: do b
+    memory_scopes: [notes, {name: last, keep_last_entries: 5}, {name: new, keep_entries_within: 60}]
+"""
+REST = "llm: local\ntasks: {t: {description: d}}\n"
+
+
+@pytest.fixture(autouse=True)
+def code(folder: Path) -> None:
+    """The user's own."""
+    (folder / "own.py").write_text(CODE, encoding="utf-8")
+
+
+def test_memory_in_a_file(load: Load, folder: Path) -> None:
+    """S-MEM-122, S-MEM-72: paths are seen from the team file; nothing is made yet."""
+    team = load(FILED)
+    store, memory = team.memory_store, team.memory
+    assert isinstance(store, SqliteMemory)
+    assert store.path == folder / "data" / "memory.db"
+    assert not store.path.exists()
+    assert memory is not None
+    assert isinstance(memory.long_term, SqliteLongTermMemory)
+    assert isinstance(memory.entity_memory, SqliteEntityMemory)
+    assert (memory.short_term, memory.long_term_max_results) == (True, 3)
+    assert memory.extractor is not None
+    assert [task.memory_scopes for task in team.tasks] == [
+        (MemoryScope.of("notes"),),
+        (
+            MemoryScope.of("notes"),
+            MemoryScope(name="last", keep_last_entries=5),
+            MemoryScope(name="new", keep_entries_within=timedelta(seconds=60)),
+        ),
+    ]
+    assert store._model == LocalEmbeddingModel()
+
+
+def test_memory_of_ones_own(load: Load) -> None:
+    """S-MEM-122: by module:attribute, and a store of the process by its word."""
+    team = load(f"{REST}memory_store: own:Store\nmemory: {{long_term: own:Long, entity_memory: own:Facts}}\n")
+    assert type(team.memory_store).__name__ == "Store"
+    assert team.memory is not None
+    assert type(team.memory.long_term).__name__ == "Long"
+    assert type(team.memory.entity_memory).__name__ == "Facts"
+    assert isinstance(load(f"{REST}memory_store: in_memory\n").memory_store, InMemoryStore)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [FILED, f"{REST}memory_store: in_memory\n", f"{REST}memory_store: own:Store\nmemory: {{short_term: true}}\n"],
+)
+def test_the_schema_knows_memory(text: str) -> None:
+    """S-MEM-122: editors accept what the loader takes."""
+    assert schema_errors(text) == []
+
+
+@pytest.mark.parametrize(
+    ("rest", "text"),
+    [
+        ("memory: {long_term_max_results: 3}\n", "at least one memory type enabled"),
+        ("memory_store: redis\n", "must be module:attribute, which names a memory store"),
+        ("memory_store: own:Long\n", "not a memory store"),
+        ("memory_store: {sqlite: {}}\n", "needs the key 'path'"),
+        ("memory_store: {redis: {}}\n", "unknown key"),
+        ("memory_store: {sqlite: {path: a.db, embedding_model: best}}\n", "Unknown embedding_model 'best'"),
+        ("memory: {long_term: {sqlite: {path: a.db}}}\n", "needs an embedding_model"),
+        ("memory: {entity_memory: own:Long}\n", "not an entity memory"),
+    ],
+)
+def test_what_is_no_memory_is_told_with_its_place(refused: Refused, rest: str, text: str) -> None:
+    """S-MEM-122, S-MEM-2."""
+    assert any(text in line for line in refused(f"{REST}{rest}")), refused(f"{REST}{rest}")
+
+
+def test_a_map_reduce_has_no_scopes(refused: Refused) -> None:
+    """S-MEM-122: it has no store that they could be of."""
+    text = "llm: local\nmap_reduce: {items: [1], map: {description: d, memory_scopes: notes}}\n"
+    assert any("unknown key" in line for line in refused(text)), refused(text)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "text"),
+    [
+        ("[notes, notes]", "more than once"),
+        ("[5]", "must be text"),
+        ("{keep_last_entries: 3}", "needs the key 'name'"),
+        ("{name: a, keep_last_entries: 3, keep_entries_within: 3}", "both keep_last_entries and keep_entries_within"),
+    ],
+)
+def test_scopes_that_mean_nothing_are_told_with_their_place(refused: Refused, scopes: str, text: str) -> None:
+    """S-MEM-122, S-MEM-71, S-MEM-72."""
+    lines = refused(f"llm: local\ntasks: {{t: {{description: d, memory_scopes: {scopes}}}}}\n")
+    assert any(text in line for line in lines), lines
