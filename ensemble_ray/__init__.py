@@ -27,7 +27,7 @@ _EXPORTS = {
         AgentExecutionError CircuitOpenError ConstraintViolationError EnsembleError ExitEarlyError
         GuardrailViolationError IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError
         ParallelExecutionError PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError
-        RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
+        ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
         UnknownOutcomeError ValidationError
     """,
     "ensemble_ray.events.log": "EventStream",
@@ -64,6 +64,7 @@ _EXPORTS = {
     "ensemble_ray.prompts.task": "build_user_prompt",
     "ensemble_ray.record.view.exporters": "JsonTraceExporter",
     "ensemble_ray.recovery.resuming": "aresume resume",
+    "ensemble_ray.reviews.handlers": "ReviewHandler",
     "ensemble_ray.runs.handle": "Run",
     "ensemble_ray.runs.ports": "Runtime",
     "ensemble_ray.tools": """
@@ -74,6 +75,7 @@ _EXPORTS = {
         CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool JsonParserTool ProcessAgentTool
         WebScraperTool WebSearchProvider WebSearchTool
     """,
+    "ensemble_ray.values.reviews": "OnTimeoutAction Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming",
     "ensemble_ray.values.trace": """
         AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
         LlmInteraction MapReduceLevelSummary TaskPrompts TaskTrace ToolCallTrace

@@ -20,6 +20,8 @@ from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
+from ensemble_ray.execute.review.asking import SERVICE as REVIEW
+from ensemble_ray.execute.review.asking import answer_review
 from ensemble_ray.execute.tools.unknown import ask_unknown
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -148,6 +150,8 @@ class DriverConnection:
         if name == "unknown_effect":
             how = self._run.on_unknown
             return await ask_unknown(UnknownEffect.from_dict(payload), None if isinstance(how, OnUnknown) else how)
+        if name == REVIEW and self._run.reviewer is not None:
+            return await answer_review(self._run.reviewer, payload)
         if name.startswith("scripted_model."):
             from ensemble_ray.testing.scripted import answer_scripted
 

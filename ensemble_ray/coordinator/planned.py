@@ -264,8 +264,12 @@ class PlannedTasks(Generic[Output, Failure]):
                 self._note_failure(report)
                 return Failed(at=report.at, instance=instance, error_type=report.error_type, message=report.message)
             case "exited":
+                if report.output is not None:  # a gate behind it ended the run
+                    self._outputs.put(instance, report.output)
+                    self._completed.append(instance)
                 self._unfinished.extend(() if report.failure is None else (report.failure,))
-                return Exited(at=report.at, instance=instance, reason=report.exit_reason)
+                has_output = report.output is not None
+                return Exited(at=report.at, instance=instance, reason=report.exit_reason, has_output=has_output)
             case _:
                 self._unfinished.extend(() if report.failure is None else (report.failure,))
                 return Cancelled(at=report.at, instance=instance)

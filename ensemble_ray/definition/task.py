@@ -31,6 +31,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.messages import ChatMessage, Effect
 from ensemble_ray.values.outputs import Parsed_co
 from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.reviews import Review
 from ensemble_ray.values.value import FrozenSequence
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ class Task(Identified, Generic[Parsed_co]):
             handler says, else `once`.
         history: What was said before: questions and answers in turns, sent to the model before the task. A manager, who
             hands tasks on as texts, does not see it.
+        review: Whether somebody is asked about its output: `Review.required()`, `Review.skip()`, or a `Review` with a
+            prompt and a timeout; None: as the ensemble's `review_policy` says. No effect without a `review_handler`.
+        before_review: Whether somebody is asked before it begins; None: nobody.
         revision_feedback: What was wrong with the previous attempt.
         prior_attempt_output: The previous attempt.
         attempt_number: 0 for the first attempt.
@@ -96,6 +100,8 @@ class Task(Identified, Generic[Parsed_co]):
     handler: Annotated[Handler | None, SkipValidation] = None
     effect: Effect | None = None
     history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
+    review: InstanceOf[Review] | None = None
+    before_review: InstanceOf[Review] | None = None
     revision_feedback: StrictText | None = None
     prior_attempt_output: StrictText | None = None
     attempt_number: StrictInt = 0

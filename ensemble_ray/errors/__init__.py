@@ -18,6 +18,7 @@ Exception
 │  ├─ RunExistsError                 a run of that id is running
 │  ├─ RecordError                    the run's record cannot be written or read
 │  ├─ StaleEpochError                somebody newer does this work; the writer must stop
+│  ├─ ReviewTimeoutError             a gate with on_timeout=fail was not answered in time
 │  ├─ UnknownOutcomeError            an effect was begun before a crash; nobody knows whether it was done
 │  └─ CircuitOpenError               an endpoint fails for everybody; it is not asked for now
 ├─ IllegalStateError (RuntimeError)  the object is not in a state for that call
@@ -61,6 +62,7 @@ __all__ = [
     "RateLimitInterruptedError",
     "RateLimitTimeoutError",
     "RecordError",
+    "ReviewTimeoutError",
     "RunExistsError",
     "StaleEpochError",
     "TaskExecutionError",
@@ -295,6 +297,10 @@ class CircuitOpenError(EnsembleError):
     def __init__(self, message: str, endpoint: str = "") -> None:
         super().__init__(message)
         self.endpoint = endpoint
+
+
+class ReviewTimeoutError(EnsembleError):
+    """Nobody answered at a review gate in time, and `on_timeout` is `fail` (S-REV-39, S-REV-47)."""
 
 
 class IllegalStateError(Portable, RuntimeError):

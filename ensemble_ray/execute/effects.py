@@ -7,7 +7,7 @@ gives the same trace.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast
@@ -170,6 +170,8 @@ class TaskEffects:
     is_handler: bool = False
     #: whether nobody knows what came of the handler (S-DUR-26)
     is_outcome_unknown: bool = False
+    #: its review gates in the order in which they were asked, as a trace shows them
+    reviews: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
 
     def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
         """Return the sums (S-MET-10 to S-MET-16)."""
@@ -216,8 +218,14 @@ class TaskEffects:
             final_output=final_output,
             parsed_output=parsed_output,
             metrics=metrics,
-            metadata={"outcome": "unknown"} if self.is_outcome_unknown else {},
+            metadata=self.metadata,
         )
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        """Return what the trace tells beside its fields."""
+        data: dict[str, object] = {"outcome": "unknown"} if self.is_outcome_unknown else {}
+        return {**data, "reviews": list(self.reviews)} if self.reviews else data
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:
         started, completed = utc_of(model.started_at), utc_of(model.started_at + model.latency_s)

@@ -60,6 +60,7 @@ class InlineRun:
             tool_metrics=request.tool_metrics,
             spending=spending_here(context.budget, context.cost),
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
+            reviewer=request.reviewer,
         )
         runner = TaskRunner(context, ports, planned.agents)
         self._executor = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)

@@ -37,6 +37,7 @@ from ensemble_ray.loader.kinds import (
 )
 from ensemble_ray.loader.models import Model
 from ensemble_ray.loader.reading import context_of, refuse
+from ensemble_ray.loader.reviews import ReviewHandlerName, ReviewName
 from ensemble_ray.loader.section import KINDS, Section, key, keys_of
 from ensemble_ray.loader.tools import Tool
 from ensemble_ray.loader.user_code import (
@@ -54,6 +55,7 @@ from ensemble_ray.loader.user_code import (
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.reviews import Review
 
 __all__ = ["AgentKeys", "ItemTaskKeys", "MapReduceKeys", "MapTeamKeys", "TaskKeys", "TeamKeys"]
 
@@ -101,6 +103,7 @@ KINDS.update(
         tuple: Annotated[list[Tool], Field(description=_TOOLS)],
         RateLimit: Annotated[RateLimitKeys, AfterValidator(RateLimitKeys.build)],
         CostConfiguration: Annotated[CostKeys, AfterValidator(CostKeys.build)],
+        Review: ReviewName,
         HierarchicalConstraints: Annotated[ConstraintKeys, AfterValidator(ConstraintKeys.build)],
     }
 )
@@ -288,6 +291,9 @@ class MapTeamKeys(Section):
     tool_metrics: MetricsName = key("Counts tool calls for a monitoring system, as module:attribute.")
     trace_exporter: Annotated[object, object_with("export")] = key(
         "Takes the trace of each successful run, as module:attribute."
+    )
+    review_handler: ReviewHandlerName = key(
+        "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it gates are passed."
     )
     retry: _Retry | None = key()
 

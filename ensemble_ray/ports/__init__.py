@@ -16,6 +16,7 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, 
 if TYPE_CHECKING:
     from ensemble_ray.values.amounts import Amount
     from ensemble_ray.values.rate_limit import RateLimit
+    from ensemble_ray.values.reviews import ReviewAnswer, ReviewRequest
 
 __all__ = [
     "ChatModel",
@@ -25,6 +26,7 @@ __all__ = [
     "EventSink",
     "Journal",
     "Limiter",
+    "Reviewer",
     "SpendingAccount",
     "StreamingChatModel",
     "StructuredChatModel",
@@ -149,6 +151,23 @@ class DriverServices(Protocol):
 
     def notify(self, name: str, payload: Mapping[str, object]) -> None:
         """Notify the driver's service of that name; no answer, order kept."""
+        ...
+
+
+class Reviewer(Protocol):
+    """Asks whoever decides at the review gates of a run, in the process that started it (S-REV-49)."""
+
+    async def ask(self, request: ReviewRequest, *, ends_run: bool) -> ReviewAnswer:
+        """Return the decision, and who took it; requests of one run come one after the other.
+
+        Args:
+            request: What is asked.
+            ends_run: Whether `ExitEarly` ends the run, after which nobody is asked any more, or only refuses a tool's call.
+
+        Raises:
+            ReviewTimeoutError: nobody answered in time, and that fails the task.
+            ValidationError: what was returned is no decision.
+        """
         ...
 
 

@@ -8,6 +8,7 @@ Never: a repetition of what is recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from ensemble_ray.errors import RecordError
@@ -141,6 +142,8 @@ class Recovered:
             if data is not None:
                 delegated = self._delegated_outputs(key, output_of)
                 completed = self._completed(key, data)
+                if (exited := self._exits.get(key)) is not None:
+                    completed = replace(completed, status="exited", exit_reason=exited.reason)
                 reports[key] = report_of(completed, output=output_of(key, data), failure=None, delegated=delegated)
             elif (result := self.failure(key)) is not None:
                 delegated = self._delegated_outputs(key, output_of)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.reviews.reviewer import LocalReviewer
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.tools.tool import NoOpToolMetrics
 from ensemble_ray.values.amounts import RunBudget
@@ -72,6 +73,7 @@ def run_context_of(
             most_at_once=definition.max_parallel_tasks,
         ),
         hierarchy=plan.hierarchy,
+        review_policy=None if definition.review_handler is None else definition.review_policy,
     )
 
 
@@ -100,6 +102,7 @@ def request_of(
         events=scope.events,
         tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
         on_unknown=definition.on_unknown,
+        reviewer=None if definition.review_handler is None else LocalReviewer(definition.review_handler),
         store=scope.store_address,
         cancelled=scope.cancelled,
     )

@@ -71,11 +71,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A task ended the run early: it asked for that (S-ENG-59), or needed more than may be spent (S-BUD-4)."""
+    """A task ended the run early: it, or the gate behind it, asked for that (S-ENG-59), or needed more than may be spent (S-BUD-4)."""
 
     at: float
     instance: str
     reason: ExitReason = ExitReason.USER_EXIT_EARLY
+    #: whether it gave its output: a gate behind it ended the run (S-REV-32)
+    has_output: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Begun: ("RunStarted", ()),
     Completed: ("TaskCompleted", ("duration_s", "total_tokens", "tool_call_count", "delegated_roles")),
     Failed: ("TaskFailed", ("error_type", "message")),
-    Exited: ("TaskExited", ("reason",)),
+    Exited: ("TaskExited", ("reason", "has_output")),
     Cancelled: ("TaskCancelled", ()),
     Decided: ("Decided", ("gate", "verdict", "text")),
     CancelRequested: ("CancelRequested", ()),
@@ -154,8 +156,9 @@ def encode_stimulus(stimulus: Stimulus, *, more: int = 0) -> StimulusRecorded:
     if (instance := getattr(stimulus, "instance", "")) != "":
         fields["key"] = key_of(instance)
     fields.update({field: getattr(stimulus, field) for field in names})
-    if not fields.get("delegated_roles"):  # which only managers have
-        fields.pop("delegated_roles", None)
+    for rare in ("delegated_roles", "has_output"):  # of managers, and of tasks whose gate ended the run
+        if not fields.get(rare):
+            fields.pop(rare, None)
     return StimulusRecorded(type=name, fields=fields, more=more)
 
 
