@@ -14,27 +14,37 @@ _EXPORTS = {
     "ensemble_ray.definition.agent": "Agent",
     "ensemble_ray.definition.durability": "Durability OnUnknown",
     "ensemble_ray.definition.ensemble": "RunOptions",
+    "ensemble_ray.definition.graph": "Graph MaxStepsAction",
+    "ensemble_ray.definition.graph_edges": "GraphEdge GraphFork GraphJoin",
+    "ensemble_ray.definition.loop": "Loop LoopMemoryMode LoopOutputMode MaxIterationsAction",
+    "ensemble_ray.definition.phase": "Phase PhaseReview",
+    "ensemble_ray.definition.unit_output": "UnitOutput",
+    "ensemble_ray.definition.until": "Until",
     "ensemble_ray.definition.hierarchy": "HierarchicalConstraints ManagerPromptContext ManagerPromptStrategy",
     "ensemble_ray.definition.retry_policy": "RetryPolicy",
     "ensemble_ray.definition.task": "Task",
     "ensemble_ray.definition.workflow": "ParallelErrorStrategy Workflow",
+    "ensemble_ray.values.agent_output": "AgentOutput",
     "ensemble_ray.values.delegation": """
         DelegationContext DelegationPolicy DelegationPolicyContext DelegationPolicyResult DelegationPriority
         DelegationRequest DelegationResponse DelegationStatus
     """,
     "ensemble_ray.ensemble": "Ensemble run",
     "ensemble_ray.errors": """
-        AgentExecutionError CircuitOpenError ConstraintViolationError EnsembleError ExitEarlyError
+        AgentExecutionError CircuitOpenError ConstraintViolationError ExitEarlyError
         GuardrailViolationError IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError
         ParallelExecutionError PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError
         ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
         UnknownOutcomeError ValidationError
     """,
+    "ensemble_ray.errors.root": "EnsembleError",
+    "ensemble_ray.errors.units": "GraphNoEdgeMatchedError MaxGraphStepsExceededError MaxLoopIterationsExceededError",
     "ensemble_ray.events.log": "EventStream",
     "ensemble_ray.events": """
         DelegationCompletedEvent DelegationFailedEvent DelegationStartedEvent EnsembleCompletedEvent
-        EnsembleStartedEvent Event FileChangedEvent LlmIterationCompletedEvent LlmIterationStartedEvent
-        TaskCompleteEvent TaskFailedEvent TaskInputEvent TaskStartEvent TokenEvent ToolCallEvent ToolCallRequest
+        EnsembleStartedEvent Event FileChangedEvent GraphStateCompletedEvent LlmIterationCompletedEvent
+        LlmIterationStartedEvent LoopIterationCompletedEvent TaskCompleteEvent TaskFailedEvent TaskInputEvent
+        TaskStartEvent TokenEvent ToolCallEvent ToolCallRequest
     """,
     "ensemble_ray.execute.guardrails": "GuardrailInput GuardrailOutput GuardrailResult GuardrailType",
     "ensemble_ray.execute.handler_context": "TaskHandlerContext",
@@ -53,7 +63,8 @@ _EXPORTS = {
     "ensemble_ray.map_reduce": "MapEnsemble MapReduceEnsemble",
     "ensemble_ray.values.messages": "ChatMessage ChatResponse Effect JsonSchema TokenUsage ToolCall ToolSpec",
     "ensemble_ray.values.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
-    "ensemble_ray.values.outputs": "AgentOutput EnsembleOutput ExitReason FailedItem ItemResult RunState TaskOutput",
+    "ensemble_ray.values.outputs": "EnsembleOutput ExitReason FailedItem ItemResult RunState TaskOutput",
+    "ensemble_ray.values.phase_review": "PhaseReviewDecision",
     "ensemble_ray.plan.dependencies": "TaskDependencyGraph",
     "ensemble_ray.plan.plan": "AgentEntry Node Plan",
     "ensemble_ray.plan.synthesis": "AgentSynthesizer SynthesisContext",
@@ -75,11 +86,14 @@ _EXPORTS = {
         CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool JsonParserTool ProcessAgentTool
         WebScraperTool WebSearchProvider WebSearchTool
     """,
+    "ensemble_ray.values.iterations": "GraphRoutingContext LoopIterationContext",
     "ensemble_ray.values.reviews": "OnTimeoutAction Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming",
     "ensemble_ray.values.trace": """
         AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
-        LlmInteraction MapReduceLevelSummary TaskPrompts TaskTrace ToolCallTrace
+        LlmInteraction MapReduceLevelSummary PhaseTrace TaskPrompts TaskTrace ToolCallTrace
     """,
+    "ensemble_ray.values.unit_outputs": "GraphStep",
+    "ensemble_ray.values.unit_traces": "GraphTrace GraphTraceStep LoopTrace PhaseStatus",
 }
 #: Modules that are attributes of the package without an import of their own.
 MODULES = ("errors", "events", "tools")

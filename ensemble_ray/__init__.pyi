@@ -8,11 +8,24 @@ from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.durability import Durability as Durability
 from ensemble_ray.definition.durability import OnUnknown as OnUnknown
 from ensemble_ray.definition.ensemble import RunOptions as RunOptions
+from ensemble_ray.definition.graph import Graph as Graph
+from ensemble_ray.definition.graph import MaxStepsAction as MaxStepsAction
+from ensemble_ray.definition.graph_edges import GraphEdge as GraphEdge
+from ensemble_ray.definition.graph_edges import GraphFork as GraphFork
+from ensemble_ray.definition.graph_edges import GraphJoin as GraphJoin
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints as HierarchicalConstraints
 from ensemble_ray.definition.hierarchy import ManagerPromptContext as ManagerPromptContext
 from ensemble_ray.definition.hierarchy import ManagerPromptStrategy as ManagerPromptStrategy
+from ensemble_ray.definition.loop import Loop as Loop
+from ensemble_ray.definition.loop import LoopMemoryMode as LoopMemoryMode
+from ensemble_ray.definition.loop import LoopOutputMode as LoopOutputMode
+from ensemble_ray.definition.loop import MaxIterationsAction as MaxIterationsAction
+from ensemble_ray.definition.phase import Phase as Phase
+from ensemble_ray.definition.phase import PhaseReview as PhaseReview
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.task import Task as Task
+from ensemble_ray.definition.unit_output import UnitOutput as UnitOutput
+from ensemble_ray.definition.until import Until as Until
 from ensemble_ray.definition.workflow import ParallelErrorStrategy as ParallelErrorStrategy
 from ensemble_ray.definition.workflow import Workflow as Workflow
 from ensemble_ray.ensemble import Ensemble as Ensemble
@@ -20,7 +33,6 @@ from ensemble_ray.ensemble import run as run
 from ensemble_ray.errors import AgentExecutionError as AgentExecutionError
 from ensemble_ray.errors import CircuitOpenError as CircuitOpenError
 from ensemble_ray.errors import ConstraintViolationError as ConstraintViolationError
-from ensemble_ray.errors import EnsembleError as EnsembleError
 from ensemble_ray.errors import ExitEarlyError as ExitEarlyError
 from ensemble_ray.errors import GuardrailViolationError as GuardrailViolationError
 from ensemble_ray.errors import IllegalStateError as IllegalStateError
@@ -41,6 +53,10 @@ from ensemble_ray.errors import ToolExecutionError as ToolExecutionError
 from ensemble_ray.errors import TryAgain as TryAgain
 from ensemble_ray.errors import UnknownOutcomeError as UnknownOutcomeError
 from ensemble_ray.errors import ValidationError as ValidationError
+from ensemble_ray.errors.root import EnsembleError as EnsembleError
+from ensemble_ray.errors.units import GraphNoEdgeMatchedError as GraphNoEdgeMatchedError
+from ensemble_ray.errors.units import MaxGraphStepsExceededError as MaxGraphStepsExceededError
+from ensemble_ray.errors.units import MaxLoopIterationsExceededError as MaxLoopIterationsExceededError
 from ensemble_ray.events import DelegationCompletedEvent as DelegationCompletedEvent
 from ensemble_ray.events import DelegationFailedEvent as DelegationFailedEvent
 from ensemble_ray.events import DelegationStartedEvent as DelegationStartedEvent
@@ -48,8 +64,10 @@ from ensemble_ray.events import EnsembleCompletedEvent as EnsembleCompletedEvent
 from ensemble_ray.events import EnsembleStartedEvent as EnsembleStartedEvent
 from ensemble_ray.events import Event as Event
 from ensemble_ray.events import FileChangedEvent as FileChangedEvent
+from ensemble_ray.events import GraphStateCompletedEvent as GraphStateCompletedEvent
 from ensemble_ray.events import LlmIterationCompletedEvent as LlmIterationCompletedEvent
 from ensemble_ray.events import LlmIterationStartedEvent as LlmIterationStartedEvent
+from ensemble_ray.events import LoopIterationCompletedEvent as LoopIterationCompletedEvent
 from ensemble_ray.events import TaskCompleteEvent as TaskCompleteEvent
 from ensemble_ray.events import TaskFailedEvent as TaskFailedEvent
 from ensemble_ray.events import TaskInputEvent as TaskInputEvent
@@ -123,6 +141,7 @@ from ensemble_ray.tools.builtin import ProcessAgentTool as ProcessAgentTool
 from ensemble_ray.tools.builtin import WebScraperTool as WebScraperTool
 from ensemble_ray.tools.builtin import WebSearchProvider as WebSearchProvider
 from ensemble_ray.tools.builtin import WebSearchTool as WebSearchTool
+from ensemble_ray.values.agent_output import AgentOutput as AgentOutput
 from ensemble_ray.values.delegation import DelegationContext as DelegationContext
 from ensemble_ray.values.delegation import DelegationPolicy as DelegationPolicy
 from ensemble_ray.values.delegation import DelegationPolicyContext as DelegationPolicyContext
@@ -131,6 +150,8 @@ from ensemble_ray.values.delegation import DelegationPriority as DelegationPrior
 from ensemble_ray.values.delegation import DelegationRequest as DelegationRequest
 from ensemble_ray.values.delegation import DelegationResponse as DelegationResponse
 from ensemble_ray.values.delegation import DelegationStatus as DelegationStatus
+from ensemble_ray.values.iterations import GraphRoutingContext as GraphRoutingContext
+from ensemble_ray.values.iterations import LoopIterationContext as LoopIterationContext
 from ensemble_ray.values.messages import ChatMessage as ChatMessage
 from ensemble_ray.values.messages import ChatResponse as ChatResponse
 from ensemble_ray.values.messages import Effect as Effect
@@ -143,13 +164,13 @@ from ensemble_ray.values.metrics import CostEstimate as CostEstimate
 from ensemble_ray.values.metrics import ExecutionMetrics as ExecutionMetrics
 from ensemble_ray.values.metrics import MemoryOperationCounts as MemoryOperationCounts
 from ensemble_ray.values.metrics import TaskMetrics as TaskMetrics
-from ensemble_ray.values.outputs import AgentOutput as AgentOutput
 from ensemble_ray.values.outputs import EnsembleOutput as EnsembleOutput
 from ensemble_ray.values.outputs import ExitReason as ExitReason
 from ensemble_ray.values.outputs import FailedItem as FailedItem
 from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
+from ensemble_ray.values.phase_review import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
 from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
 from ensemble_ray.values.reviews import Review as Review
@@ -166,9 +187,15 @@ from ensemble_ray.values.trace import ExecutionTrace as ExecutionTrace
 from ensemble_ray.values.trace import ExecutionTraceExporter as ExecutionTraceExporter
 from ensemble_ray.values.trace import LlmInteraction as LlmInteraction
 from ensemble_ray.values.trace import MapReduceLevelSummary as MapReduceLevelSummary
+from ensemble_ray.values.trace import PhaseTrace as PhaseTrace
 from ensemble_ray.values.trace import TaskPrompts as TaskPrompts
 from ensemble_ray.values.trace import TaskTrace as TaskTrace
 from ensemble_ray.values.trace import ToolCallTrace as ToolCallTrace
+from ensemble_ray.values.unit_outputs import GraphStep as GraphStep
+from ensemble_ray.values.unit_traces import GraphTrace as GraphTrace
+from ensemble_ray.values.unit_traces import GraphTraceStep as GraphTraceStep
+from ensemble_ray.values.unit_traces import LoopTrace as LoopTrace
+from ensemble_ray.values.unit_traces import PhaseStatus as PhaseStatus
 
 MODULES: tuple[str, ...]
 MODULE_OF: dict[str, str]
@@ -230,6 +257,16 @@ __all__ = [
     "FileChangedEvent",
     "FileReadTool",
     "FileWriteTool",
+    "Graph",
+    "GraphEdge",
+    "GraphFork",
+    "GraphJoin",
+    "GraphNoEdgeMatchedError",
+    "GraphRoutingContext",
+    "GraphStateCompletedEvent",
+    "GraphStep",
+    "GraphTrace",
+    "GraphTraceStep",
     "GuardrailInput",
     "GuardrailOutput",
     "GuardrailResult",
@@ -249,6 +286,12 @@ __all__ = [
     "LlmIterationStartedEvent",
     "LocalChatModel",
     "LogContextFilter",
+    "Loop",
+    "LoopIterationCompletedEvent",
+    "LoopIterationContext",
+    "LoopMemoryMode",
+    "LoopOutputMode",
+    "LoopTrace",
     "ManagerPromptContext",
     "ManagerPromptStrategy",
     "ManagerStalledError",
@@ -256,7 +299,11 @@ __all__ = [
     "MapReduceEnsemble",
     "MapReduceLevelSummary",
     "MapReduceRun",
+    "MaxGraphStepsExceededError",
+    "MaxIterationsAction",
     "MaxIterationsExceededError",
+    "MaxLoopIterationsExceededError",
+    "MaxStepsAction",
     "MemoryOperationCounts",
     "NoOpToolMetrics",
     "Node",
@@ -267,6 +314,11 @@ __all__ = [
     "ParallelErrorStrategy",
     "ParallelExecutionError",
     "ParseResult",
+    "Phase",
+    "PhaseReview",
+    "PhaseReviewDecision",
+    "PhaseStatus",
+    "PhaseTrace",
     "PipelineErrorStrategy",
     "Plan",
     "ProcessAgentTool",
@@ -321,8 +373,10 @@ __all__ = [
     "ToolSpec",
     "TryAgain",
     "TypedAgentTool",
+    "UnitOutput",
     "UnknownEffect",
     "UnknownOutcomeError",
+    "Until",
     "ValidationError",
     "WebScraperTool",
     "WebSearchProvider",

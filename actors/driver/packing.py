@@ -54,6 +54,8 @@ class PackedOrder:
     """An order as bytes, and what it needs."""
 
     order: WireOrder
+    #: where its callables are found; None: it has none
+    names: TaskCallables | None
     #: key that its agent's template is kept under; None: it has no agent
     template: str | None
     #: keys that its callables are kept under
@@ -68,7 +70,7 @@ class PackedOrder:
     def size(self) -> int:
         """Bytes, roughly."""
         order = self.order
-        return 500 + len(order.task) + len(order.overrides or b"") + sum(map(len, order.context))
+        return 500 + len(order.task) + len(order.agent or b"") + sum(map(len, order.context))
 
     def renewed(self, steps: int) -> PackedOrder:
         """Return the same under a higher epoch."""
@@ -92,30 +94,13 @@ class Packer:
         task = order.task
         where = f"Task '{order.key}'"
         body = _task_body(task, where)
-        context = tuple(pack_output(output) for output in order.context)
         template, overrides = None, None
         if order.agent is not None:
             template = self._template(order.agent_key or "", order.agent)
             overrides = pickle.dumps(overrides_of(order.agent, template.agent), protocol=5)
-        callables, keys = self._called(task, where)
-        wire = WireOrder(
-            key=order.key,
-            instance=order.instance,
-            epoch=order.epoch,
-            index=order.index,
-            task=body,
-            agent_key=None if template is None else template.wire.key,
-            agent_role=order.agent_role,
-            context=context,
-            missing_context=order.missing_context,
-            is_streaming=order.is_streaming,
-            input_guardrails=order.input_guardrails,
-            output_guardrails=order.output_guardrails,
-            overrides=overrides,
-            total_tasks=order.total_tasks,
-            description=task.description,
-            callables=callables,
-        )
+        names, keys = self._called(task, where)
+        agent_key = None if template is None else template.wire.key
+        wire = replace(order.convert(body, overrides, pack_output), agent_key=agent_key, description=task.description)
         # Nothing fails from here on, so that all that is used is done some time.
         if template is not None:
             self._templates.use(order.agent_key or "")
@@ -123,7 +108,7 @@ class Packer:
             self._callables.use(key)
         self._templates.trim()
         self._callables.trim()
-        return PackedOrder(wire, None if template is None else order.agent_key or "", keys)
+        return PackedOrder(wire, names, None if template is None else order.agent_key or "", keys)
 
     def done(self, packed: PackedOrder) -> None:
         """Let go of what an order needs whose result has come."""

@@ -24,7 +24,7 @@ from ensemble_ray.actors.link.accounts import shared_spending
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line, ours
 from ensemble_ray.actors.link.limiter import RemoteLimiter
-from ensemble_ray.actors.link.packing import unpack_report
+from ensemble_ray.actors.link.packing import unpack_result
 from ensemble_ray.actors.link.reach import patiently, reach
 from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import (
@@ -34,7 +34,7 @@ from ensemble_ray.actors.link.wire import (
     ReportPage,
     SessionOpening,
     WireOrder,
-    WireReport,
+    WireResult,
 )
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.kinds import MOST_TEMPLATES
@@ -193,6 +193,7 @@ class RemoteExecutor:
         return OrderBatch(
             number=next(self._batches),
             orders=[packed.order for packed in orders],
+            callables={packed.instance: packed.names for packed in orders if packed.names is not None},
             templates=templates,
             bundles=bundles,
         )
@@ -271,11 +272,11 @@ class RemoteExecutor:
                 for name in (*(() if template is None else (template.key,)), *self._packer.bundles_of(packed)):
                     self._sent.pop(name, None)
                 self._enqueue(instance)
-        for report in page.reports:
-            packed = self._in_flight.get(report.instance)
-            if packed is not None and report.epoch >= packed.order.epoch:
+        for result in page.results:
+            packed = self._in_flight.get(result.instance)
+            if packed is not None and result.epoch >= packed.order.epoch:
                 self._finish(packed)
-                self._add_result(_read(report, packed.order))
+                self._add_result(_read(result, packed.order))
         self._deliver()
 
     def _finish(self, packed: PackedOrder) -> None:
@@ -358,13 +359,13 @@ def _batches(waiting: Sequence[PackedOrder]) -> Iterator[Sequence[PackedOrder]]:
         yield waiting[begin:]
 
 
-def _read(report: WireReport, order: WireOrder) -> TaskResult:
-    """Return the result behind a report; one that cannot be loaded here is a failed one, since each order has a result."""
+def _read(result: WireResult, order: WireOrder) -> TaskResult:
+    """Return a result with its objects; one that cannot be loaded here is a failed one, since each order has a result."""
     try:
-        return unpack_report(report)
+        return unpack_result(result)
     except Exception as error:  # noqa: BLE001  whatever loading raised, the order must have its result
         unreadable = EnsembleError(
-            f"The result of task '{report.key}' cannot be loaded in this process: {message_of(error)}. "
+            f"The result of task '{result.key}' cannot be loaded in this process: {message_of(error)}. "
             "Install the module it comes from here too, or use runtime='inline'"
         )
         unreadable.__cause__ = error

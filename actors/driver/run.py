@@ -17,21 +17,18 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
 from ensemble_ray.actors.driver.driver_connection import DriverConnection
 from ensemble_ray.actors.link.failures import last_line, ours
-from ensemble_ray.actors.link.packing import unpack_output, unpack_result
+from ensemble_ray.actors.link.packing import unpack_failure, unpack_output
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
 from ensemble_ray.actors.link.wire import EndPage, Submission
-from ensemble_ray.coordinator.planned import FailedTask, PlannedEnd
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.runs.outcomes import outcome_of
 from ensemble_ray.runs.submission import SubmissionReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ensemble_ray.execute.orders import RunOutcome, TaskResult
+    from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.runs.ports import RunRequest
-    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["RayRun"]
 
@@ -83,14 +80,13 @@ class RayRun:
             EnsembleError: the cluster died, or the scheduler's process did in a run that is not recorded.
         """
         try:
-            ended = await self._fetch_end()
+            return await self._fetch_end()
         except ray.exceptions.RayError as error:
             raise ours(error, self.run_id) from None
         finally:
             await self._connection.leave()
-        return outcome_of(self.run_id, ended)
 
-    async def _fetch_end(self) -> PlannedEnd[TaskOutput, TaskResult]:
+    async def _fetch_end(self) -> RunOutcome:
         """Wait until the run has ended and return how; it comes in pages, which the scheduler keeps until all are here."""
         page = await self._wait_for_end()
         parts = [self._read(page)]
@@ -104,10 +100,10 @@ class RayRun:
         self._scheduler.forget.remote(self.run_id, page.end_id)
         return _join(parts)
 
-    def _read(self, page: EndPage) -> PlannedEnd[TaskOutput, TaskResult]:
+    def _read(self, page: EndPage) -> RunOutcome:
         """Return a page with its outputs loaded."""
         try:
-            return _unpack(page.end)
+            return page.end.convert(unpack_output, unpack_failure)
         except Exception as error:
             self._scheduler.forget.remote(self.run_id, page.end_id)
             unreadable = EnsembleError(
@@ -145,30 +141,7 @@ class RayRun:
             _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
 
 
-def _unpack(ended: PlannedEnd[bytes, bytes]) -> PlannedEnd[TaskOutput, TaskResult]:
-    """Return the end with its outputs loaded."""
-    return PlannedEnd(
-        state=ended.state,
-        exit_reason=ended.exit_reason,
-        started_at=ended.started_at,
-        completed_at=ended.completed_at,
-        completed=[(key, unpack_output(body)) for key, body in ended.completed],
-        delegated=[(key, unpack_output(body)) for key, body in ended.delegated],
-        failed_delegations=ended.failed_delegations,
-        failures=[
-            FailedTask(
-                key=failed.key,
-                at=failed.at,
-                failure=unpack_result(failed.failure),
-                completed_before=failed.completed_before,
-            )
-            for failed in ended.failures
-        ],
-        unfinished=[unpack_result(body) for body in ended.unfinished],
-    )
-
-
-def _join(parts: Sequence[PlannedEnd[TaskOutput, TaskResult]]) -> PlannedEnd[TaskOutput, TaskResult]:
+def _join(parts: Sequence[RunOutcome]) -> RunOutcome:
     """Return the end with the entries of all its pages."""
     return replace(
         parts[0],

@@ -14,25 +14,25 @@ from typing import cast
 
 import cloudpickle
 
-from ensemble_ray.actors.link.wire import WireOrder, WireReport
+from ensemble_ray.actors.link.wire import WireFailure, WireOrder, WireResult
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import AgentExecutionError, message_of, portable
-from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.execute.reports import report_of
 from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = [
     "cannot_leave",
     "load_agent",
+    "pack_failure",
     "pack_order",
     "pack_output",
     "pack_recorded",
     "pack_result",
+    "unpack_failure",
     "unpack_order",
     "unpack_output",
-    "unpack_report",
     "unpack_result",
 ]
 
@@ -41,45 +41,15 @@ __all__ = [
 copyreg.pickle(type(dataclasses.MISSING), lambda _: "MISSING")
 
 
-def unpack_order(run_id: str, order: WireOrder, agent: Agent | None = None) -> TaskOrder:
+def unpack_order(order: WireOrder, agent: Agent | None = None) -> TaskOrder:
     """Return an order with its user objects and its agent, in the process that runs it."""
-    return TaskOrder(
-        run_id=run_id,
-        key=order.key,
-        instance=order.instance,
-        epoch=order.epoch,
-        index=order.index,
-        task=cast("Task", pickle.loads(order.task)),  # noqa: S301  bytes of our own driver, inside one cluster
-        agent_key=order.agent_key,
-        agent_role=order.agent_role,
-        agent=agent,
-        context=tuple(unpack_output(body) for body in order.context),
-        missing_context=order.missing_context,
-        is_streaming=order.is_streaming,
-        input_guardrails=order.input_guardrails,
-        output_guardrails=order.output_guardrails,
-        depth=order.depth,
-        caller_role=order.caller_role,
-        delegation_id=order.delegation_id,
-        total_tasks=order.total_tasks,
-    )
+    task = cast("Task", pickle.loads(order.task))  # noqa: S301  bytes of our own driver, inside one cluster
+    return order.convert(task, agent, unpack_output)
 
 
 def pack_order(order: TaskOrder) -> WireOrder:
     """Return an order of delegated work as bytes. Such work has no context and no guardrails."""
-    return WireOrder(
-        key=order.key,
-        instance=order.instance,
-        epoch=order.epoch,
-        index=order.index,
-        task=pickle.dumps(order.task, protocol=5),
-        agent_key=order.agent_key,
-        agent_role=order.agent_role,
-        is_streaming=order.is_streaming,
-        depth=order.depth,
-        caller_role=order.caller_role,
-        delegation_id=order.delegation_id,
-    )
+    return order.convert(pickle.dumps(order.task, protocol=5), None, pack_output)
 
 
 def pack_output(output: TaskOutput) -> bytes:
@@ -87,15 +57,27 @@ def pack_output(output: TaskOutput) -> bytes:
     return _dumps(output)
 
 
-def pack_result(result: TaskResult) -> WireReport:
+def pack_result(result: TaskResult) -> WireResult:
     """Return a result as bytes; one that cannot travel becomes a failure that says so."""
     try:
-        return _pack(result)
+        return result.convert(_dumps, pack_failure)
     except Exception as error:  # noqa: BLE001  whatever pickling raised, the task must still be reported
         output = result.output
         task, role = (result.key, "") if output is None else (output.task_description, output.agent_role)
-        cause = cannot_leave(task, role, error)
-        return _pack(replace(result, status="failed", output=None, trace=None, error=cause))
+        failure = TaskFailure(error=cannot_leave(task, role, error))
+        failed = replace(result, status="failed", output=None, failure=failure)
+        return failed.convert(_dumps, pack_failure)
+
+
+def pack_failure(failure: TaskFailure) -> WireFailure:
+    """Return a failure as bytes, and what a scheduler needs to know of it."""
+    travelling = failure if failure.error is None else replace(failure, error=portable(failure.error))
+    return WireFailure(
+        body=_dumps(travelling),
+        error_type=travelling.error_type,
+        message=travelling.message,
+        newer_epoch=travelling.newer_epoch,
+    )
 
 
 def cannot_leave(task: str, agent_role: str, error: Exception) -> AgentExecutionError:
@@ -104,18 +86,7 @@ def cannot_leave(task: str, agent_role: str, error: Exception) -> AgentExecution
     return AgentExecutionError(text, agent_role, task)
 
 
-def _pack(result: TaskResult) -> WireReport:
-    error = None if result.error is None else portable(result.error)
-    travelling = replace(result, error=error)
-    output = None if result.output is None else _dumps(result.output)
-    failure = None
-    if output is None:  # what a manager's workers did travels beside it
-        failure = _dumps(replace(travelling, delegated=(), failed_delegations=()))
-    delegated = [(each.agent_role, _dumps(each)) for _, each in result.delegated]
-    return report_of(travelling, output=output, failure=failure, delegated=delegated)
-
-
-def _dumps(value: TaskOutput | TaskResult) -> bytes:
+def _dumps(value: TaskOutput | TaskFailure) -> bytes:
     """Pickle by reference where that works, by value where a class of the user's own script is in it."""
     plain = isinstance(value, TaskOutput) and value.output_type is None
     return pickle.dumps(value, protocol=5) if plain else cloudpickle.dumps(value)
@@ -145,26 +116,14 @@ def unpack_output(body: bytes) -> TaskOutput:
     return cast("TaskOutput", held)
 
 
-def unpack_result(body: bytes) -> TaskResult:
-    """Return the result behind its bytes."""
-    return cast("TaskResult", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+def unpack_failure(failure: WireFailure) -> TaskFailure:
+    """Return the failure behind its bytes."""
+    return cast("TaskFailure", pickle.loads(failure.body))  # noqa: S301  bytes of our own cluster
 
 
-def unpack_report(report: WireReport) -> TaskResult:
-    """Return the result behind a report, in the process that asked for it."""
-    if report.output is None:
-        return unpack_result(report.failure or b"")
-    return TaskResult(
-        key=report.key,
-        instance=report.instance,
-        epoch=report.epoch,
-        status="completed",
-        at=report.at,
-        duration_s=report.duration_s,
-        output=unpack_output(report.output),
-        total_tokens=report.total_tokens,
-        tool_call_count=report.tool_call_count,
-    )
+def unpack_result(result: WireResult) -> TaskResult:
+    """Return a result with its objects, in the process that asked for it."""
+    return result.convert(unpack_output, unpack_failure)
 
 
 def load_agent(body: bytes) -> Agent:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.orders import TaskFailure, TaskResult
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.link.wire import WireOrder
-    from ensemble_ray.execute.orders import TaskOrder
+    from ensemble_ray.execute.orders import TaskOrder, TaskStatus
 
 __all__ = ["undone"]
 
 
-def undone(
-    order: TaskOrder | WireOrder, error: BaseException | None, status: Literal["failed", "cancelled"] = "failed"
-) -> TaskResult:
+def undone(order: TaskOrder | WireOrder, error: BaseException | None, status: TaskStatus = "failed") -> TaskResult:
     """Return the result of a task that ends here."""
     return TaskResult(
         key=order.key,
@@ -24,6 +22,5 @@ def undone(
         epoch=order.epoch,
         status=status,
         at=time.time(),
-        duration_s=0.0,
-        error=error,
+        failure=None if error is None else TaskFailure(error=error),
     )

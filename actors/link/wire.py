@@ -8,12 +8,11 @@ this is written to disk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
-from ensemble_ray.coordinator.planned import PlannedEnd
-from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.reports import Report
+from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+from ensemble_ray.execute.outcomes import RunOutcome
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.placement import PlacementRequest
@@ -22,7 +21,6 @@ from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.submission import SubmissionReason
 
 __all__ = [
-    "UNKNOWN_TEMPLATE",
     "AgentTemplate",
     "CallableRef",
     "CallablesUpdate",
@@ -33,14 +31,28 @@ __all__ = [
     "SessionOpening",
     "Submission",
     "TaskCallables",
+    "WireFailure",
     "WireOrder",
-    "WireReport",
+    "WireOutcome",
+    "WireResult",
     "driver_of",
 ]
 
-WireReport = Report[bytes, bytes]
-#: Status of a task that was not begun, since its agent's template is not known in that process.
-UNKNOWN_TEMPLATE = "unknown_template"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireFailure:
+    """A failure as bytes, with what its scheduler needs to know of it."""
+
+    body: bytes
+    error_type: str = ""
+    message: str = ""
+    newer_epoch: int = 0
+
+
+#: What a coordinator, or an agent that delegates, sends to a process, and what comes back.
+WireOrder: TypeAlias = TaskOrder[bytes, bytes, bytes]
+WireResult: TypeAlias = TaskResult[bytes, WireFailure]
+WireOutcome: TypeAlias = RunOutcome[bytes, WireFailure]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,47 +180,14 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireOrder:
-    """One task on its way to a process: from a coordinator, or from an agent that delegates it."""
-
-    key: str
-    instance: str
-    epoch: int
-    index: int
-    task: bytes
-    #: its agent's template; None: a handler does it
-    agent_key: str | None
-    agent_role: str
-    context: Sequence[bytes] = ()
-    missing_context: str | None = None
-    is_streaming: bool = False
-    input_guardrails: int = 0
-    output_guardrails: int = 0
-    #: of delegated work, which another agent's process sends: how deep it is, who asked, under which id
-    depth: int = 0
-    caller_role: str = ""
-    delegation_id: str = ""
-    #: the data in which its agent differs from the template
-    overrides: bytes | None = None
-    #: of a task that was made while its run goes on: as in its order
-    total_tasks: int | None = None
-    #: of the task, for the scheduler, which tells of it where its process died
-    description: str = ""
-    #: its callables, for the scheduler, which brings them to their host; None: it has none, or they are there already
-    callables: TaskCallables | None = None
-
-    def for_worker(self) -> WireOrder:
-        """Return it without what only the scheduler needs."""
-        return replace(self, description="", callables=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OrderBatch:
     """Orders that share a message, and what they need that was not sent before."""
 
     #: of the session, from 1; a batch that comes twice counts once
     number: int
     orders: Sequence[WireOrder]
+    #: instance -> its callables, of tasks that have any
+    callables: Mapping[str, TaskCallables] = field(default_factory=dict[str, TaskCallables])
     templates: Sequence[AgentTemplate] = ()
     #: bundle -> the bytes of the callable in it
     bundles: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
@@ -225,7 +204,7 @@ class ReportPage:
 
     #: how many entries were returned in this session, these included; told back, they are kept no longer
     cursor: int
-    reports: Sequence[WireReport]
+    results: Sequence[WireResult]
     #: instances that were not begun: something that they need is not known here
     unknown: Sequence[str] = ()
 
@@ -240,4 +219,4 @@ class EndPage:
     cursor: int
     is_last: bool
     #: how the run ended, with the entries of this page
-    end: PlannedEnd[bytes, bytes]
+    end: WireOutcome

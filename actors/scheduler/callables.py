@@ -73,14 +73,13 @@ class CallablesDelivery:
         """Return whether all of them are here."""
         return callables is None or all(name in self._bundles for name in callables.bundles)
 
-    def send(self, orders: Iterable[WireOrder]) -> None:
+    def send(self, orders: Iterable[tuple[WireOrder, TaskCallables]]) -> None:
         """Bring the callables of these orders to the host; never waits."""
-        for order in orders:
-            if order.callables is not None:
-                self._tasks[order.key] = order.callables
-                for name in order.callables.bundles:
-                    self._bundles.use(name)
-                self._waiting.append(order)
+        for order, callables in orders:
+            self._tasks[order.key] = callables
+            for name in callables.bundles:
+                self._bundles.use(name)
+            self._waiting.append(order)
         if self._sending is None and self._waiting:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
@@ -145,7 +144,7 @@ class CallablesDelivery:
             self._done_bundles.clear()
             self._sent = _bundles_of(self._tasks)
             return self.whole()
-        tasks = {order.key: order.callables for order in orders if order.callables is not None}
+        tasks = {order.key: self._tasks[order.key] for order in orders if order.key in self._tasks}
         names = _bundles_of(tasks) - self._sent
         self._sent |= names
         done_tasks, self._done_tasks = self._done_tasks, []

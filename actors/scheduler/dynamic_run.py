@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, WireReport
+from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, WireResult
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext
@@ -37,7 +37,7 @@ class DynamicRun:
         self._early: set[int] = set()
         self._next_batch = 1
         #: reports and instances that could not be begun, until the driver has them
-        self._outbox: list[WireReport | str] = []
+        self._outbox: list[WireResult | str] = []
         #: how many entries the driver has
         self._acknowledged = 0
         self._changed = asyncio.Event()
@@ -66,7 +66,7 @@ class DynamicRun:
         while self._next_batch in self._early:
             self._early.discard(self._next_batch)
             self._next_batch += 1
-        self._session.submit(batch.orders, templates=batch.templates, bundles=batch.bundles)
+        self._session.submit(batch.orders, callables=batch.callables, templates=batch.templates, bundles=batch.bundles)
 
     async def collect(self, cursor: int, wait_s: float) -> ReportPage:
         """Return what came since; waits up to that long for something to come.
@@ -88,7 +88,7 @@ class DynamicRun:
         entries = list(_page_of(self._outbox))
         return ReportPage(
             cursor=cursor + len(entries),
-            reports=[entry for entry in entries if not isinstance(entry, str)],
+            results=[entry for entry in entries if not isinstance(entry, str)],
             unknown=[entry for entry in entries if isinstance(entry, str)],
         )
 
@@ -96,11 +96,11 @@ class DynamicRun:
         """Stop these tasks; each is still reported."""
         self._session.stop(instances)
 
-    async def report(self, reports: Sequence[WireReport]) -> None:
+    async def report(self, reports: Sequence[WireResult]) -> None:
         """Take what processes report."""
         await self._session.report(reports)
 
-    async def receive(self, reports: Sequence[WireReport]) -> None:
+    async def receive(self, reports: Sequence[WireResult]) -> None:
         """Keep results for the driver."""
         self._post(reports)
 
@@ -120,16 +120,17 @@ class DynamicRun:
             await asyncio.sleep(left)
             left = self._heartbeat_at + MOST_SILENT_S - asyncio.get_running_loop().time()
 
-    def _post(self, entries: Sequence[WireReport | str]) -> None:
+    def _post(self, entries: Sequence[WireResult | str]) -> None:
         self._outbox.extend(entries)
         self._changed.set()
 
 
-def _page_of(outbox: Sequence[WireReport | str]) -> Sequence[WireReport | str]:
+def _page_of(outbox: Sequence[WireResult | str]) -> Sequence[WireResult | str]:
     """Return the first entries that make a page."""
     size = 0
     for count, entry in enumerate(outbox[:_PAGE_ENTRIES]):
         if size > _PAGE_BYTES:
             return outbox[:count]
-        size += 0 if isinstance(entry, str) else len(entry.output or b"") + len(entry.failure or b"")
+        if not isinstance(entry, str):
+            size += len(entry.output or b"") + (0 if entry.failure is None else len(entry.failure.body))
     return outbox[:_PAGE_ENTRIES]

@@ -9,31 +9,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import cloudpickle
 import ray
 
 from ensemble_ray.actors.link.accounts import close_account
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
-from ensemble_ray.actors.link.packing import pack_recorded
+from ensemble_ray.actors.link.packing import pack_failure, pack_recorded
 from ensemble_ray.actors.link.wire import (
     RecordLocation,
     SessionOpening,
     Submission,
     TaskCallables,
+    WireFailure,
     WireOrder,
-    WireReport,
+    WireOutcome,
+    WireResult,
 )
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import SpooledOutputs
-from ensemble_ray.coordinator.planned import Assignment, PlannedEnd, PlannedTasks
+from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
-from ensemble_ray.execute.reports import Resumed
+from ensemble_ray.execute.orders import TaskBody
+from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
@@ -43,7 +46,7 @@ from ensemble_ray.record.stores import OwnedRun
 from ensemble_ray.runs.ownership import watch_for_cancel
 from ensemble_ray.values.outputs import RunState
 
-__all__ = ["PlannedRun", "opening_of", "wire_order"]
+__all__ = ["PlannedRun", "body_of", "opening_of"]
 
 _log = bounded_logger(__name__)
 _NO_CALLABLES = TaskCallables()
@@ -61,7 +64,7 @@ class PlannedRun:
         limits: SessionLimits,
         owned: OwnedRun | None,
         store: SubmissionStore,
-        finished: asyncio.Future[PlannedEnd[bytes, bytes]],
+        finished: asyncio.Future[WireOutcome],
     ) -> None:
         """Make it; nothing is started before `begin`.
 
@@ -83,16 +86,17 @@ class PlannedRun:
         self._session = RunSession(opening_of(submission), pool, self, hub=hub, limits=limits, is_managed=is_managed)
         epoch, facts = (0, MemoryJournal(submission.run_id)) if owned is None else (owned.epoch, owned.journal)
         journal = RunJournal(run_id=submission.run_id, epoch=epoch, journal=facts, clock=SystemClock())
-        self._tasks: PlannedTasks[bytes, bytes] = PlannedTasks(
+        self._tasks: PlannedTasks[bytes, bytes, WireFailure] = PlannedTasks(
             submission.plan,
             journal,
             SpooledOutputs(),
+            partial(body_of, submission),
             header=submission.header,
             preamble=submission.preamble,
             resumed=None if owned is None or not owned.recorded else self._resumed(owned),
         )
         self._coordinator = Coordinator(journal, self._tasks)
-        self._running: asyncio.Task[PlannedEnd[bytes, bytes]]
+        self._running: asyncio.Task[WireOutcome]
         self._background = BackgroundTasks()
         self._keeping: asyncio.Task[None] | None = None
         self._finished = finished
@@ -102,11 +106,11 @@ class PlannedRun:
         """The run's id."""
         return self._submission.run_id
 
-    def _resumed(self, owned: OwnedRun) -> Resumed[bytes, bytes]:
+    def _resumed(self, owned: OwnedRun) -> Resumed[bytes, WireFailure]:
         """Return what the record knows of the run; outputs stay data, since their types are the user's."""
         tasks, is_restart = self._submission.tasks, self._submission.reason.is_restart
-        resumed: Resumed[bytes, bytes] = Recovered(owned.recorded, is_resumed=not is_restart).resumed(
-            lambda key, data: pack_recorded(data, tasks.get(key, b"")), cloudpickle.dumps
+        resumed: Resumed[bytes, WireFailure] = Recovered(owned.recorded, is_resumed=not is_restart).resumed(
+            lambda key, data: pack_recorded(data, tasks.get(key, b"")), pack_failure
         )
         return replace(resumed, is_restart=is_restart)
 
@@ -126,7 +130,7 @@ class PlannedRun:
         """End the run; processes that hold on are ended after a grace."""
         await self._coordinator.cancel()
 
-    async def report(self, reports: Sequence[WireReport]) -> None:
+    async def report(self, reports: Sequence[WireResult]) -> None:
         """Take what processes report."""
         await self._session.report(reports)
 
@@ -136,15 +140,15 @@ class PlannedRun:
 
     # What its coordinator asks, and is told.
 
-    def start(self, assignments: Sequence[Assignment[bytes]]) -> None:
+    def start(self, orders: Sequence[WireOrder]) -> None:
         """Do these tasks; never waits."""
-        self._session.submit([wire_order(assignment, self._submission) for assignment in assignments])
+        self._session.submit(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
         """Stop these tasks; each is still reported."""
         self._session.stop(instances)
 
-    async def receive(self, reports: Sequence[WireReport]) -> None:
+    async def receive(self, reports: Sequence[WireResult]) -> None:
         """Tell the coordinator of results."""
         self._coordinator.deliver(reports)
 
@@ -180,7 +184,7 @@ class PlannedRun:
         except Exception as error:  # noqa: BLE001  whatever it is, the run has ended
             _log.warning("Run %s cannot be forgotten: %s", self.run_id, message_of(error))
 
-    async def _release(self) -> PlannedEnd[bytes, bytes]:
+    async def _release(self) -> WireOutcome:
         keeps_warm, state = False, RunState.FAILED
         watching = None
         if self._owned is not None:
@@ -221,23 +225,8 @@ def opening_of(submission: Submission) -> SessionOpening:
     )
 
 
-def wire_order(assignment: Assignment[bytes], submission: Submission) -> WireOrder:
-    """Return the order for a task of a submitted plan."""
-    node = assignment.node
+def body_of(submission: Submission, key: str) -> TaskBody[bytes]:
+    """Return a task of a submitted plan."""
     declared = {} if submission.callables is None else submission.callables.tasks
-    callables = declared.get(node.key, _NO_CALLABLES)
-    return WireOrder(
-        key=node.key,
-        instance=assignment.instance,
-        epoch=assignment.epoch,
-        index=node.index,
-        task=submission.tasks[node.key],
-        agent_key=node.agent_key,
-        agent_role=node.agent_role,
-        context=assignment.context,
-        missing_context=assignment.missing_context,
-        is_streaming=node.is_streaming,
-        input_guardrails=len(callables.input_guardrails),
-        output_guardrails=len(callables.output_guardrails),
-        description=node.description,
-    )
+    callables = declared.get(key, _NO_CALLABLES)
+    return TaskBody(submission.tasks[key], len(callables.input_guardrails), len(callables.output_guardrails))

@@ -11,25 +11,24 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-import cloudpickle
 import ray.exceptions
 
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.events import pack_event
 from ensemble_ray.actors.link.failures import last_line
+from ensemble_ray.actors.link.packing import pack_result
 from ensemble_ray.actors.link.undone import undone
-from ensemble_ray.actors.link.wire import WireOrder, WireReport
+from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
-from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.reports import report_of
+from ensemble_ray.execute.orders import RunContext, TaskStatus
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
 from ensemble_ray.process.bounded_log import bounded_logger
 
-__all__ = ["CALLABLES", "GroupOwner", "ProcessGroups", "report_undone"]
+__all__ = ["CALLABLES", "GroupOwner", "ProcessGroups"]
 
 _log = bounded_logger(__name__)
 #: Tasks that start together on one process and are sent one call each; more of them share one message, and their
@@ -66,7 +65,7 @@ class GroupOwner(Protocol):
         """Return the templates of agents that these orders need and that process was not sent."""
         ...
 
-    async def report(self, reports: Sequence[WireReport]) -> None:
+    async def report(self, reports: Sequence[WireResult]) -> None:
         """Take results."""
         ...
 
@@ -109,7 +108,7 @@ class ProcessGroups:
             process = self._choose(self._owner.group_of(order))
             self._table.hand_out(order.instance, order.epoch, process.name)
             self._orders[order.instance] = order
-            batches.setdefault(process.name, (process, []))[1].append(order.for_worker())
+            batches.setdefault(process.name, (process, []))[1].append(replace(order, description=""))
         for process, batch in batches.values():
             if len(batch) <= MOST_DIRECT:
                 for order in batch:
@@ -121,10 +120,10 @@ class ProcessGroups:
     async def _perform(self, process: Process, order: WireOrder) -> None:
         """Make one call for one order: its report is the reply, which saves a message."""
         templates = self._owner.templates_for(process, (order,))
-        report: WireReport = await process.handle.perform.remote(self._run_id, order, templates)
+        report: WireResult = await process.handle.perform.remote(self._run_id, order, templates)
         await self._owner.report([report])
 
-    def retry(self, report: WireReport) -> None:
+    def retry(self, report: WireResult) -> None:
         """Hand out once more what a process did not begin, and said so."""
         if self._table.epoch_of(report.instance) == report.epoch:
             order = self._orders[report.instance]
@@ -150,7 +149,7 @@ class ProcessGroups:
             if name in self._by_name:
                 self.lose(self._by_name[name], RuntimeError("ended, since it did not stop in time"))
 
-    def accept_reports(self, reports: Iterable[WireReport]) -> list[WireReport]:
+    def accept_reports(self, reports: Iterable[WireResult]) -> list[WireResult]:
         """Return the reports that count; their orders are over."""
         fresh = [report for report in reports if self._table.report(report.instance, report.epoch)]
         for report in fresh:
@@ -290,13 +289,13 @@ class ProcessGroups:
 
     def _fail(self, process: Process, instances: Iterable[str], error: BaseException) -> None:
         """Report tasks of a process: as failed, or as cancelled where somebody wants them to end."""
-        reports: list[WireReport] = []
+        reports: list[WireResult] = []
         events: list[bytes] = []
         for instance in self._table.give_up(process.name, instances):
             order = self._orders[instance]
             cause = self._cause(order, error)
-            status: Literal["cancelled", "failed"] = "cancelled" if self._table.is_stopped(instance) else "failed"
-            reports.append(report_undone(order, status, cause))
+            status: TaskStatus = "cancelled" if self._table.is_stopped(instance) else "failed"
+            reports.append(pack_result(undone(order, cause, status)))
             if self._hub is not None and status == "failed":
                 events.append(pack_event(self._failed_event(order, cause)))
         if reports:
@@ -311,7 +310,7 @@ class ProcessGroups:
         text = f"Agent '{order.agent_role}': its process died{often} ({last_line(error)})"
         return AgentExecutionError(text, order.agent_role, order.description)
 
-    async def _report(self, reports: Sequence[WireReport], events: Sequence[bytes]) -> None:
+    async def _report(self, reports: Sequence[WireResult], events: Sequence[bytes]) -> None:
         """Publish events first: the run may end with these reports, and its events are read until then (S-PAR-42)."""
         if events and TaskFailedEvent.method in self._owner.context.interest:
             try:
@@ -333,12 +332,6 @@ class ProcessGroups:
             cause=cause,
             duration=timedelta(),
         )
-
-
-def report_undone(order: WireOrder, status: Literal["cancelled", "failed"], cause: BaseException | None) -> WireReport:
-    """Return the report of a task that no process can report."""
-    result = undone(order, cause, status)
-    return report_of(result, output=None, failure=cloudpickle.dumps(result))
 
 
 def _cause_of(error: BaseException) -> BaseException:

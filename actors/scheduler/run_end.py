@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ensemble_ray.actors.link.wire import EndPage
-from ensemble_ray.coordinator.planned import PlannedEnd
+from ensemble_ray.actors.link.wire import EndPage, WireOutcome
 from ensemble_ray.values.ids import new_object_id
 
 __all__ = ["RunEnd"]
@@ -31,7 +30,7 @@ class RunEnd:
     def __init__(self) -> None:
         self.id = new_object_id()
         #: gets the end
-        self.result: asyncio.Future[PlannedEnd[bytes, bytes]] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[WireOutcome] = asyncio.get_running_loop().create_future()
         self._waiting = 0
         self._asked_at = -_READ_S
 
@@ -55,15 +54,15 @@ class RunEnd:
         return _page_of(ended, self.id, cursor)
 
 
-def _page_of(ended: PlannedEnd[bytes, bytes], end_id: str, begin: int) -> EndPage:
+def _page_of(ended: WireOutcome, end_id: str, begin: int) -> EndPage:
     page = _Page(begin)
     part = replace(
         ended,
         completed=page.fill_from(ended.completed, lambda entry: entry[1]),
         delegated=page.fill_from(ended.delegated, lambda entry: entry[1]),
-        failures=page.fill_from(ended.failures, lambda failed: failed.failure),
-        unfinished=page.fill_from(ended.unfinished, lambda body: body),
-        failed_delegations=ended.failed_delegations if begin == 0 else [],
+        failures=page.fill_from(ended.failures, lambda failed: failed.failure.body),
+        unfinished=page.fill_from(ended.unfinished, lambda entry: entry[1].body),
+        failed_delegations=ended.failed_delegations if begin == 0 else (),
     )
     return EndPage(end_id=end_id, cursor=page.stop, is_last=page.stop >= page.total, end=part)
 

@@ -20,7 +20,7 @@ from ensemble_ray.actors.link.events import begin_events
 from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.log_lines import LineService
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
-from ensemble_ray.actors.link.wire import EndPage, SessionOpening, Submission, WireReport
+from ensemble_ray.actors.link.wire import EndPage, SessionOpening, Submission, WireResult
 from ensemble_ray.actors.scheduler.loading import load_everywhere
 from ensemble_ray.actors.scheduler.planned_run import PlannedRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
@@ -115,7 +115,7 @@ class SchedulerActor(LineService, SessionService):
         await self.recovered()
         return run_id in self._ends
 
-    async def report(self, run_id: str, source: str, reports: Sequence[WireReport]) -> None:  # noqa: ARG002  named in traces of calls
+    async def report(self, run_id: str, source: str, reports: Sequence[WireResult]) -> None:  # noqa: ARG002  named in traces of calls
         """Take results of tasks, in the batches in which a process sends them."""
         run = self._planned.get(run_id) or self._dynamic.get(run_id)
         if run is not None:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
-from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, AgentTemplate, SessionOpening, WireOrder, WireReport
+from ensemble_ray.actors.link.packing import pack_result
+from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.wire import AgentTemplate, SessionOpening, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.callables import CallablesDelivery
-from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups, report_undone
+from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_TEMPLATES, RefCountedCache
@@ -42,7 +44,7 @@ class SessionLimits:
 class ReportReceiver(Protocol):
     """Who gets what comes of orders."""
 
-    async def receive(self, reports: Sequence[WireReport]) -> None:
+    async def receive(self, reports: Sequence[WireResult]) -> None:
         """Take results, each once."""
         ...
 
@@ -119,6 +121,7 @@ class RunSession:
         self,
         orders: Iterable[WireOrder],
         *,
+        callables: Mapping[str, TaskCallables] | None = None,
         templates: Iterable[AgentTemplate] = (),
         bundles: Mapping[str, bytes] | None = None,
     ) -> None:
@@ -126,15 +129,17 @@ class RunSession:
 
         Args:
             orders: The tasks; one that is not reported yet is nothing new.
+            callables: Callables of tasks, by instance, where they are not at their host from the beginning.
             templates: Agents that they need and that were not sent before.
             bundles: The same for callables.
         """
         for template in templates:
             self._templates.put(template.key, template)
         self._callables.put(bundles or {})
-        accepted = [order for order in orders if self._accept(order)]
-        self._callables.send(accepted)
-        self._hand_out([order for order in accepted if order.callables is None])
+        own = callables or {}
+        accepted = [order for order in orders if self._accept(order, own.get(order.instance))]
+        self._callables.send((each, own[each.instance]) for each in accepted if each.instance in own)
+        self._hand_out([order for order in accepted if order.instance not in own])
         self._callables.trim()
         self._templates.trim()
 
@@ -147,12 +152,12 @@ class RunSession:
         self._groups.stop(instances)
         asyncio.get_running_loop().call_later(GRACE_S + 1.0, self._groups.end_stuck, tuple(instances))
 
-    async def report(self, reports: Sequence[WireReport]) -> None:
+    async def report(self, reports: Sequence[WireResult]) -> None:
         """Take what processes report; late reports are left out."""
         for report in reports:
-            if report.status == UNKNOWN_TEMPLATE:
+            if report.status == "unknown_template":
                 self._groups.retry(report)
-        fresh = self._groups.accept_reports(each for each in reports if each.status != UNKNOWN_TEMPLATE)
+        fresh = self._groups.accept_reports(each for each in reports if each.status != "unknown_template")
         for report in fresh:
             self._done(report.instance, report.key)
         if fresh:
@@ -171,13 +176,13 @@ class RunSession:
         """Let all processes go. From here on nothing is started, whatever dies."""
         await self._groups.close(keep=keep)
 
-    def _accept(self, order: WireOrder) -> bool:
+    def _accept(self, order: WireOrder, callables: TaskCallables | None) -> bool:
         """Return whether the order is new here and can be handed out; who sent it hears when something is missing."""
         if order.instance in self._in_flight:
             return False
         key = order.agent_key or ""
         template = self._templates.get(key)
-        if (key and template is None) or not self._callables.knows(order.callables):
+        if (key and template is None) or not self._callables.knows(callables):
             self._receiver.return_order(order.instance)
             return False
         self._in_flight[order.instance] = key
@@ -215,8 +220,8 @@ class RunSession:
     def _report_undone(self, order: WireOrder, error: EnsembleError | None) -> None:
         """Report a task that was not handed out."""
         self._done(order.instance, order.key)
-        undone = report_undone(order, "cancelled" if error is None else "failed", error)
-        self._background.start(self._receiver.receive((undone,)))
+        result = pack_result(undone(order, error, "cancelled" if error is None else "failed"))
+        self._background.start(self._receiver.receive((result,)))
 
     def _done(self, instance: str, key: str) -> None:
         template = self._in_flight.pop(instance)

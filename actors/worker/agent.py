@@ -19,7 +19,7 @@ from ensemble_ray.actors.link.journal import open_journal
 from ensemble_ray.actors.link.limiter import RemoteLimiter
 from ensemble_ray.actors.link.packing import load_agent
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
-from ensemble_ray.actors.link.wire import RecordLocation, WireOrder, WireReport
+from ensemble_ray.actors.link.wire import RecordLocation, WireOrder, WireResult
 from ensemble_ray.actors.worker.cpu import RayCpuPool
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
@@ -165,7 +165,7 @@ class AgentActor:
 
     async def perform(
         self, run_id: str, order: WireOrder, templates: Mapping[str, bytes] = _NO_TEMPLATES
-    ) -> WireReport:
+    ) -> WireResult:
         """Run one task and return its report."""
         await asyncio.shield(self._binding(run_id))
         return await self._host.perform(run_id, order, templates)

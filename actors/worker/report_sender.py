@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble_ray.actors.link.reach import patiently, reach
 
 if TYPE_CHECKING:
-    from ensemble_ray.actors.link.wire import WireReport
+    from ensemble_ray.actors.link.wire import WireResult
 
 __all__ = ["ReportSender"]
 
@@ -20,7 +20,7 @@ class ReportSender:
         self._scheduler = scheduler
         self._source = source
 
-    async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
+    async def report(self, run_id: str, reports: Sequence[WireResult]) -> None:
         """Return when the scheduler has them. It ignores what it has had already, so sending again does no harm.
 
         Never given up: a run whose report is lost never ends, and this process ends with the scheduler that made it.

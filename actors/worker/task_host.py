@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_order
 from ensemble_ray.actors.link.undone import undone
-from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
+from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.kinds import RefCountedCache, apply_overrides
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.execute.reports import Report
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -48,7 +47,7 @@ class TemplateUnknownError(Exception):
 class ReportTarget(Protocol):
     """Who takes reports."""
 
-    async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
+    async def report(self, run_id: str, reports: Sequence[WireResult]) -> None:
         """Return when they have arrived."""
         ...
 
@@ -62,10 +61,10 @@ class _HostedRun:
     templates: RefCountedCache[Agent]
     #: instance -> the template of its agent
     template_of: dict[str, str] = field(default_factory=dict[str, str])
-    outbox: list[WireReport] = field(default_factory=list["WireReport"])
+    outbox: list[WireResult] = field(default_factory=list["WireResult"])
     sender: asyncio.Task[None] | None = None
 
-    def load(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> TaskOrder:
+    def load(self, order: WireOrder, templates: Mapping[str, bytes]) -> TaskOrder:
         """Return an order with its user objects.
 
         Raises:
@@ -73,16 +72,16 @@ class _HostedRun:
         """
         key = order.agent_key
         if key is None:
-            return unpack_order(run_id, order)
+            return unpack_order(order)
         if key in templates and key not in self.templates:
             self.templates.put(key, load_agent(templates[key]))
         agent = self.templates.get(key)
         if agent is None:
             raise TemplateUnknownError(key)
-        if order.overrides is not None:
-            overrides = cast("Mapping[str, object]", pickle.loads(order.overrides))  # noqa: S301  bytes of our own driver
+        if order.agent is not None:
+            overrides = cast("Mapping[str, object]", pickle.loads(order.agent))  # noqa: S301  bytes of our own driver
             agent = apply_overrides(agent, overrides)
-        loaded = unpack_order(run_id, order, agent)
+        loaded = unpack_order(order, agent)
         if order.instance not in self.template_of:
             self.templates.use(key)
             self.template_of[order.instance] = key
@@ -162,7 +161,7 @@ class TaskHost:
         hosted, loaded = self._runs[run_id], list[TaskOrder]()
         for order in orders:
             try:
-                loaded.append(hosted.load(run_id, order, templates))
+                loaded.append(hosted.load(order, templates))
             except TemplateUnknownError:
                 self._post(run_id, hosted, [_unknown_template(order)])
             except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
@@ -172,14 +171,14 @@ class TaskHost:
 
     async def perform(
         self, run_id: str, order: WireOrder, templates: Mapping[str, bytes] = _NO_TEMPLATES
-    ) -> WireReport:
+    ) -> WireResult:
         """Run one task and return its report instead of sending it.
 
         Who asks for what is at work here already, since the one who asked first was replaced, gets the report of that.
         """
         hosted = self._runs[run_id]
         try:
-            loaded = hosted.load(run_id, order, templates)
+            loaded = hosted.load(order, templates)
         except TemplateUnknownError:
             return _unknown_template(order)
         except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
@@ -221,7 +220,7 @@ class TaskHost:
             hosted.done(result.instance)
         self._post(run_id, hosted, [pack_result(result) for result in results])
 
-    def _post(self, run_id: str, hosted: _HostedRun, reports: Sequence[WireReport]) -> None:
+    def _post(self, run_id: str, hosted: _HostedRun, reports: Sequence[WireResult]) -> None:
         hosted.outbox.extend(reports)
         if hosted.sender is None:
             hosted.sender = asyncio.get_running_loop().create_task(self._send(run_id, hosted))
@@ -237,10 +236,8 @@ class TaskHost:
             hosted.sender = None
 
 
-def _unknown_template(order: WireOrder) -> WireReport:
-    return Report(
-        key=order.key, status=UNKNOWN_TEMPLATE, at=SystemClock().now(), epoch=order.epoch, instance=order.instance
-    )
+def _unknown_template(order: WireOrder) -> WireResult:
+    return pack_result(undone(order, None, "unknown_template"))
 
 
 def _loading_failure(order: WireOrder, error: Exception) -> TaskResult:

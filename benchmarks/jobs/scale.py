@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic
+from typing import Any, Generic, Never
 
 from ensemble_ray import Agent, MapReduceEnsemble, Task
 from ensemble_ray.coordinator.coordinator import Coordinator
@@ -30,11 +30,10 @@ from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
 from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
 from ensemble_ray.coordinator.outputs import HeldOutputs
-from ensemble_ray.coordinator.planned import Assignment, PlannedTasks
+from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.ports import Order, Result
 from ensemble_ray.coordinator.run_journal import RunJournal
-from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.execute.reports import Report
+from ensemble_ray.execute.orders import TaskBody, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.plan.plan import Node, Plan
@@ -172,15 +171,17 @@ class _Answering(Generic[Order, Result]):
         """Stop nothing: nothing runs."""
 
 
-def _report(order: Assignment[str]) -> Report[str, str]:
-    return Report(key=order.node.key, instance=order.instance, status="completed", at=0.0, output="done")
+def _planned_result(order: TaskOrder[str, Never, str]) -> TaskResult[str, TaskFailure]:
+    return TaskResult(key=order.key, instance=order.instance, status="completed", at=0.0, output="done")
 
 
 async def _planned(plan: Plan) -> None:
     journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=SystemClock())
-    tasks: PlannedTasks[str, str] = PlannedTasks(plan, journal, HeldOutputs(), header=PlanRecorded())
+    tasks: PlannedTasks[str, str, TaskFailure] = PlannedTasks(
+        plan, journal, HeldOutputs(), TaskBody, header=PlanRecorded()
+    )
     coordinator = Coordinator(journal, tasks)
-    ended = await coordinator.run(tasks.source, _Answering(coordinator.deliver, _report))
+    ended = await coordinator.run(tasks.source, _Answering(coordinator.deliver, _planned_result))
     assert len(ended.completed) == len(plan.nodes)
 
 

@@ -6,20 +6,20 @@ recorded of a task is its report, and what else runs is handed out anew. Fulfils
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Generic, Never, NoReturn, TypeVar
 
 from ensemble_ray.coordinator.outputs import KeyedOutputs
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.execute.reports import Report
+from ensemble_ray.execute.orders import FailureSummary, Revision, TaskBody, TaskOrder, TaskResult
+from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import End, Instruction, Start, TaskChanges, Warn
-from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.schedule.instructions import ContextPart, End, Instruction, Start, TaskChanges, Warn
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -30,71 +30,30 @@ from ensemble_ray.schedule.stimuli import (
     Stimulus,
     encode_stimulus,
 )
-from ensemble_ray.values.ids import RUN, instance_of, key_of
+from ensemble_ray.values.ids import RUN, instance_of, node_key
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.outputs import OutputStore
     from ensemble_ray.coordinator.ports import TaskReporter
     from ensemble_ray.coordinator.run_journal import RunJournal
-    from ensemble_ray.execute.reports import Resumed
+    from ensemble_ray.execute.outcomes import Resumed
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded, WarnLeftOut, WarnOversized
     from ensemble_ray.schedule.source import Source
-    from ensemble_ray.values.outputs import ExitReason, RunState
     from ensemble_ray.values.trace import TaskTrace
 
-__all__ = ["Assignment", "FailedTask", "PlannedEnd", "PlannedTasks"]
+__all__ = ["PlannedTasks"]
 
 _log = bounded_logger(__name__)
-#: How an output is held: the object itself inline, its bytes in a scheduler actor.
+#: How a task is held: the object itself inline, its bytes in a scheduler actor. Outputs and failures alike.
+Task = TypeVar("Task")
 Output = TypeVar("Output")
-#: How a failure is held: the task's result inline, its bytes in a scheduler actor.
-Failure = TypeVar("Failure")
+Failure = TypeVar("Failure", bound=FailureSummary)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment(Generic[Output]):
-    """A task that should run now, with what it needs."""
-
-    node: Node
-    instance: str
-    epoch: int
-    context: Sequence[Output] = ()
-    missing_context: str | None = None
-    changes: TaskChanges | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedTask(Generic[Failure]):
-    """A failed task of an ended run."""
-
-    key: str
-    at: float
-    failure: Failure
-    completed_before: int
-
-
-@dataclass(slots=True, kw_only=True)
-class PlannedEnd(Generic[Output, Failure]):
-    """How a planned run ended."""
-
-    state: RunState
-    exit_reason: ExitReason
-    started_at: float
-    completed_at: float
-    completed: Sequence[tuple[str, Output]] = ()
-    #: outputs of a manager's workers in completion order
-    delegated: Sequence[tuple[str, Output]] = ()
-    #: what a manager's workers did that gave nothing
-    failed_delegations: list[TaskTrace] = field(default_factory=list["TaskTrace"])
-    failures: list[FailedTask[Failure]] = field(default_factory=list["FailedTask[Failure]"])
-    #: failures of tasks that were cancelled or exited, for the trace
-    unfinished: list[Failure] = field(default_factory=list["Failure"])
-
-
-class PlannedTasks(Generic[Output, Failure]):
+class PlannedTasks(Generic[Task, Output, Failure]):
     """The tasks of one plan."""
 
     def __init__(
@@ -102,6 +61,7 @@ class PlannedTasks(Generic[Output, Failure]):
         plan: Plan,
         journal: RunJournal,
         outputs: OutputStore[Output],
+        bodies: Callable[[str], TaskBody[Task]],
         *,
         header: PlanRecorded,
         preamble: Sequence[Fact] = (),
@@ -113,6 +73,7 @@ class PlannedTasks(Generic[Output, Failure]):
             plan: What to run.
             journal: Of the run.
             outputs: Where outputs are kept.
+            bodies: Returns a task by its key.
             header: The record's first fact, but for its time.
             preamble: Effects of before scheduling.
             resumed: What is recorded of a run that goes on; None: it begins.
@@ -124,23 +85,24 @@ class PlannedTasks(Generic[Output, Failure]):
         self._header = header
         self._preamble = preamble
         self._resumed = resumed
-        #: reports that the record gives when their tasks are started
-        self._recorded: dict[str, Report[Output, Failure]] = {}
+        #: results that the record gives when their tasks are started
+        self._recorded: dict[str, TaskResult[Output, Failure]] = {}
         if resumed is not None:
-            self._recorded = {instance_of(key): report for key, report in resumed.reports.items()}
+            self._recorded = {instance_of(key): result for key, result in resumed.results.items()}
         self._outputs = outputs
+        self._bodies = bodies
         self._completed: list[str] = []
         #: under which names outputs of a manager's workers are kept
         self._delegated: list[str] = []
         self._failed_delegations: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
-        self._unfinished: list[Failure] = []
+        self._unfinished: list[tuple[str, Failure]] = []
         self._errors: list[RecordedError] = []
         self._started_at = journal.now()
 
     # Beginning.
 
-    async def open(self, source: Source, reporter: TaskReporter[Assignment[Output]]) -> Opening:
+    async def open(self, source: Source, reporter: TaskReporter[TaskOrder[Task, Never, Output]]) -> Opening:
         """Begin the run, or go on with it."""
         del source  # it is this one's
         self._reporter = reporter
@@ -167,12 +129,11 @@ class PlannedTasks(Generic[Output, Failure]):
             is_cancelled = is_cancelled or any(isinstance(each, CancelRequested) for each in again)
         if ending:  # it died between its last stimulus and the record of its end
             return Opening(instructions=ending)
-        running = self.source.running
         if not is_cancelled:
-            return Opening(instructions=[Start(instance=instance) for instance in running])
+            return Opening(instructions=self.source.unanswered())
         # Nothing starts any more; what the record does not know of has stopped with its process.
         ends: list[Stimulus] = []
-        for instance in running:
+        for instance in self.source.running:
             recorded = self._recorded.pop(instance, None)
             ends.append(
                 Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
@@ -187,11 +148,11 @@ class PlannedTasks(Generic[Output, Failure]):
         """
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
-        runs = self.source.states.get(stimulus.instance) is TaskState.RUNNING
-        report = self._recorded.pop(stimulus.instance, None) if runs else None
-        if report is None:
+        is_running = self.source.is_running(stimulus.instance)
+        result = self._recorded.pop(stimulus.instance, None) if is_running else None
+        if result is None:
             return False
-        self._keep(report)
+        self._keep(result)
         return True
 
     # Orders.
@@ -203,84 +164,124 @@ class PlannedTasks(Generic[Output, Failure]):
 
     def make(self, starts: Sequence[Start]) -> None:
         """Make orders and submit them."""
-        self._reporter.submit([self._assignment(start) for start in starts])
+        self._reporter.submit([self._order(start) for start in starts])
 
-    def _assignment(self, start: Start) -> Assignment[Output]:
-        node = self._nodes[key_of(start.instance)]
-        context = [(key, instance_of(key)) for key in node.context]
-        missing = None
-        if self.plan.workflow == "sequential":
-            absent = [self._nodes[key].description for key, instance in context if instance not in self._outputs]
-            missing = next(iter([*absent, *node.context_outside]), None)
-        return Assignment(
-            node=node,
+    def _order(self, start: Start) -> TaskOrder[Task, Never, Output]:
+        node = self._nodes[node_key(start.instance)]
+        parts, missing = self._context_of(start, node)
+        context: list[Output] = []
+        joined: list[tuple[int, int]] = []
+        for part in parts:
+            begin = len(context)
+            context += (self._outputs.get(instance) for instance in part.instances)
+            joined += [(begin, len(context))] if part.is_joined else []
+        body = self._bodies(node.key)
+        return TaskOrder(
+            run_id=self._journal.run_id,
+            key=node.key,
             instance=start.instance,
             epoch=self._journal.epoch,
-            context=tuple(self._outputs.get(instance) for _, instance in context if instance in self._outputs),
+            index=node.index,
+            task=body.task,
+            agent_key=node.agent_key,
+            agent_role=node.agent_role,
+            total_tasks=node.total,
+            context=tuple(context),
+            joined=tuple(joined),
             missing_context=missing,
-            changes=start.changes if isinstance(start.changes, TaskChanges) else None,
+            revision=self._revision_of(start),
+            is_streaming=node.is_streaming,
+            input_guardrails=body.input_guardrails,
+            output_guardrails=body.output_guardrails,
+            wants_text=start.wants_text,
+            description=node.description,
         )
+
+    def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
+        """Return the outputs that a task is given, and the description of one that is not there."""
+        if start.context is not None:
+            return start.context, None if start.missing is None else self._describe(start.missing)
+        found = [(key, instance_of(key)) for key in node.context]
+        missing = None
+        if self.plan.workflow == "sequential":
+            absent = [self._describe(key) for key, instance in found if instance not in self._outputs]
+            missing = next(iter([*absent, *node.context_outside]), None)
+        return [ContextPart((instance,)) for _, instance in found if instance in self._outputs], missing
+
+    def _describe(self, key: str) -> str:
+        """Return what people call a task or a unit of the plan."""
+        node = self._nodes.get(key)
+        return key if node is None else node.description
+
+    def _revision_of(self, start: Start) -> Revision[Output] | None:
+        changes = start.changes
+        if not isinstance(changes, TaskChanges):
+            return None
+        prior = self._outputs.get(changes.prior) if changes.prior in self._outputs else None
+        return Revision(attempt=changes.attempt, feedback=changes.feedback, prior=prior)
 
     def discard(self, instance: str) -> None:
         """Forget nothing: an order is made as soon as its task is started."""
 
     # Results.
 
-    def accept(self, result: Report[Output, Failure]) -> Sequence[Stimulus]:
+    def accept(self, result: TaskResult[Output, Failure]) -> Sequence[Stimulus]:
         """Keep what came of a task.
 
         Raises:
             StaleEpochError: somebody else has this run now: nothing more may be started here.
             RecordError: a process could not write its facts. Neither is a failure of the task: the run can be gone on with.
         """
-        if result.newer_epoch:
-            raise StaleEpochError(self._journal.run_id, result.key, self._journal.epoch, result.newer_epoch)
-        if result.error_type == RecordError.__name__:
-            raise RecordError(result.message)
+        failure = result.failure
+        if failure is not None and failure.newer_epoch:
+            raise StaleEpochError(self._journal.run_id, result.key, self._journal.epoch, failure.newer_epoch)
+        if failure is not None and failure.error_type == RecordError.__name__:
+            raise RecordError(failure.message)
         return (self._keep(result),)
 
-    def _keep(self, report: Report[Output, Failure]) -> Stimulus:
-        """Keep what a report brought; return what the source is told."""
-        instance = instance_of(report.key) if not report.instance else report.instance
-        for _, output in report.delegated:
+    def _keep(self, result: TaskResult[Output, Failure]) -> Stimulus:
+        """Keep what came of a task; return what the source is told."""
+        instance, failure = result.instance, result.failure
+        for _, output in result.delegated:
             name = instance_of("delegated", occurrence=len(self._delegated), parent=instance)
             self._outputs.put(name, output)
             self._delegated.append(name)
-        self._failed_delegations.extend(report.failed_delegations)
-        match report.status:
+        self._failed_delegations.extend(result.failed_delegations)
+        match result.status:
             case "completed":
-                if report.output is not None:
-                    self._outputs.put(instance, report.output)
+                if result.output is not None:
+                    self._outputs.put(instance, result.output)
                     self._completed.append(instance)
                 return Completed(
-                    at=report.at,
+                    at=result.at,
                     instance=instance,
-                    duration_s=report.duration_s,
-                    total_tokens=report.total_tokens,
-                    tool_call_count=report.tool_call_count,
-                    delegated_roles=tuple(role for role, _ in report.delegated),
+                    duration_s=result.duration_s,
+                    total_tokens=result.total_tokens,
+                    tool_call_count=result.tool_call_count,
+                    delegated_roles=tuple(role for role, _ in result.delegated),
+                    text=result.text,
                 )
             case "failed":
-                self._note_failure(report)
-                return Failed(at=report.at, instance=instance, error_type=report.error_type, message=report.message)
-            case "exited":
-                if report.output is not None:  # a gate behind it ended the run
-                    self._outputs.put(instance, report.output)
-                    self._completed.append(instance)
-                self._unfinished.extend(() if report.failure is None else (report.failure,))
-                has_output = report.output is not None
-                return Exited(at=report.at, instance=instance, reason=report.exit_reason, has_output=has_output)
+                error_type, message = ("", "") if failure is None else (failure.error_type, failure.message)
+                self._note_failure(result, error_type, message)
+                return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
+            case "exited" if result.output is not None:  # a gate behind it ended the run
+                self._outputs.put(instance, result.output)
+                self._completed.append(instance)
+                return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=True)
             case _:
-                self._unfinished.extend(() if report.failure is None else (report.failure,))
-                return Cancelled(at=report.at, instance=instance)
+                self._unfinished.extend(() if failure is None else ((result.key, failure),))
+                if result.status == "exited":
+                    return Exited(at=result.at, instance=instance, reason=result.exit_reason)
+                return Cancelled(at=result.at, instance=instance)
 
-    def _note_failure(self, report: Report[Output, Failure]) -> None:
-        if report.failure is not None:
+    def _note_failure(self, result: TaskResult[Output, Failure], error_type: str, message: str) -> None:
+        if result.failure is not None:
             failed = FailedTask(
-                key=report.key, at=report.at, failure=report.failure, completed_before=len(self._completed)
+                key=result.key, at=result.at, failure=result.failure, completed_before=len(self._completed)
             )
             self._failed.append(failed)
-        self._errors.append(RecordedError(report.key, report.error_type, report.message))
+        self._errors.append(RecordedError(result.key, error_type, message))
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
         """Return the facts of stimuli; each says how many of the same group follow, since a group is told at once."""
@@ -309,23 +310,23 @@ class PlannedTasks(Generic[Output, Failure]):
 
     # The end.
 
-    async def close(self, ending: End) -> PlannedEnd[Output, Failure]:
+    async def close(self, ending: End) -> RunOutcome[Output, Failure]:
         """Put the end on record, and return how the run ended."""
-        ended = PlannedEnd(
+        outcome = RunOutcome(
             state=ending.state,
             exit_reason=ending.exit_reason,
             started_at=self._started_at,
             completed_at=self._journal.now(),
             completed=KeyedOutputs(self._outputs, self._completed),
             delegated=KeyedOutputs(self._outputs, self._delegated),
-            failed_delegations=list(self._failed_delegations),
-            failures=list(self._failed),
-            unfinished=list(self._unfinished),
+            failed_delegations=tuple(self._failed_delegations),
+            failures=tuple(self._failed),
+            unfinished=tuple(self._unfinished),
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
-        last = self._journal.fact(RUN, data, ended.completed_at)
+        last = self._journal.fact(RUN, data, outcome.completed_at)
         await self._journal.append(last, until=Until.WRITTEN)
-        return ended
+        return outcome
 
     def leave(self) -> None:
         """Wait for nothing: whatever a planned run does, its executor does."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.schedule.instructions import (
+        EdgeMatches,
         End,
         Instruction,
         IterationEnded,
         Question,
         Start,
         StepEnded,
+        UntilHolds,
         Warn,
         WarnLeftOut,
         WarnOversized,
@@ -22,7 +24,18 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.schedule.stimuli import Stimulus
 
-__all__ = ["Executor", "Opening", "Order", "Result", "RunTasks", "TaskReporter", "WithInstance"]
+__all__ = [
+    "EvaluationFailed",
+    "Executor",
+    "HistoryPart",
+    "Opening",
+    "Order",
+    "Predicates",
+    "Result",
+    "RunTasks",
+    "TaskReporter",
+    "WithInstance",
+]
 
 
 class WithInstance(Protocol):
@@ -42,6 +55,8 @@ Result = TypeVar("Result", bound=WithInstance)
 ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
 OrderT_co = TypeVar("OrderT_co", covariant=True)
 OutcomeT_co = TypeVar("OutcomeT_co", covariant=True)
+#: How an output is held: the object itself inline, its bytes in a scheduler actor.
+Output = TypeVar("Output")
 
 
 class Executor(Protocol[OrderT_contra]):
@@ -136,4 +151,49 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
 
     def leave(self) -> None:
         """Wait for nothing any more; called once, however the run ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPart(Generic[Output]):
+    """One iteration of a loop, or one step of a graph."""
+
+    #: body names of the iteration in body order, or the one name of the state
+    names: tuple[str, ...]
+    #: in the same order
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationFailed:
+    """The user's code raised."""
+
+    #: class of the error
+    error_type: str
+    message: str
+    #: the error itself, or its bytes where this process runs no user code
+    error: BaseException | bytes
+
+
+class Predicates(Protocol[Output]):
+    """The user's predicates and edge conditions, asked where they live: one copy for the whole run (S-LOOP-54)."""
+
+    async def holds(
+        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[Output]]
+    ) -> bool | EvaluationFailed | None:
+        """Ask one.
+
+        Args:
+            question: Which predicate, and of which iteration or step.
+            known: How many parts of this unit's history were sent with earlier questions.
+            new: The parts that follow those; none where another edge of the same step is asked.
+
+        Returns:
+            The verdict, or what was raised. None: those who are asked have fewer than `known` parts, since their process
+            was replaced; they are to be asked again with `known=0` and the whole history.
+        """
+        ...
+
+    def forget(self, unit: str) -> None:
+        """Let the history of a unit go that has ended."""
         ...

@@ -28,8 +28,9 @@ from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.model_placeholder import TEAM_MODEL
 from ensemble_ray.definition.questions import build_answer, build_ensemble, stream_events
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.values.agent_output import AgentOutput
 from ensemble_ray.values.messages import OnIncomplete
-from ensemble_ray.values.outputs import AgentOutput, EnsembleOutput, Parsed
+from ensemble_ray.values.outputs import EnsembleOutput, Parsed
 from ensemble_ray.values.rate_limit import RateLimit
 
 if TYPE_CHECKING:

@@ -22,8 +22,11 @@ from ensemble_ray.definition.fields import (
     resolve_model,
     to_tuple,
 )
+from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints, ManagerPromptStrategy
 from ensemble_ray.definition.levels import Levels
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.run_rules import RunOptions, RunRules, Watched
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import Workflow
@@ -63,11 +66,37 @@ class Work(Value):
         tasks: What to do, in order.
         agents: Who takes part; None: the agents of the tasks, in the order of their first use.
         workflow: `"sequential"`, `"parallel"`, or None: parallel if a task has another one as context.
+        loops: Tasks that are repeated; run beside or after the tasks, as the workflow says.
+        phases: Named groups of tasks, in place of `tasks` and `loops`.
+        graph: A state machine of tasks, in place of all others.
     """
 
     tasks: FrozenSequence[InstanceOf[Task]] = ()
     agents: FrozenSequence[InstanceOf[Agent]] | None = None
     workflow: WorkflowField = initially(Workflow.SEQUENTIAL)
+    loops: FrozenSequence[InstanceOf[Loop]] = ()
+    phases: FrozenSequence[InstanceOf[Phase]] = ()
+    graph: InstanceOf[Graph] | None = None
+
+    @property
+    def has_units(self) -> bool:
+        """Whether there is anything but plain tasks."""
+        return bool(self.loops or self.phases or self.graph)
+
+    @property
+    def all_tasks(self) -> Sequence[Task]:
+        """Every task: the plain ones, then those of loops, phases and graph in declared order, as a plan has them."""
+        if not self.has_units:
+            return self.tasks
+        bodies = (task for loop in self.loops for task in loop.body)
+        inside = (task for phase in self.phases for task in phase.all_tasks)
+        return (*self.tasks, *bodies, *inside, *(() if self.graph is None else self.graph.all_tasks))
+
+    @property
+    def all_loops(self) -> Sequence[Loop]:
+        """Every loop: the ensemble's own, those of phases, and states that are loops."""
+        inside = (loop for phase in self.phases for loop in phase.loops)
+        return (*self.loops, *inside, *(() if self.graph is None else self.graph.loops))
 
 
 class Leadership(Value):

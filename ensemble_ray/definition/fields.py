@@ -48,6 +48,7 @@ __all__ = [
     "limit_own_model",
     "replace_limit",
     "resolve_model",
+    "to_member",
     "to_tuple",
 ]
 
@@ -166,7 +167,7 @@ def _nearest(value: str, known: Sequence[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def _member(kind: type[_Enum], field: str) -> Callable[[object], object]:
+def to_member(kind: type[_Enum], field: str) -> Callable[[object], object]:
     """Return a converter of plain strings to that enum (S-CONV-6)."""
     known = [member.value for member in kind]
 
@@ -219,13 +220,13 @@ else:
     ModelField = Annotated[ChatModel, SkipValidation]
     OptionalModelField = Annotated[ChatModel | None, SkipValidation]
     ToolsField = Annotated[tuple, SkipValidation]
-    WorkflowField = Annotated[Workflow | None, BeforeValidator(_member(Workflow, "workflow"))]
+    WorkflowField = Annotated[Workflow | None, BeforeValidator(to_member(Workflow, "workflow"))]
     ErrorStrategyField = Annotated[
-        ParallelErrorStrategy | None, BeforeValidator(_member(ParallelErrorStrategy, "parallel_error_strategy"))
+        ParallelErrorStrategy | None, BeforeValidator(to_member(ParallelErrorStrategy, "parallel_error_strategy"))
     ]
-    CaptureModeField = Annotated[CaptureMode | None, BeforeValidator(_member(CaptureMode, "capture_mode"))]
-    DurabilityField = Annotated[Durability, BeforeValidator(_member(Durability, "durability"))]
-    ReviewPolicyField = Annotated[ReviewPolicy, BeforeValidator(_member(ReviewPolicy, "review_policy"))]
-    OptionalDurabilityField = Annotated[Durability | None, BeforeValidator(_member(Durability, "durability"))]
+    CaptureModeField = Annotated[CaptureMode | None, BeforeValidator(to_member(CaptureMode, "capture_mode"))]
+    DurabilityField = Annotated[Durability, BeforeValidator(to_member(Durability, "durability"))]
+    ReviewPolicyField = Annotated[ReviewPolicy, BeforeValidator(to_member(ReviewPolicy, "review_policy"))]
+    OptionalDurabilityField = Annotated[Durability | None, BeforeValidator(to_member(Durability, "durability"))]
     OptionalDurationField = Duration | None
-    OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(_member(OnUnknown, "on_unknown"))]
+    OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(to_member(OnUnknown, "on_unknown"))]

@@ -12,8 +12,9 @@ from ensemble_ray.definition.fields import check_text
 from ensemble_ray.definition.templates import escape_template
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.values.agent_output import AgentOutput
 from ensemble_ray.values.messages import ChatMessage
-from ensemble_ray.values.outputs import AgentOutput, EnsembleOutput
+from ensemble_ray.values.outputs import EnsembleOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -42,8 +42,10 @@ from ensemble_ray.events import (
     DelegationFailedEvent,
     DelegationStartedEvent,
     FileChangedEvent,
+    GraphStateCompletedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
+    LoopIterationCompletedEvent,
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
@@ -288,6 +290,8 @@ class Watched(RunRules):
     on_delegation_completed: Callbacks[DelegationCompletedEvent] = initially(())
     on_delegation_failed: Callbacks[DelegationFailedEvent] = initially(())
     on_file_changed: Callbacks[FileChangedEvent] = initially(())
+    on_loop_iteration_completed: Callbacks[LoopIterationCompletedEvent] = initially(())
+    on_graph_state_completed: Callbacks[GraphStateCompletedEvent] = initially(())
 
     @property
     def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:

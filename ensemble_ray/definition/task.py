@@ -27,6 +27,7 @@ from ensemble_ray.definition.fields import (
 )
 from ensemble_ray.definition.history import check_history
 from ensemble_ray.definition.identity import Identified
+from ensemble_ray.definition.unit_output import UnitOutput, name_output
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.messages import ChatMessage, Effect
 from ensemble_ray.values.outputs import Parsed_co
@@ -59,7 +60,7 @@ class Task(Identified, Generic[Parsed_co]):
         description: What to do; `{topic}` is filled in from the run's inputs.
         expected_output: What the result looks like; a template as well.
         agent: Who does it; None: an agent is made for the run, unless a handler does the work.
-        context: Tasks whose outputs it is given, in this order.
+        context: Tasks whose outputs it is given, in this order; `loop.output` and `phase.output` for those of a loop or phase.
         output_type: Type that the answer is parsed into: a pydantic model, dataclass, TypedDict, enum, `str`, `dict`.
         max_output_retries: Further answers asked for when one does not parse, or an output guardrail raises `TryAgain`.
         input_guardrails: Asked before anything else; each may refuse the task.
@@ -87,7 +88,7 @@ class Task(Identified, Generic[Parsed_co]):
     description: StrictText
     expected_output: StrictText
     agent: InstanceOf[Agent] | None = None
-    context: Annotated[Sequence[Task], SkipValidation] = ()
+    context: Annotated[Sequence[Task | UnitOutput], SkipValidation] = ()
     output_type: Annotated[type[Parsed_co] | None, SkipValidation] = None
     max_output_retries: StrictInt = 3
     input_guardrails: FrozenSequence[Callable[[Any], object]] = ()
@@ -168,7 +169,7 @@ class Task(Identified, Generic[Parsed_co]):
         for field, info in type(self).model_fields.items():
             value = getattr(self, field)
             if field == "context" and value:
-                yield field, [task.name or task.description[:40] for task in self.context]
+                yield field, [entry.name or entry.description[:40] for entry in self.context]
             elif field == "agent" and value is not None:
                 yield field, value.role
             elif value != info.default:
@@ -184,13 +185,16 @@ def _check_context(arguments: Mapping[str, Any]) -> object:
     for index, entry in enumerate(cast("tuple[object, ...]", entries)):
         if entry is None:
             raise ValidationError(f"Task context element at index {index} must not be None")
-        if not isinstance(entry, Task):
-            raise ValidationError(f"Task context element at index {index} must be a Task, got: {type(entry).__name__}")
-    for entry in cast("tuple[Task, ...]", entries):
+        if not isinstance(entry, Task | UnitOutput):
+            raise ValidationError(
+                f"Task context element at index {index} must be a Task, got: {type(entry).__name__}{name_output(entry)}"
+            )
+    for entry in cast("tuple[Task | UnitOutput, ...]", entries):
         # A frozen task cannot hold itself; what a user can do by mistake is to build it twice (S-DOM-33). A reduce over
         # reduces looks like what it brings together, and is none.
         if (
             agent is not None
+            and isinstance(entry, Task)
             and not entry.context
             and entry.agent == agent
             and entry.description == arguments.get("description")

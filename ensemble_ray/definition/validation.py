@@ -14,9 +14,12 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.budget import check_costs
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import check_constraints, check_roles
+from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.run_rules import RunRules
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import uses_team_model
+from ensemble_ray.definition.unit_checks import NO_MODEL_ADVICE, check_units
+from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
@@ -43,8 +46,9 @@ def validate(definition: EnsembleDefinition) -> list[str]:
     Raises:
         ValidationError: the first check that fails.
     """
-    if not definition.tasks:
+    if not definition.tasks and not definition.has_units:
         raise ValidationError("Ensemble must have at least one task")
+    check_units(definition)
     check_rules(definition)
     _check_agents(definition)
     _check_models(definition)
@@ -56,7 +60,7 @@ def validate(definition: EnsembleDefinition) -> list[str]:
         raise ValidationError("Ensemble parallel_error_strategy must not be None for PARALLEL workflow")
     if workflow is Workflow.HIERARCHICAL:
         _check_hierarchical(definition)
-    refuse_cycles(definition.tasks)
+    refuse_cycles(definition.all_tasks, definition.all_loops)
     if workflow is Workflow.SEQUENTIAL:
         _check_order(definition.tasks)
     return _warnings(definition)
@@ -87,7 +91,10 @@ def check_rules(definition: RunRules) -> None:
 
 
 def infer_workflow(definition: EnsembleDefinition) -> Workflow:
-    """Return the workflow that was chosen, else parallel if a task of the list is context of another (S-DET-40)."""
+    """Return the workflow that was chosen, else parallel if a task of the list is context of another (S-DET-40).
+
+    Phases and graphs have no such list, and what loops wait for does not count (S-DET-43, S-LOOP-125).
+    """
     if definition.workflow is not None:
         return definition.workflow
     listed = {task.object_id for task in definition.tasks}
@@ -98,7 +105,7 @@ def infer_workflow(definition: EnsembleDefinition) -> Workflow:
 def declared_agents(definition: EnsembleDefinition) -> tuple[Agent, ...]:
     """Return the agents before any is made: those given, else those of the tasks in first-use order (S-DOM-65)."""
     agents = definition.agents
-    named = agents if agents is not None else (task.agent for task in definition.tasks if task.agent is not None)
+    named = agents if agents is not None else (task.agent for task in definition.all_tasks if task.agent is not None)
     return tuple(dict.fromkeys(named))
 
 
@@ -142,31 +149,38 @@ def check_hierarchy(definition: EnsembleDefinition, roles: Sequence[str]) -> Non
     check_constraints(definition.hierarchical_constraints, roles)
 
 
-def refuse_cycles(tasks: Sequence[Task]) -> None:
-    """Walk the context of every task, also outside the list, and refuse a way that leads back to itself (S-DOM-62).
+def refuse_cycles(tasks: Sequence[Task], loops: Sequence[Loop] = ()) -> None:
+    """Walk the context of every task and loop, also outside the lists, and refuse a way that leads back to itself (S-DOM-62).
+
+    Args:
+        tasks: All of them.
+        loops: Those whose outputs tasks may have as context.
 
     Raises:
         ValidationError: S-DOM-61.10.
     """
+    by_id = {loop.object_id: loop for loop in loops}
     finished: set[str] = set()
-    for root in tasks:
+    roots: tuple[Task | Loop, ...] = (*tasks, *loops)
+    for root in roots:
         if root.object_id in finished:
             continue
         # An explicit stack: chains are longer than Python's own allows.
         path = {root.object_id}
-        stack: list[tuple[Task, Iterator[Task]]] = [(root, iter(root.context))]
+        stack: list[tuple[str, Iterator[Task | UnitOutput]]] = [(root.object_id, iter(root.context))]
         while stack:
-            task, rest = stack[-1]
+            object_id, rest = stack[-1]
             entry = next(rest, None)
             if entry is None:
                 stack.pop()
-                path.discard(task.object_id)
-                finished.add(task.object_id)
+                path.discard(object_id)
+                finished.add(object_id)
             elif entry.object_id in path:
                 raise ValidationError(f"Circular context dependency detected involving task: '{entry.description}'")
             elif entry.object_id not in finished:
                 path.add(entry.object_id)
-                stack.append((entry, iter(entry.context)))
+                waited = by_id.get(entry.object_id) if isinstance(entry, UnitOutput) else entry
+                stack.append((entry.object_id, iter(() if waited is None else waited.context)))
 
 
 def _check_agents(definition: EnsembleDefinition) -> None:
@@ -176,7 +190,7 @@ def _check_agents(definition: EnsembleDefinition) -> None:
     if not definition.agents:
         raise ValidationError("Ensemble must have at least one agent")
     registered = set(definition.agents)
-    for task in definition.tasks:
+    for task in definition.all_tasks:
         if task.agent is not None and task.agent not in registered:
             raise ValidationError(
                 f"Task '{task.description}' references agent '{task.agent.role}' "
@@ -190,10 +204,7 @@ def _check_models(definition: EnsembleDefinition) -> None:
         return
     for task in definition.tasks:
         if task.handler is None and task.agent is None and task.llm is None:
-            raise ValidationError(
-                f"Task '{task.description}' has no LLM available. Provide an explicit agent, a task-level llm, "
-                "an ensemble-level llm, or configure a deterministic handler."
-            )
+            raise ValidationError(f"Task '{task.description}' has no LLM available. {NO_MODEL_ADVICE}")
     for agent in declared_agents(definition):
         if uses_team_model(agent):
             raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
@@ -247,7 +258,7 @@ def _check_order(tasks: Sequence[Task]) -> None:
     absent: str | None = None
     for task in tasks:
         for entry in task.context:
-            if entry.object_id in seen:
+            if entry.object_id in seen or isinstance(entry, UnitOutput):
                 continue
             subject = f"Task '{task.description}' references context task '{entry.description}' which"
             if entry.object_id in listed:
@@ -265,7 +276,7 @@ def _warnings(definition: EnsembleDefinition) -> list[str]:
     """
     if definition.workflow is Workflow.HIERARCHICAL:
         return [warning for task in definition.tasks if (warning := _without_effect(task)) is not None]
-    used = {task.agent for task in definition.tasks}
+    used = {task.agent for task in definition.all_tasks}
     if any(agent is not None and agent.allow_delegation for agent in used):
         return []
     return [

@@ -17,6 +17,9 @@ Exception
 │  ├─ RateLimitInterruptedError      waiting for a permit was interrupted
 │  ├─ RunExistsError                 a run of that id is running
 │  ├─ RecordError                    the run's record cannot be written or read
+│  ├─ MaxLoopIterationsExceededError a loop did not converge, and its cap raises
+│  ├─ GraphNoEdgeMatchedError        no edge of a graph's state matched
+│  ├─ MaxGraphStepsExceededError     a graph did not reach its end, and its cap raises
 │  ├─ StaleEpochError                somebody newer does this work; the writer must stop
 │  ├─ ReviewTimeoutError             a gate with on_timeout=fail was not answered in time
 │  ├─ UnknownOutcomeError            an effect was begun before a crash; nobody knows whether it was done
@@ -33,17 +36,24 @@ replaced by a stand-in of the same class name and text (S-ERR-31).
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ensemble_ray.errors.root import EnsembleError
 from ensemble_ray.errors.texts import brief, message_of
 from ensemble_ray.errors.travel import Chain, Portable, portable
+from ensemble_ray.errors.units import (
+    GraphNoEdgeMatchedError,
+    MaxGraphStepsExceededError,
+    MaxLoopIterationsExceededError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import timedelta
 
     # From the face: errors carry values, and the modules of those values raise errors.
-    from ensemble_ray import ExecutionTrace, RateLimit, TaskOutput
+    from ensemble_ray import PhaseStatus, RateLimit, TaskOutput
 
 __all__ = [
     "AgentExecutionError",
@@ -52,10 +62,13 @@ __all__ = [
     "ConstraintViolationError",
     "EnsembleError",
     "ExitEarlyError",
+    "GraphNoEdgeMatchedError",
     "GuardrailViolationError",
     "IllegalStateError",
     "ManagerStalledError",
+    "MaxGraphStepsExceededError",
     "MaxIterationsExceededError",
+    "MaxLoopIterationsExceededError",
     "OutputParsingError",
     "ParallelExecutionError",
     "PromptTemplateError",
@@ -76,18 +89,6 @@ __all__ = [
 ]
 
 
-class EnsembleError(Portable):
-    """Root of everything that `run()` raises by contract.
-
-    Attributes:
-        trace: The run's trace up to the failure; None where the run had not begun (S-SET-26).
-        run_id: The run's id; None where the run had not begun.
-    """
-
-    trace: ExecutionTrace | None = None
-    run_id: str | None = None
-
-
 class ValidationError(EnsembleError, ValueError):
     """Configuration that cannot work, found at construction or at the start of a run. Unrelated to pydantic's."""
 
@@ -102,7 +103,13 @@ class PromptTemplateError(EnsembleError):
 
 
 class TaskExecutionError(EnsembleError):
-    """A task failed; `__cause__` is why, `completed_task_outputs` is what was done before (S-ENG-13)."""
+    """A task failed; `__cause__` is why, `completed_task_outputs` is what was done before (S-ENG-13).
+
+    Attributes:
+        phase_statuses: Status of each phase by its name (S-PHASE-54); empty for a run without phases.
+    """
+
+    phase_statuses: Mapping[str, PhaseStatus] = MappingProxyType({})
 
     def __init__(
         self,

@@ -26,8 +26,10 @@ __all__ = [
     "EnsembleStartedEvent",
     "Event",
     "FileChangedEvent",
+    "GraphStateCompletedEvent",
     "LlmIterationCompletedEvent",
     "LlmIterationStartedEvent",
+    "LoopIterationCompletedEvent",
     "TaskCompleteEvent",
     "TaskFailedEvent",
     "TaskInputEvent",
@@ -239,6 +241,36 @@ class FileChangedEvent(Event):
     timestamp: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopIterationCompletedEvent(Event):
+    """A loop finished an iteration, and was not asked yet whether to go on (S-LOOP-107). `instance` is the iteration's."""
+
+    method: ClassVar[str] = "on_loop_iteration_completed"
+    loop_name: str
+    #: 1-based
+    iteration_number: int
+    max_iterations: int
+    #: by body key, in body order
+    iteration_outputs: Mapping[str, TaskOutput]
+    iteration_duration: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphStateCompletedEvent(Event):
+    """A graph finished a step and chose the next state (S-GRAPH-75). `instance` is the step's."""
+
+    method: ClassVar[str] = "on_graph_state_completed"
+    graph_name: str
+    state_name: str
+    #: 1-based
+    step_number: int
+    max_steps: int
+    output: TaskOutput
+    #: `Graph.END` included
+    next_state: str
+    step_duration: timedelta
+
+
 #: Listener method -> event type, in the order in which `on_*` listeners are registered (S-EVT-2).
 EVENT_TYPES: Mapping[str, type[Event]] = {
     kind.method: kind
@@ -257,5 +289,7 @@ EVENT_TYPES: Mapping[str, type[Event]] = {
         DelegationCompletedEvent,
         DelegationFailedEvent,
         FileChangedEvent,
+        LoopIterationCompletedEvent,
+        GraphStateCompletedEvent,
     )
 }

@@ -14,8 +14,10 @@ from ensemble_ray.events import (
     EnsembleStartedEvent,
     Event,
     FileChangedEvent,
+    GraphStateCompletedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
+    LoopIterationCompletedEvent,
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
@@ -75,6 +77,12 @@ class EnsembleListener:
 
     def on_file_changed(self, event: FileChangedEvent) -> object:
         """React to a file that a file tool wrote."""
+
+    def on_loop_iteration_completed(self, event: LoopIterationCompletedEvent) -> object:
+        """React to the end of an iteration of a loop, before its predicate is asked."""
+
+    def on_graph_state_completed(self, event: GraphStateCompletedEvent) -> object:
+        """React to the end of a step of a graph, after the next state is chosen."""
 
 
 def wanted_by(listener: object) -> frozenset[str]:

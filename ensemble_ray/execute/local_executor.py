@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.orders import TaskFailure, TaskResult
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.process.bounded_log import bounded_logger
 
@@ -144,8 +144,7 @@ class LocalExecutor:
             epoch=order.epoch,
             status=status,
             at=now,
-            duration_s=0.0,
-            error=error,
+            failure=None if error is None else TaskFailure(error=error),
         )
 
     def _report(self, order: TaskOrder, task: asyncio.Task[None] | None, result: TaskResult) -> None:

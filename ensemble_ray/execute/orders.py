@@ -1,28 +1,110 @@
 """What is handed to an executor and what comes back. Package: execute. Values only.
 
 A `RunContext` is what all tasks of a run share; it is bound once per process. A `TaskOrder` is one task; it carries its
-envelope (run, instance, epoch), so that whoever gets it needs to ask nobody.
+envelope (run, instance, epoch), so that whoever gets it needs to ask nobody. A `TaskResult` is what came of it. Both are
+generic in how what users made is held: as objects where it is used, as bytes where it is only passed on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, cast
+
+from typing_extensions import TypeVar
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
+from ensemble_ray.errors import StaleEpochError, message_of
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
-from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
+from ensemble_ray.values.outputs import ExitReason, TaskOutput
 from ensemble_ray.values.reviews import ReviewPolicy
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 
-__all__ = ["RunContext", "RunOutcome", "TaskFailure", "TaskOrder", "TaskResult"]
+__all__ = [
+    "Agent_co",
+    "FailureSummary",
+    "Failure_co",
+    "Output_co",
+    "Revision",
+    "RunContext",
+    "TaskBody",
+    "TaskFailure",
+    "TaskOrder",
+    "TaskResult",
+    "TaskStatus",
+    "Task_co",
+]
+
+#: unknown_template: it was not begun, since the template of its agent is not known in that process.
+TaskStatus: TypeAlias = Literal["completed", "failed", "exited", "cancelled", "unknown_template"]
+
+
+class FailureSummary(Protocol):
+    """What scheduling needs to know of a failure, however it is held."""
+
+    @property
+    def error_type(self) -> str:
+        """Name of the error's class; "": no error."""
+        ...
+
+    @property
+    def message(self) -> str:
+        """What the error says."""
+        ...
+
+    @property
+    def newer_epoch(self) -> int:
+        """The epoch that took the task's place, where that is why it failed; else 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFailure:
+    """Why a task gave no output, and what it did until then."""
+
+    #: the original error, unwrapped; None: it was cancelled
+    error: BaseException | None = None
+    trace: TaskTrace | None = None
+
+    @property
+    def cause(self) -> BaseException:
+        """The error, where there must be one."""
+        return self.error or RuntimeError("task failed without an error")
+
+    @property
+    def error_type(self) -> str:
+        """Name of the error's class; "": no error."""
+        return "" if self.error is None else type(self.error).__name__
+
+    @property
+    def message(self) -> str:
+        """What the error says."""
+        return "" if self.error is None else message_of(self.error)
+
+    @property
+    def newer_epoch(self) -> int:
+        """The epoch that took the task's place, where that is why it failed; else 0."""
+        return self.error.newest if isinstance(self.error, StaleEpochError) else 0
+
+
+#: How a task is held: the object, or its bytes.
+Task_co = TypeVar("Task_co", default=Task, covariant=True)
+#: How an agent that comes with its task is held: the object, or as bytes the data in which it differs from its template.
+Agent_co = TypeVar("Agent_co", default=Agent, covariant=True)
+#: How an output is held: the object, or its bytes.
+Output_co = TypeVar("Output_co", default=TaskOutput, covariant=True)
+#: How a failure is held: the object, or its bytes with a summary.
+Failure_co = TypeVar("Failure_co", bound=FailureSummary, default=TaskFailure, covariant=True)
+NewTask = TypeVar("NewTask")
+NewAgent = TypeVar("NewAgent")
+NewOutput = TypeVar("NewOutput")
+NewFailure = TypeVar("NewFailure", bound=FailureSummary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +147,27 @@ class RunContext:
     review_policy: ReviewPolicy | None = None
 
 
+class TaskBody(NamedTuple, Generic[Task_co]):
+    """A task of a plan, as a coordinator puts it into orders."""
+
+    task: Task_co
+    input_guardrails: int = 0
+    output_guardrails: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOrder:
+class Revision(Generic[Output_co]):
+    """What another attempt at a task has beside the task itself."""
+
+    #: 0: the first attempt
+    attempt: int = 0
+    feedback: str = ""
+    #: of an earlier attempt, which is shown
+    prior: Output_co | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     """One task to run."""
 
     run_id: str
@@ -78,15 +179,20 @@ class TaskOrder:
     #: 1-based position in the task list; of a task that was made while its run goes on, within its level (S-MR-95)
     index: int
     #: resolved task without its context tasks
-    task: Task
+    task: Task_co
+    #: its agent, or the agent's template; None: a handler does it
     agent_key: str | None
     agent_role: str
     #: of a task that was made while its run goes on: who does it; its key is then that of its kind (S-MR-142)
-    agent: Agent | None = None
-    #: of such a task: how many its level has, 0 where nobody knows yet; None: as many as the run has
+    agent: Agent_co | None = None
+    #: how many it is one of, such as those of its level or of a loop's body; 0: nobody knows yet; None: those of the run
     total_tasks: int | None = None
     #: outputs of the context tasks in the order of the task's context list
-    context: Sequence[TaskOutput] = ()
+    context: Sequence[Output_co] = ()
+    #: ranges of these, in order, that arrive as one output each, as the iterations of a loop do (S-LOOP-72)
+    joined: tuple[tuple[int, int], ...] = ()
+    #: None: the task as it stands in the plan
+    revision: Revision[Output_co] | None = None
     #: description of a context task whose output does not exist (S-ENG-11)
     missing_context: str | None = None
     is_streaming: bool = False
@@ -99,65 +205,69 @@ class TaskOrder:
     caller_role: str = ""
     #: of a delegated task; its request's id
     delegation_id: str = ""
+    #: whether its result says the text of its answer, since the source reads it
+    wants_text: bool = False
+    #: of the task, for those who tell of it without loading it
+    description: str = ""
+
+    def convert(
+        self, task: NewTask, agent: NewAgent | None, output: Callable[[Output_co], NewOutput]
+    ) -> TaskOrder[NewTask, NewAgent, NewOutput]:
+        """Return the same order with what users made held otherwise."""
+        order = cast("TaskOrder[NewTask, NewAgent, NewOutput]", self)
+        revision = None
+        if self.revision is not None:
+            prior = None if self.revision.prior is None else output(self.revision.prior)
+            revision = replace(cast("Revision[NewOutput]", self.revision), prior=prior)
+        return replace(
+            order, task=task, agent=agent, context=tuple(output(each) for each in self.context), revision=revision
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskResult:
+class TaskResult(Generic[Output_co, Failure_co]):
     """What came of one order."""
 
     key: str
     instance: str
-    status: Literal["completed", "failed", "exited", "cancelled"]
+    status: TaskStatus
     at: float
-    duration_s: float
+    duration_s: float = 0.0
     #: of the dispatch that it is the result of
     epoch: int = 0
-    output: TaskOutput | None = None
-    #: the original error, unwrapped
-    error: BaseException | None = None
-    #: of a task that gave no output: what it did until then
-    trace: TaskTrace | None = None
+    output: Output_co | None = None
+    #: of its answer, where its order wants that
+    text: str | None = None
+    #: of a task that gave no output
+    failure: Failure_co | None = None
     total_tokens: int = -1
     tool_call_count: int = 0
     #: requests to the provider for its last model call; 0 when none was made (S-MR-152)
     attempts: int = 0
     #: of a task that ended the run early, with an output or without
     exit_reason: ExitReason = ExitReason.USER_EXIT_EARLY
-    #: of a manager: what its workers gave, by instance, in completion order (S-HIER-6)
-    delegated: Sequence[tuple[str, TaskOutput]] = ()
+    #: of a manager: what its workers gave, by role, in completion order (S-HIER-6)
+    delegated: Sequence[tuple[str, Output_co]] = ()
     #: of a manager: what its workers did that gave nothing
     failed_delegations: Sequence[TaskTrace] = ()
 
+    @property
+    def error(self: TaskResult[object, TaskFailure]) -> BaseException | None:
+        """The original error of a task that failed."""
+        return None if self.failure is None else self.failure.error
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFailure:
-    """A failed task of an ended run."""
+    @property
+    def trace(self: TaskResult[object, TaskFailure]) -> TaskTrace | None:
+        """What a task that gave no output did until then."""
+        return None if self.failure is None else self.failure.trace
 
-    key: str
-    at: float
-    error: BaseException
-    #: how many tasks were completed when it failed (S-PAR-22)
-    completed_before: int
-    trace: TaskTrace | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOutcome:
-    """How a run ended; made into an output or an error by `record.result`."""
-
-    run_id: str
-    state: RunState
-    exit_reason: ExitReason
-    started_at: float
-    completed_at: float
-    #: (task key, output) in completion order
-    completed: Sequence[tuple[str, TaskOutput]] = ()
-    #: outputs of a manager's workers in completion order
-    delegated: Sequence[TaskOutput] = ()
-    #: what workers of a manager did that gave nothing
-    failed_delegations: Sequence[TaskTrace] = ()
-    failures: Sequence[TaskFailure] = ()
-    #: what to warn of, such as a budget that is spent; "": nothing
-    warning: str = ""
-    #: (task key, trace) of unfinished tasks: cancelled or exited ones
-    unfinished: Sequence[tuple[str, TaskTrace]] = ()
+    def convert(
+        self, output: Callable[[Output_co], NewOutput], failure: Callable[[Failure_co], NewFailure]
+    ) -> TaskResult[NewOutput, NewFailure]:
+        """Return the same result, its outputs and its failure held otherwise."""
+        return replace(
+            cast("TaskResult[NewOutput, NewFailure]", self),
+            output=None if self.output is None else output(self.output),
+            failure=None if self.failure is None else failure(self.failure),
+            delegated=tuple((role, output(each)) for role, each in self.delegated),
+        )

@@ -52,7 +52,7 @@ def answers_before(facts: Iterable[Fact]) -> dict[str, list[Fact[ModelAnswered]]
 class RecordedWorkers:
     """What is recorded of the workers of a task."""
 
-    #: what they gave, by instance, in the order in which they were done
+    #: what they gave, by role, in the order in which they were done
     delegated: tuple[tuple[str, TaskOutput], ...]
     #: what those did that failed
     failed_delegations: tuple[TaskTrace, ...]
@@ -75,7 +75,7 @@ async def recorded_workers(journal: Journal, recorded: Mapping[tuple[str, str], 
         of_worker = await journal.known(instance)
         output = recorded_output(of_worker, instance)
         if output is not None and result.data.is_success:
-            outputs.append((instance, output))
+            outputs.append((output.agent_role, output))
         elif output is None and (trace := recorded_trace(of_worker, instance)) is not None:
             lost.append(trace)
     return RecordedWorkers(tuple(sorted(outputs, key=lambda pair: pair[1].completed_at)), tuple(lost))

@@ -26,13 +26,14 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.loop import AgentLoop
+from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
-from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
-from ensemble_ray.execute.review.gates import Reviewed, ask_before, review_output
+from ensemble_ray.execute.review.gates import Reviewed, ask_before, recorded_exit, review_output
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.effects import began_at
@@ -85,7 +86,7 @@ class TaskRunner:
             is_stopped: Tells a wanted cancellation from user code's own.
             slot: The task's place among its agent's; None: it needs none.
         """
-        slot = slot or Slot()
+        order, slot = apply_changes(order), slot or Slot()
         scope = self._scope(order, {}, slot)
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
         with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
@@ -188,14 +189,14 @@ class TaskRunner:
         """How the task ended, when an earlier house recorded it and died before it could tell."""
         instance, recorded_facts = scope.order.instance, scope.recorded_facts
         if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
-            exited = find_fact(recorded_facts, instance, ExitRecorded)
-            reviewed = Reviewed(output, None if exited is None else exited.data.reason)
+            reviewed = Reviewed(output, recorded_exit(recorded_facts, instance))
             return await self._with_workers(scope, self._report_completion(scope, reviewed))
         if (fact := find_fact(recorded_facts, instance, FailureRecorded)) is not None:
             error = error_from(fact.data.error_data, output_type=scope.order.task.output_type)
             failed = self._unfinished(scope, "failed", error)
             took, trace = max(0.0, fact.at - scope.effects.started_at), read_trace(fact) or failed.trace
-            failed = replace(failed, at=fact.at, duration_s=took, trace=trace, attempts=fact.data.attempts)
+            failure = TaskFailure(error=error, trace=trace)
+            failed = replace(failed, at=fact.at, duration_s=took, failure=failure, attempts=fact.data.attempts)
             failed = await self._with_workers(scope, failed)
             return self._report_failure(scope, failed)
         if (exited := find_fact(recorded_facts, instance, ExitRecorded)) is not None:
@@ -249,6 +250,7 @@ class TaskRunner:
             at=at,
             duration_s=seconds,
             output=output,
+            text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
             delegated=_delegated(scope),
@@ -275,7 +277,7 @@ class TaskRunner:
         try:
             await scope.note(scope.order.instance, failure, until=Until.WRITTEN)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
-            return replace(result, error=stale)
+            return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear
             _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, brief(str(unwritten)))
         return self._report_failure(scope, result)
@@ -311,8 +313,9 @@ class TaskRunner:
             status="failed" if status == "failed" else "exited" if status == "exited" else "cancelled",
             at=at,
             duration_s=max(0.0, at - effects.started_at),
-            error=error,
-            trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics),
+            failure=TaskFailure(
+                error=error, trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
+            ),
             total_tokens=metrics.total_tokens,
             tool_call_count=effects.tool_call_count,
             attempts=effects.attempts,
@@ -363,16 +366,16 @@ class TaskRunner:
                 fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
             return fields
         if self.context.workflow == "sequential":
-            fields["task.index"] = f"{order.index}/{self.context.total_tasks}"
+            fields["task.index"] = f"{order.index}/{self._total(order)}"
             fields["task.description"] = cut(order.task.description, 80)
         return fields
 
 
 def _delegated(scope: TaskScope) -> tuple[tuple[str, TaskOutput], ...]:
-    """Return the outputs of a manager's workers, by instance, in the order in which they were done (S-HIER-6)."""
+    """Return the outputs of a manager's workers, by role, in the order in which they were done (S-HIER-6)."""
     if not scope.is_manager:
         return ()
-    outputs = [(each.instance, each.output) for each in scope.effects.delegations if each.output is not None]
+    outputs = [(each.output.agent_role, each.output) for each in scope.effects.delegations if each.output is not None]
     return tuple(sorted(outputs, key=lambda pair: pair[1].completed_at))
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs
-from ensemble_ray.coordinator.planned import Assignment, PlannedEnd, PlannedTasks
+from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.local_executor import LocalExecutor
-from ensemble_ray.execute.orders import RunOutcome, TaskOrder, TaskResult
-from ensemble_ray.execute.reports import Report, report_of
+from ensemble_ray.execute.orders import TaskBody
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
@@ -26,11 +25,13 @@ from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.recovery import Recovered, resumed_inline
 from ensemble_ray.record.spent import with_account
-from ensemble_ray.runs.outcomes import outcome_of
 from ensemble_ray.runs.ownership import GRACE_S, watch_for_cancel
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
+    from ensemble_ray.definition.task import Task
+    from ensemble_ray.execute.orders import TaskFailure, TaskResult
+    from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.ports import Journal
     from ensemble_ray.ports.services import Services
     from ensemble_ray.record.stores import OwnedRun
@@ -67,16 +68,17 @@ class InlineRun:
         types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
         epoch = 0 if owned is None else owned.epoch
         journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=clock)
-        self._tasks: PlannedTasks[TaskOutput, TaskResult] = PlannedTasks(
+        self._tasks: PlannedTasks[Task, TaskOutput, TaskFailure] = PlannedTasks(
             planned.plan,
             journal,
             HeldOutputs(),
+            self._body,
             header=work.header,
             preamble=work.preliminary,
             resumed=resumed_inline(Recovered(owned.recorded), types) if owned is not None and owned.recorded else None,
         )
         self._coordinator = Coordinator(journal, self._tasks)
-        self._running: asyncio.Task[PlannedEnd[TaskOutput, TaskResult]]
+        self._running: asyncio.Task[RunOutcome]
         self._watching: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -86,15 +88,17 @@ class InlineRun:
                 watch_for_cancel(self._owned, self.run_id, self.cancel)
             )
             self._watching.add_done_callback(self._coordinator.break_off_with)
-        self._running = asyncio.get_running_loop().create_task(self._coordinator.run(self._tasks.source, self))
+        self._running = asyncio.get_running_loop().create_task(
+            self._coordinator.run(self._tasks.source, self._executor)
+        )
         await self._coordinator.begun
 
     async def wait(self) -> RunOutcome:
         """Return when the run ended and its record is closed."""
         state = RunState.FAILED
         try:
-            ended = await asyncio.shield(self._running)
-            state = ended.state
+            outcome = await asyncio.shield(self._running)
+            state = outcome.state
         except (RecordError, StaleEpochError):
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
             raise
@@ -104,47 +108,15 @@ class InlineRun:
                 self._watching.cancel()
             if self._owned is not None:
                 await self._owned.close(state)
-        return outcome_of(self.run_id, ended)
+        return outcome
 
     async def cancel(self) -> None:
         """Ask the run to end."""
         await self._coordinator.cancel()
 
-    # The executor, as the coordinator sees it.
-
-    def start(self, assignments: Sequence[Assignment[TaskOutput]]) -> None:
-        """Make orders of assignments and run them."""
-        self._executor.start([self._order(assignment) for assignment in assignments])
-
-    def stop(self, instances: Sequence[str]) -> None:
-        """Stop running tasks."""
-        self._executor.stop(instances)
-
-    def _order(self, assignment: Assignment[TaskOutput]) -> TaskOrder:
-        node = assignment.node
-        task = self._planned.tasks[node.key]
-        return TaskOrder(
-            run_id=self.run_id,
-            key=node.key,
-            instance=assignment.instance,
-            epoch=assignment.epoch,
-            index=node.index,
-            task=task,
-            agent_key=node.agent_key,
-            agent_role=node.agent_role,
-            context=assignment.context,
-            missing_context=assignment.missing_context,
-            is_streaming=node.is_streaming,
-            input_guardrails=len(task.input_guardrails),
-            output_guardrails=len(task.output_guardrails),
-        )
+    def _body(self, key: str) -> TaskBody:
+        task = self._planned.tasks[key]
+        return TaskBody(task, len(task.input_guardrails), len(task.output_guardrails))
 
     def _deliver(self, results: Sequence[TaskResult]) -> None:
-        self._coordinator.deliver([_report_of(result) for result in results])
-
-
-def _report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:
-    """Return the report of a result, with objects as this process holds them."""
-    delegated = [(output.agent_role, output) for _, output in result.delegated]
-    failure = result if result.output is None else None
-    return report_of(result, output=result.output, failure=failure, delegated=delegated)
+        self._coordinator.deliver(results)

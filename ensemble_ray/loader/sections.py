@@ -298,7 +298,7 @@ class MapTeamKeys(Section):
     retry: _Retry | None = key()
 
 
-@keys_of(EnsembleDefinition)
+@keys_of(EnsembleDefinition, without={"loops", "phases", "graph"})
 class TeamKeys(MapTeamKeys):
     """A team."""
 

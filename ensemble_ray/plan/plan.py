@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
-from ensemble_ray.plan.units import Unit
+from ensemble_ray.plan.units import LoopUnit, Unit, in_waiting_order, members_of
 from ensemble_ray.values.messages import JsonValue
 
 __all__ = ["MANAGER_KEY", "MANAGER_ROLE", "AgentEntry", "HierarchyRules", "Node", "Plan"]
@@ -109,6 +109,19 @@ class Plan:
     def shown_workflow(self) -> str:
         """What people are told: `parallel`, or for a map-reduce its own name."""
         return self.shown_as or self.workflow
+
+    @property
+    def top_level(self) -> tuple[str, ...]:
+        """Keys of tasks and units that are in no other unit, in the order of a sequential run.
+
+        That is: tasks, then units, as declared; what waits for one of them comes behind it (S-LOOP-168).
+        """
+        if not self.units:
+            return tuple(node.key for node in self.nodes)
+        inside = {key for unit in self.units for key in members_of(unit)}
+        waits_for = {node.key: node.context for node in self.nodes}
+        waits_for |= {unit.key: unit.context if isinstance(unit, LoopUnit) else () for unit in self.units}
+        return in_waiting_order([key for key in waits_for if key not in inside], waits_for)
 
     @property
     def has_levels(self) -> bool:

@@ -6,52 +6,47 @@ hold no variables is the same object in every step: planning a thousand tasks co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.levels import Levels
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.validation import declared_agents, infer_workflow
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
 from ensemble_ray.plan.manager import manager_context, manager_of, rules_of, task_of_manager, workers_of
-from ensemble_ray.plan.plan import MANAGER_KEY, AgentEntry, Node, Plan
+from ensemble_ray.plan.nodes import NodeMaker, task_keys
+from ensemble_ray.plan.plan import MANAGER_KEY, Node, Plan
 from ensemble_ray.plan.templates import resolve_template
+from ensemble_ray.plan.unit_plans import plan_members
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.delegation import Colleague
 
 __all__ = [
-    "DETERMINISTIC",
-    "SYNTHESIZED",
     "Planned",
     "ResolvedTasks",
     "needs_synthesis",
     "plan_run",
     "resolve_tasks",
-    "task_keys",
     "text_of",
-    "tool_names",
 ]
 
 _log = bounded_logger(__name__)
-
-#: Role that is shown for a handler task (S-ENG-18).
-DETERMINISTIC = "(deterministic)"
-#: Role that is shown for a task whose agent is not made yet.
-SYNTHESIZED = "(synthesized)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedTasks:
     """The tasks of one run with their variables filled in."""
 
-    #: in list order; their context holds resolved tasks too
+    #: all of them, those of loops, phases and graph behind the plain ones; their context holds resolved tasks too
     tasks: tuple[Task, ...]
     #: key of each task, in the same order
     keys: tuple[str, ...]
@@ -75,6 +70,8 @@ class Planned:
     agents: Mapping[str, Agent]
     #: whom work may be handed to, where anybody may do so; in the order of the ensemble's agents
     colleagues: tuple[Colleague, ...] = ()
+    #: by unit key: loops, phases and the graph as the user declared them; their predicates and conditions are there
+    units: Mapping[str, Loop | Phase | Graph] = field(default_factory=dict[str, Loop | Phase | Graph])
 
 
 def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> ResolvedTasks:
@@ -88,7 +85,7 @@ def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] |
         PromptTemplateError: a variable has no value; told of the first such text in task order (S-TPL-12).
     """
     merged = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
-    tasks = tuple(definition.tasks)
+    tasks = tuple(definition.all_tasks)
     workflow = infer_workflow(definition)
     if definition.workflow is None:
         _log.info("Workflow inferred: %s", workflow.value)
@@ -124,14 +121,9 @@ def plan_run(
     synthesized_agents = synthesized or {}
     if resolved.workflow is Workflow.HIERARCHICAL:
         return _plan_hierarchy(definition, resolved, synthesized_agents, prompts)
-    key_of: dict[str, str] = {}
-    for task, key in zip(resolved.tasks, resolved.keys, strict=True):
-        key_of.setdefault(task.object_id, key)
-    maker = _NodeMaker(definition, key_of, resolved.models)
-    nodes: list[Node] = []
-    for index, (task, key) in enumerate(zip(resolved.tasks, resolved.keys, strict=True), start=1):
-        agent = task.agent if task.agent is not None else synthesized_agents.get(task.object_id)
-        nodes.append(maker.node(task, key, index=index, agent=agent))
+    maker = NodeMaker(definition, resolved.models, synthesized_agents)
+    members = plan_members(definition, list(zip(resolved.tasks, resolved.keys, strict=True)), maker)
+    nodes = members.nodes
     if any(agent.allow_delegation for agent in maker.agents.values()):
         for agent in declared_agents(definition):
             maker.agent_key(agent)  # it may be asked, though no task is its own
@@ -144,9 +136,12 @@ def plan_run(
         max_parallel_tasks=definition.max_parallel_tasks,
         inputs=resolved.inputs,
         shown_as=None if definition.levels is None else definition.levels.workflow,
+        units=tuple(members.units),
     )
     tasks = {key: _as_it_travels(task) for task, key in zip(resolved.tasks, resolved.keys, strict=True)}
-    return Planned(plan=plan, tasks=tasks, agents=maker.agents, colleagues=maker.colleagues())
+    return Planned(
+        plan=plan, tasks=tasks, agents=maker.agents, colleagues=maker.colleagues(), units=members.definitions
+    )
 
 
 def _in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
@@ -171,8 +166,8 @@ def _plan_hierarchy(
         prompts = manager_prompts(definition.manager_prompt_strategy, manager_context(agents, resolved.tasks))
     background, description = prompts
     manager, task = manager_of(definition, agents, background), task_of_manager(description)
-    maker = _NodeMaker(definition, {}, resolved.models)
-    node = maker.node(task, MANAGER_KEY, index=1, agent=manager)
+    maker = NodeMaker(definition, resolved.models)
+    node = maker.node(task.rewritten(agent=manager), MANAGER_KEY, index=1, scope={})
     for agent, is_synthesized in workers:
         maker.agent_key(agent, is_synthesized=is_synthesized)
     plan = Plan(
@@ -183,130 +178,6 @@ def _plan_hierarchy(
         hierarchy=rules_of(definition),
     )
     return Planned(plan=plan, tasks={MANAGER_KEY: task}, agents=maker.agents, colleagues=maker.colleagues(but=manager))
-
-
-def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
-    """Return a key for each task: its name, else its position; the second of a name gets `~2`, and so on.
-
-    `/` and `#` become `_`: they part the steps of an instance's path.
-    """
-    names = _Names()
-    return tuple(
-        names.claim(re.sub(r"[/#]", "_", task.name) if task.name else f"task-{index}")
-        for index, task in enumerate(tasks, start=1)
-    )
-
-
-@dataclass(slots=True)
-class _Names:
-    """Gives out names, each once."""
-
-    _used: set[str] = field(default_factory=set[str])
-    _next: dict[str, int] = field(default_factory=dict[str, int])
-
-    def claim(self, wanted: str) -> str:
-        name = wanted
-        while name in self._used:
-            # The next number is kept per name, or a thousand researchers would take half a million look-ups.
-            number = self._next.get(wanted, 2)
-            self._next[wanted] = number + 1
-            name = f"{wanted}~{number}"
-        self._used.add(name)
-        return name
-
-
-class _NodeMaker:
-    """Makes the nodes of tasks, and the entries of agents in the order of their first use (S-DOM-65)."""
-
-    def __init__(self, definition: EnsembleDefinition, key_of: Mapping[str, str], models: TeamModels) -> None:
-        self.entries: list[AgentEntry] = []
-        self.agents: dict[str, Agent] = {}
-        self._definition = definition
-        self._models = models
-        self._key_of = key_of
-        self._agent_keys: dict[str, str] = {}
-        self._names = _Names()
-
-    def node(self, task: Task, key: str, *, index: int, agent: Agent | None) -> Node:
-        """Return the node of a task; `agent` does it, None for a handler task or before synthesis."""
-        role, agent_key = SYNTHESIZED, None
-        if task.handler is not None:
-            role = DETERMINISTIC
-        elif agent is not None:
-            role = agent.role
-            agent_key = self.agent_key(agent, is_synthesized=task.agent is None and key != MANAGER_KEY)
-        inside = self._key_of
-        return Node(
-            key=key,
-            index=index,
-            object_id=task.object_id,
-            description=task.description,
-            expected_output=task.expected_output,
-            agent_role=role,
-            agent_key=agent_key,
-            context=tuple(inside[entry.object_id] for entry in task.context if entry.object_id in inside),
-            context_outside=tuple(entry.description for entry in task.context if entry.object_id not in inside),
-            is_streaming=task.handler is None and _streams(agent, task, self._definition),
-        )
-
-    def colleagues(self, *, but: Agent | None = None) -> tuple[Colleague, ...]:
-        """Return the agents that work may be delegated to; none where no agent may delegate."""
-        if but is None and not any(agent.allow_delegation for agent in self.agents.values()):
-            return ()
-        rank = {agent: position for position, agent in enumerate(declared_agents(self._definition))}
-        order = sorted(self.agents.items(), key=lambda entry: rank.get(entry[1], len(rank)))
-        return tuple(
-            Colleague(key=key, role=agent.role, is_streaming=_streams(agent, None, self._definition))
-            for key, agent in order
-            if agent is not but
-        )
-
-    def agent_key(self, agent: Agent, *, is_synthesized: bool = False) -> str:
-        """Return the key of an agent, which takes part from now on."""
-        key = self._agent_keys.get(agent.object_id)
-        if key is not None:
-            return key
-        key = self._names.claim(re.sub(r"\W+", "-", agent.role.lower()).strip("-") or "agent")
-        self._agent_keys[agent.object_id] = key
-        self.agents[key] = self._models.resolve_agent(agent)
-        self.entries.append(
-            AgentEntry(
-                key=key,
-                role=agent.role,
-                goal=agent.goal,
-                background=agent.background,
-                tool_names=tool_names(agent),
-                is_synthesized=is_synthesized,
-                allow_delegation=agent.allow_delegation,
-            )
-        )
-        return key
-
-
-def _streams(agent: Agent | None, task: Task | None, definition: EnsembleDefinition) -> bool:
-    """Return the first of agent, task and ensemble that says anything (S-STR-1)."""
-    for chosen in (None if agent is None else agent.is_streaming, None if task is None else task.stream):
-        if chosen is not None:
-            return chosen
-    return definition.is_streaming
-
-
-def tool_names(agent: Agent) -> tuple[str, ...]:
-    """Return the names of an agent's tools as declared; what a provider offers is known when a task begins."""
-    if not agent.tools:
-        return ()
-    from ensemble_ray.tools.decorator import marked_functions, tool_mark  # only agents with tools pay
-    from ensemble_ray.tools.tool import AgentTool  # same
-
-    names: list[str] = []
-    for entry in agent.tools:
-        if isinstance(entry, AgentTool):
-            names.append(entry.name)
-            continue
-        methods = marked_functions(type(entry)) if tool_mark(entry) is None else ()
-        marks = (tool_mark(getattr(entry, method)) for method in methods) if methods else (tool_mark(entry),)
-        names.extend(mark.name for mark in marks if mark is not None)
-    return tuple(names)
 
 
 def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str]) -> tuple[Task, ...]:

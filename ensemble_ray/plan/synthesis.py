@@ -28,8 +28,9 @@ from ensemble_ray.errors import (
     ValidationError,
 )
 from ensemble_ray.errors.texts import agent_failure, brief, describe
+from ensemble_ray.plan.nodes import SYNTHESIZED
 from ensemble_ray.plan.plan import MANAGER_ROLE
-from ensemble_ray.plan.planner import SYNTHESIZED, ResolvedTasks
+from ensemble_ray.plan.planner import ResolvedTasks
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS, call_user

@@ -7,7 +7,9 @@ second attempt, `graph:triage#4` the fifth step; what runs inside has a path bel
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Literal, Union
 
 __all__ = [
@@ -20,6 +22,8 @@ __all__ = [
     "PhaseUnit",
     "StateEntry",
     "Unit",
+    "in_waiting_order",
+    "members_of",
 ]
 
 
@@ -132,3 +136,40 @@ class GraphUnit:
 
 
 Unit = Union[LoopUnit, PhaseUnit, GraphUnit]  # noqa: UP007  a name for the union, also at run time
+
+
+def members_of(unit: Unit) -> tuple[str, ...]:
+    """Return the keys of what runs inside a unit; of a loop in it the loop alone."""
+    match unit:
+        case LoopUnit():
+            return unit.body
+        case PhaseUnit():
+            return unit.members if unit.review is None else (*unit.members, unit.review)
+        case GraphUnit():
+            return tuple(state.member for state in unit.states)
+
+
+def in_waiting_order(keys: Sequence[str], waits_for: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return the keys such that each stands behind those it waits for; the first that can go goes first.
+
+    Args:
+        keys: In declared order. What waits in a circle is left out; such definitions are refused.
+        waits_for: Keys by key; those that are not among `keys` are waited for elsewhere.
+    """
+    listed = set(keys)
+    waiting = {key: {each for each in waits_for.get(key, ()) if each in listed} for key in keys}
+    rank = {key: position for position, key in enumerate(keys)}
+    dependents: dict[str, list[str]] = {}
+    for key, needed in waiting.items():
+        for each in needed:
+            dependents.setdefault(each, []).append(key)
+    ready = [rank[key] for key in keys if not waiting[key]]
+    ordered: list[str] = []
+    while ready:
+        key = keys[heappop(ready)]
+        ordered.append(key)
+        for dependent in dependents.get(key, ()):
+            waiting[dependent].discard(key)
+            if not waiting[dependent]:
+                heappush(ready, rank[dependent])
+    return tuple(ordered)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from ensemble_ray.values.trace import MapReduceLevelSummary, TaskTrace
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import RunOutcome
+    from ensemble_ray.execute.orders import TaskFailure
+    from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.outputs import TaskOutput
 
@@ -37,14 +38,14 @@ def placed_outcome(plan: Plan, outcome: RunOutcome) -> RunOutcome:
         trace = None if output.trace is None else placed(output.trace, *places[key])
         return output.model_copy(update={"trace": trace})
 
+    def failure_of(key: str, failure: TaskFailure) -> TaskFailure:
+        return failure if failure.trace is None else replace(failure, trace=placed(failure.trace, *places[key]))
+
     return replace(
         outcome,
         completed=[(key, output_of(key, output)) for key, output in outcome.completed],
-        failures=[
-            replace(each, trace=None if each.trace is None else placed(each.trace, *places[each.key]))
-            for each in outcome.failures
-        ],
-        unfinished=[(key, placed(trace, *places[key])) for key, trace in outcome.unfinished],
+        failures=[replace(each, failure=failure_of(each.key, each.failure)) for each in outcome.failures],
+        unfinished=[(key, failure_of(key, each)) for key, each in outcome.unfinished],
     )
 
 

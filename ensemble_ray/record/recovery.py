@@ -1,6 +1,6 @@
 """What the facts of a run give to whoever goes on with it. Package: record. Pure (S-DUR-30).
 
-In: all facts of a run in order. Out: what its machine was told, and what came of its tasks, as reports. Outputs are
+In: all facts of a run in order. Out: what its machine was told, and what came of its tasks, as results. Outputs are
 given as data: who holds them decides whether and where they become objects, since a scheduler runs no user code.
 Never: a repetition of what is recorded.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, Never, TypeVar, cast
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.orders import FailureSummary, TaskFailure, TaskResult
+from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.execute.reports import Report, Resumed, report_of
 from ensemble_ray.facts.ends import ExitRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_text
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Recovered", "resumed_inline"]
 
 Output = TypeVar("Output")
-Failure = TypeVar("Failure")
+Failure = TypeVar("Failure", bound=FailureSummary)
 
 
 class Recovered:
@@ -128,7 +128,7 @@ class Recovered:
         return None if exited is None else self._result(fold, "exited", exited.at, None, exited)
 
     def resumed(
-        self, output_of: Callable[[str, Mapping[str, object]], Output], failure_of: Callable[[TaskResult], Failure]
+        self, output_of: Callable[[str, Mapping[str, object]], Output], failure_of: Callable[[TaskFailure], Failure]
     ) -> Resumed[Output, Failure]:
         """Return what a coordinator needs to go on.
 
@@ -136,19 +136,16 @@ class Recovered:
             output_of: How an output is held there: made of the task's key and the recorded data.
             failure_of: How a failure is held there.
         """
-        reports: dict[str, Report[Output, Failure]] = {}
+        results: dict[str, TaskResult[Output, Failure]] = {}
         for key in self._by_key:
             data = self.output_data(key)
             if data is not None:
-                delegated = self._delegated_outputs(key, output_of)
-                completed = self._completed(key, data)
-                if (exited := self._exits.get(key)) is not None:
-                    completed = replace(completed, status="exited", exit_reason=exited.reason)
-                reports[key] = report_of(completed, output=output_of(key, data), failure=None, delegated=delegated)
-            elif (result := self.failure(key)) is not None:
-                delegated = self._delegated_outputs(key, output_of)
-                reports[key] = report_of(result, output=None, failure=failure_of(result), delegated=delegated)
-        return Resumed(started_at=self.started_at, stimuli=self.stimuli, reports=reports)
+                results[key] = self._completed(key, data, output_of)
+            elif (ended := self.failure(key)) is not None:
+                held = cast("TaskResult[Output, Failure]", ended)
+                failure = None if ended.failure is None else failure_of(ended.failure)
+                results[key] = replace(held, failure=failure, delegated=self._delegated_outputs(key, output_of))
+        return Resumed(started_at=self.started_at, stimuli=self.stimuli, results=results)
 
     def _delegated_outputs(
         self, key: str, output_of: Callable[[str, Mapping[str, object]], Output]
@@ -163,17 +160,23 @@ class Recovered:
                 outputs.append((as_text(data.get("agent_role")), output_of(worker.key, data)))
         return outputs
 
-    def _completed(self, key: str, data: Mapping[str, object]) -> TaskResult:
+    def _completed(
+        self, key: str, data: Mapping[str, object], output_of: Callable[[str, Mapping[str, object]], Output]
+    ) -> TaskResult[Output, Never]:
         """Return what scheduling needs of a completed task; the trace, which is large, is not read for it."""
         value = typed_output({**data, "trace": None})
+        exited = self._exits.get(key)  # at the gate behind it
         return TaskResult(
             key=key,
             instance=self._by_key[key].instance,
-            status="completed",
+            status="completed" if exited is None else "exited",
+            exit_reason=ExitReason.USER_EXIT_EARLY if exited is None else exited.reason,
             at=value.completed_at.timestamp(),
             duration_s=value.duration.total_seconds(),
+            output=output_of(key, data),
             total_tokens=value.metrics.total_tokens,
             tool_call_count=value.tool_call_count,
+            delegated=self._delegated_outputs(key, output_of),
             failed_delegations=self._fold.failed_delegations(self._by_key[key]),
         )
 
@@ -192,8 +195,7 @@ class Recovered:
             status=status,
             at=at,
             duration_s=trace.duration.total_seconds(),
-            error=error,
-            trace=trace,
+            failure=TaskFailure(error=error, trace=trace),
             total_tokens=trace.metrics.total_tokens,
             tool_call_count=trace.metrics.tool_call_count,
             exit_reason=ExitReason.USER_EXIT_EARLY if exited is None else exited.reason,
@@ -201,12 +203,10 @@ class Recovered:
         )
 
 
-def resumed_inline(
-    recovered: Recovered, output_types: Mapping[str, type[object]] | None = None
-) -> Resumed[TaskOutput, TaskResult]:
+def resumed_inline(recovered: Recovered, output_types: Mapping[str, type[object]] | None = None) -> Resumed:
     """Return what a coordinator in the definition's process needs: outputs as objects of their declared types."""
     types = output_types or {}
-    return recovered.resumed(lambda key, data: typed_output(data, types.get(key)), lambda result: result)
+    return recovered.resumed(lambda key, data: typed_output(data, types.get(key)), lambda failure: failure)
 
 
 def _data_of(fold: TaskFold) -> Mapping[str, object] | None:

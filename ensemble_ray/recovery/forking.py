@@ -312,7 +312,7 @@ async def _plan_with_agents(offer: ForkOffer, run_id: str, copies: Sequence[Fact
     """
     definition = _as_run(offer.ensemble, offer.recovered)
     answers: list[Fact] = []
-    if not needs_synthesis(definition.tasks):
+    if not needs_synthesis(definition.all_tasks):
         return offer.planned, answers
     resolved = check(definition, offer.inputs)
     recorded = answers_before(copies)

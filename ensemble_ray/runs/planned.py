@@ -60,7 +60,7 @@ def check(definition: EnsembleDefinition, inputs: Mapping[str, object] | None) -
         ValidationError: the definition cannot run.
         PromptTemplateError: inputs are missing.
     """
-    for warning in (*validate(definition), *doubled_names(definition.tasks)):
+    for warning in (*validate(definition), *doubled_names(definition.all_tasks)):
         _log.warning("%s", warning)
     return resolve_tasks(definition, inputs)
 

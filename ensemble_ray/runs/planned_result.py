@@ -17,6 +17,7 @@ from ensemble_ray.errors import (
     ValidationError,
 )
 from ensemble_ray.errors.texts import reason_of, tasks_failure
+from ensemble_ray.execute.exits import describe_exhaustion
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.record.levels import in_level_order, level_summaries, placed_outcome
 from ensemble_ray.record.result import (
@@ -38,7 +39,7 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ensemble_ray.execute.orders import RunOutcome
+    from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.values.outputs import TaskOutput
     from ensemble_ray.values.trace import DelegationTrace, ErrorTrace
@@ -58,19 +59,22 @@ def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
         errors=tuple(_errors(plan, outcome)),
     )
     failure = _failure_of(plan, outcome) if outcome.state is RunState.FAILED else None
-    return Conclusion(end=end, results=_results_of(plan, outcome), failure=failure, warning=outcome.warning)
+    is_spent = outcome.state is RunState.BUDGET_EXHAUSTED
+    warning = describe_exhaustion(each.error for _, each in outcome.unfinished) if is_spent else ""
+    return Conclusion(end=end, results=_results_of(plan, outcome), failure=failure, warning=warning)
 
 
 def _results_of(plan: Plan, outcome: RunOutcome) -> RunResults:
     """Return what the tasks gave, in the order of levels where the plan has any."""
     keyed = [(key, output.trace) for key, output in outcome.completed if output.trace is not None]
-    keyed += [(failure.key, failure.trace) for failure in outcome.failures if failure.trace is not None]
-    ordered = in_level_order(plan, [*keyed, *outcome.unfinished])
+    ended = [*((failed.key, failed.failure) for failed in outcome.failures), *outcome.unfinished]
+    keyed += [(key, failure.trace) for key, failure in ended if failure.trace is not None]
+    ordered = in_level_order(plan, keyed)
     traces = [trace for _, trace in ordered]
     if plan.hierarchy is not None:
         traces += _worker_traces(traces[0] if traces else None, outcome)
     completed = in_level_order(plan, outcome.completed)
-    outputs = (*outcome.delegated, *(output for _, output in completed))
+    outputs = (*(output for _, output in outcome.delegated), *(output for _, output in completed))
     object_ids = {node.key: node.object_id for node in plan.nodes}
     places = enumerate(completed, start=len(outcome.delegated))
     return RunResults(
@@ -90,7 +94,7 @@ def _results_of(plan: Plan, outcome: RunOutcome) -> RunResults:
 
 def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:
     """Return the traces of a manager's workers in the order in which they were asked (26, ExecutionTrace)."""
-    gave = [output.trace for output in outcome.delegated if output.trace is not None]
+    gave = [output.trace for _, output in outcome.delegated if output.trace is not None]
     failed, found = sorted(outcome.failed_delegations, key=_end_of), dict[int, TaskTrace]()
     attempts = () if manager is None else manager.delegations
     # Those who were asked for the same are told apart by who was done first.
@@ -108,9 +112,9 @@ def _end_of(trace: TaskTrace | DelegationTrace) -> datetime:
 
 
 def _errors(plan: Plan, outcome: RunOutcome) -> Iterator[ErrorTrace]:
-    for failure in outcome.failures:
-        node = _node(plan, failure.key)
-        yield error_trace(failure.error, at=failure.at, agent_role=node.agent_role, task_description=node.description)
+    for failed in outcome.failures:
+        node, error = _node(plan, failed.key), failed.failure.cause
+        yield error_trace(error, at=failed.at, agent_role=node.agent_role, task_description=node.description)
     if violations := _violations(plan, outcome):
         yield violation_trace(violations, outcome.completed_at)
 
@@ -119,7 +123,7 @@ def _violations(plan: Plan, outcome: RunOutcome) -> tuple[str, ...]:
     """Return what a run failed for in which no task did."""
     if plan.hierarchy is None or outcome.state is not RunState.FAILED or outcome.failures:
         return ()
-    return violations_of(plan.hierarchy, {output.agent_role for output in outcome.delegated})
+    return violations_of(plan.hierarchy, {output.agent_role for _, output in outcome.delegated})
 
 
 def _failure_of(plan: Plan, outcome: RunOutcome) -> EnsembleError:
@@ -128,15 +132,16 @@ def _failure_of(plan: Plan, outcome: RunOutcome) -> EnsembleError:
         return _failure_of_manager(plan, outcome)
     outputs = tuple(output for _, output in outcome.completed)
     if plan.workflow == "parallel" and plan.error_strategy == "continue_on_error":
-        failed = ((_node(plan, failure.key).description, failure.error) for failure in outcome.failures)
+        failed = ((_node(plan, each.key).description, each.failure.cause) for each in outcome.failures)
         causes = failures_by_label(failed)
         return ParallelExecutionError(tasks_failure(len(causes), len(plan.nodes), causes), outputs, causes)
     first = outcome.failures[0]
-    if isinstance(first.error, ValidationError):
-        return first.error
+    error = first.failure.cause
+    if isinstance(error, ValidationError):
+        return error
     node = _node(plan, first.key)
     return task_error(
-        first.error,
+        error,
         outputs[: first.completed_before],
         label=_label(node),
         task_description=node.description,
@@ -146,10 +151,10 @@ def _failure_of(plan: Plan, outcome: RunOutcome) -> EnsembleError:
 
 def _failure_of_manager(plan: Plan, outcome: RunOutcome) -> EnsembleError:
     """Return what a hierarchical run raises: the manager failed, else a required worker is missing (S-HIER-50, S-HIER-60)."""
-    outputs: Sequence[TaskOutput] = tuple(outcome.delegated)
+    outputs: Sequence[TaskOutput] = tuple(output for _, output in outcome.delegated)
     if not outcome.failures:
         return ConstraintViolationError(_violations(plan, outcome), outputs)
-    error = outcome.failures[0].error
+    error = outcome.failures[0].failure.cause
     if isinstance(error, ValidationError):
         return error
     return manager_failure(error, plan.nodes[0].description, outputs)

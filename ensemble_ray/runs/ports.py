@@ -16,7 +16,8 @@ from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.runs.submission import SubmissionReason
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import RunContext, RunOutcome, TaskOrder, TaskResult
+    from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+    from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded

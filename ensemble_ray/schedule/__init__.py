@@ -5,14 +5,27 @@ from __future__ import annotations
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.schedule.hierarchical import HierarchicalMachine
 from ensemble_ray.schedule.machine import Machine
+from ensemble_ray.schedule.nested import NestedSource
 from ensemble_ray.schedule.parallel import ParallelMachine
 from ensemble_ray.schedule.sequential import SequentialMachine
+from ensemble_ray.schedule.source import PlanSource
+from ensemble_ray.schedule.unit_machines import make_machine
 
 __all__ = ["machine_for"]
 
-_MACHINES = {"parallel": ParallelMachine, "hierarchical": HierarchicalMachine}
+
+def machine_for(plan: Plan) -> PlanSource:
+    """Return the source of a plan: the machine of its workflow, or a tree of machines where it has units."""
+    if plan.units:
+        return NestedSource(plan, make_machine)
+    return _machine_of_tasks(plan)
 
 
-def machine_for(plan: Plan) -> Machine:
-    """Return the machine of a plan's workflow."""
-    return _MACHINES.get(plan.workflow, SequentialMachine)(plan)
+def _machine_of_tasks(plan: Plan) -> Machine:
+    match plan.workflow:
+        case "parallel":
+            return ParallelMachine(plan.nodes, error_strategy=plan.error_strategy, max_parallel=plan.max_parallel_tasks)
+        case "hierarchical":
+            return HierarchicalMachine(plan)
+        case _:
+            return SequentialMachine(plan.nodes)

@@ -12,8 +12,8 @@ from ensemble_ray.plan.plan import HierarchyRules, Plan
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.schedule.instructions import End, Instruction
 from ensemble_ray.schedule.machine import Machine
-from ensemble_ray.schedule.stimuli import Completed, Stimulus
-from ensemble_ray.values.ids import instance_of
+from ensemble_ray.schedule.stimuli import Completed
+from ensemble_ray.schedule.unit import UnitStimulus
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = ["HierarchicalMachine"]
@@ -23,18 +23,18 @@ class HierarchicalMachine(Machine):
     """Schedules a manager."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+        super().__init__(plan.nodes)
         self._rules = plan.hierarchy or HierarchyRules()
         self._has_violations = False
 
-    def _handle_one(self, stimulus: Stimulus, done: list[Instruction]) -> None:
+    def _handle_one(self, stimulus: UnitStimulus, done: list[Instruction]) -> None:
         super()._handle_one(stimulus, done)
         if isinstance(stimulus, Completed):
             self._has_violations = bool(violations_of(self._rules, stimulus.delegated_roles))
 
     def _begin(self, at: float) -> None:
-        for node in self._plan.nodes:
-            self._make_ready(instance_of(node.key), at)
+        for each in self._members:
+            self._make_ready(self._instance(each.key), at)
 
     def _after_completion(self, instance: str, at: float) -> None:
         """Nothing follows."""

@@ -145,6 +145,10 @@ class Start:
     changes: Changes | None = None
     #: what its context gives, one part per entry that has outputs; None: what the plan's node says
     context: tuple[ContextPart, ...] | None = None
+    #: key of the first entry of its context that has no output yet, where it may not run without
+    missing: str | None = None
+    #: whether the source reads the text of its output: `Completed.text` has it
+    wants_text: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,12 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import assert_never
 
-from ensemble_ray.plan.plan import Plan
-from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Skip, Start
+from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, Skip, Start, TaskChanges
+from ensemble_ray.schedule.scopes import Parts
 from ensemble_ray.schedule.states import TRANSITIONS, InvalidTransitionError, TaskState
 from ensemble_ray.schedule.stimuli import (
     Begun,
@@ -26,9 +27,9 @@ from ensemble_ray.schedule.stimuli import (
     Evaluated,
     Exited,
     Failed,
-    Stimulus,
 )
-from ensemble_ray.values.ids import instance_of, key_of
+from ensemble_ray.schedule.unit import HistoryEntry, Member, StopRequested, UnitStimulus
+from ensemble_ray.values.ids import instance_of, key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = ["Machine", "end_of"]
@@ -40,22 +41,32 @@ _STATE_AFTER: Mapping[type[Completed | Failed | Exited | Cancelled], TaskState] 
     Exited: TaskState.EXITED,
     Cancelled: TaskState.CANCELLED,
 }
+_UNSTARTED = frozenset({TaskState.PENDING, TaskState.READY})
 
 
 class Machine:
-    """A run's scheduling state. A workflow kind decides what becomes ready and what a failure means."""
+    """The scheduling state of members. A workflow kind decides what becomes ready and what a failure means.
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._states: dict[str, TaskState] = {instance_of(node.key): TaskState.PENDING for node in plan.nodes}
+    Args:
+        members: Tasks and units, in declared order.
+        parent: The path that their instances lie below; "": of the run.
+        changes: What each of them has beside itself; `prior` is the path of an earlier execution of them all.
+    """
+
+    def __init__(self, members: Sequence[Member], *, parent: str = "", changes: TaskChanges | None = None) -> None:
+        self._members = members
+        self._parent = parent
+        self._changes = changes
+        self._states: dict[str, TaskState] = {self._instance(each.key): TaskState.PENDING for each in members}
         self._ready: deque[str] = deque()
         self._running: set[str] = set()
-        self._open = len(plan.nodes)
+        self._open = len(members)
         self._story: list[tuple[float, str, str]] = []
         self._completed: list[str] = []
         self._failed: list[str] = []
         self._exit: ExitReason | None = None
         self._is_cancelled = False
+        self._is_stopping = False
         self._is_ended = False
 
     # What may be asked.
@@ -80,13 +91,41 @@ class Machine:
         """Return the failed tasks in the order of their failures; the first one counts (S-PAR-23)."""
         return tuple(self._failed)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it starts nothing more."""
+        return self._is_stopping
+
+    @property
+    def history(self) -> Sequence[HistoryEntry]:
+        """Return nothing: no predicate is asked."""
+        return ()
+
+    def projection(self) -> Parts:
+        """Return the outputs of its members, in declared order."""
+        instances = [self._instance(each.key) for each in self._members]
+        done = tuple(each for each in instances if self._states[each] is TaskState.COMPLETED)
+        return (ContextPart(done),) if done else ()
+
+    def is_running(self, instance: str) -> bool:
+        """Whether that was handed out and has not been reported."""
+        return instance in self._running
+
+    def unanswered(self) -> list[Instruction]:
+        """Return what was wanted and has no answer yet, in plan order: what a run that goes on does first."""
+        return [self._start_of(instance) for instance in self.running]
+
+    def history_of(self, unit: str) -> Sequence[HistoryEntry]:  # noqa: ARG002  as every source of a plan is asked
+        """Return nothing: no unit is inside."""
+        return ()
+
     def story(self, instance: str) -> str:
         """Return everything that happened to a task, oldest first."""
         return ", ".join(f"{what} at {at:.3f}" for at, who, what in self._story if who == instance)
 
     # The door.
 
-    def handle(self, *stimuli: Stimulus) -> list[Instruction]:
+    def handle(self, *stimuli: UnitStimulus) -> list[Instruction]:
         """Take facts, give what is to be done now, in order."""
         done: list[Instruction] = []
         for stimulus in stimuli:
@@ -96,7 +135,7 @@ class Machine:
             self._end_if_resolved(done)
         return done
 
-    def _handle_one(self, stimulus: Stimulus, done: list[Instruction]) -> None:
+    def _handle_one(self, stimulus: UnitStimulus, done: list[Instruction]) -> None:
         match stimulus:
             case Begun():
                 self._begin(stimulus.at)
@@ -105,6 +144,8 @@ class Machine:
                     self._follow(stimulus, done)
             case CancelRequested():
                 self._cancel(stimulus.at, done)
+            case StopRequested():
+                self._stop(stimulus, done)
             case Evaluated() | Decided():
                 raise TypeError(f"nothing was asked that {stimulus} answers")
             case _:
@@ -160,6 +201,13 @@ class Machine:
         self._abandon(TaskState.CANCELLED, "run cancelled", at, done)
         done.extend(Cancel(instance=each) for each in sorted(self._running))
 
+    def _stop(self, stimulus: StopRequested, done: list[Instruction]) -> None:
+        """Start nothing more, since the run is ending around this; what had all started already just ends."""
+        if any(state in _UNSTARTED for state in self._states.values()):
+            self._exit = self._exit or stimulus.exit_reason
+            self._is_cancelled = self._is_cancelled or stimulus.exit_reason is None
+            self._abandon(TaskState.SKIPPED, "run ending early", stimulus.at, done)
+
     def _move(self, instance: str, after: TaskState, at: float) -> None:
         before = self._states[instance]
         if (before, after) not in TRANSITIONS:
@@ -183,9 +231,10 @@ class Machine:
 
     def _abandon(self, after: TaskState, reason: str, at: float, done: list[Instruction]) -> None:
         """Resolve everything that has not started."""
+        self._is_stopping = True
         self._ready.clear()
         for instance, state in self._states.items():
-            if state in {TaskState.PENDING, TaskState.READY}:
+            if state in _UNSTARTED:
                 self._move(instance, after, at)
                 done.append(Skip(instance=instance, reason=reason))
 
@@ -195,8 +244,17 @@ class Machine:
             instance = self._ready.popleft()
             self._move(instance, TaskState.RUNNING, at)
             self._running.add(instance)
-            done.append(Start(instance=instance))
+            done.append(self._start_of(instance))
             places -= 1
+
+    def _start_of(self, instance: str) -> Start:
+        changes = self._changes
+        if changes is not None and changes.prior:
+            changes = replace(changes, prior=instance_of(node_key(instance), parent=changes.prior))
+        return Start(instance=instance, changes=changes)
+
+    def _instance(self, key: str) -> str:
+        return instance_of(key, parent=self._parent)
 
     def _end_if_resolved(self, done: list[Instruction]) -> None:
         if not self._open:

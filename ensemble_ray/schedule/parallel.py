@@ -12,29 +12,50 @@ One completion costs time in proportion to its dependents, not to the plan: coun
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from ensemble_ray.plan.plan import Plan
-from ensemble_ray.schedule.instructions import Instruction, Skip
+from ensemble_ray.schedule.instructions import Instruction, Skip, TaskChanges
 from ensemble_ray.schedule.machine import Machine
 from ensemble_ray.schedule.states import TaskState
-from ensemble_ray.values.ids import instance_of, key_of
+from ensemble_ray.schedule.unit import Member
+from ensemble_ray.values.ids import key_of
 
 __all__ = ["ParallelMachine"]
 
 
 class ParallelMachine(Machine):
-    """Schedules a DAG."""
+    """Schedules a DAG.
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+    Args:
+        members: Tasks and units, in declared order.
+        error_strategy: `fail_fast` or `continue_on_error`.
+        max_parallel: Members that may run at the same time; None: no cap of this machine's own.
+        parent: The path that their instances lie below.
+        changes: What each of them has beside itself.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        *,
+        error_strategy: str = "fail_fast",
+        max_parallel: int | None = None,
+        parent: str = "",
+        changes: TaskChanges | None = None,
+    ) -> None:
+        super().__init__(members, parent=parent, changes=changes)
+        self._is_fail_fast = error_strategy == "fail_fast"
+        self._cap = max_parallel
         self._waits_for: dict[str, int] = {}
         #: of those that have some
         self._dependents: dict[str, list[str]] = {}
-        for node in plan.nodes:
-            needed = set(node.context)
-            self._waits_for[instance_of(node.key)] = len(needed)
+        own = {each.key for each in members}
+        for each in members:
+            needed = own.intersection(each.context)
+            instance = self._instance(each.key)
+            self._waits_for[instance] = len(needed)
             for key in needed:
-                self._dependents.setdefault(instance_of(key), []).append(instance_of(node.key))
+                self._dependents.setdefault(self._instance(key), []).append(instance)
 
     def _begin(self, at: float) -> None:
         for instance, count in self._waits_for.items():
@@ -48,7 +69,7 @@ class ParallelMachine(Machine):
                 self._make_ready(dependent, at)
 
     def _after_failure(self, instance: str, at: float, done: list[Instruction]) -> None:
-        if self._plan.error_strategy == "fail_fast":
+        if self._is_fail_fast:
             self._abandon(TaskState.SKIPPED, f"task '{key_of(instance)}' failed", at, done)
             return
         blocked = [instance]
@@ -61,5 +82,4 @@ class ParallelMachine(Machine):
                     blocked.append(dependent)
 
     def _places(self) -> int:
-        cap = self._plan.max_parallel_tasks
-        return sys.maxsize if cap is None else cap - len(self._running)
+        return sys.maxsize if self._cap is None else self._cap - len(self._running)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from ensemble_ray.schedule.instructions import Instruction
 from ensemble_ray.schedule.machine import Machine
 from ensemble_ray.schedule.states import TaskState
-from ensemble_ray.values.ids import instance_of, key_of
+from ensemble_ray.values.ids import key_of
 
 __all__ = ["SequentialMachine"]
 
 
 class SequentialMachine(Machine):
-    """Schedules tasks one after the other."""
+    """Schedules members one after the other."""
 
     def _begin(self, at: float) -> None:
         self._advance(at)
@@ -33,7 +33,7 @@ class SequentialMachine(Machine):
     def _advance(self, at: float) -> None:
         """Make the next pending task ready, in list order."""
         position = len(self._completed)
-        if position < len(self._plan.nodes):
-            instance = instance_of(self._plan.nodes[position].key)
+        if position < len(self._members):
+            instance = self._instance(self._members[position].key)
             if self._states[instance] is TaskState.PENDING:
                 self._make_ready(instance, at)

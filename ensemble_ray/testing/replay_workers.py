@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.execute.exits import exit_of
+from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.facts.effects import ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.testing.replay_ports import Difference, place_of, shown
@@ -19,7 +20,7 @@ from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import TaskOrder, TaskResult
+    from ensemble_ray.execute.orders import TaskOrder, TaskResult, TaskStatus
     from ensemble_ray.execute.runner import TaskRunner
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.testing.replay_ports import ReplayJournal
@@ -69,15 +70,15 @@ class ReplayedWorkers:
     ) -> TaskResult:
         """Return what is recorded of a worker that gave no output: today it comes as far as its record goes."""
         if end is not None and isinstance(end.data, ExitRecorded):
-            return replace(result, status="exited", error=exit_of(end.data.reason))
+            return _ended(result, "exited", exit_of(end.data.reason))
         if end is not None and isinstance(end.data, FailureRecorded):
-            return replace(result, status="failed", error=error_from(end.data.error_data))
+            return _ended(result, "failed", error_from(end.data.error_data))
         recorded_result = self._journal.recorded(call, ToolReturned)
         if recorded_result is None:  # the run died while it was at work
             self._report(order, call, found, is_at_end=True)
         # It was stopped, or its process was lost.
         text = recorded_result.text.removeprefix("Error: ")
-        return replace(result, status="failed", error=AgentExecutionError(text))
+        return _ended(result, "failed", AgentExecutionError(text))
 
     def _compare(self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None) -> None:
         """How what the worker gave differs from what is recorded."""
@@ -97,3 +98,7 @@ class ReplayedWorkers:
         where = f"{place_of(call)} ({order.agent_role}), {found.where}"
         asking = call.rsplit("/", 2)[0]
         self._journal.report(replace(found, where=where), instance=asking, is_at_end=is_at_end)
+
+
+def _ended(result: TaskResult, status: TaskStatus, error: BaseException) -> TaskResult:
+    return replace(result, status=status, failure=TaskFailure(error=error, trace=result.trace))

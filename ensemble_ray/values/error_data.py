@@ -21,6 +21,7 @@ from ensemble_ray.errors.texts import message_of
 from ensemble_ray.errors.travel import notes_of, plain_fields, rebuild, stand_in
 from ensemble_ray.values.rate_limit import RateLimit
 from ensemble_ray.values.trace import jsonable
+from ensemble_ray.values.unit_traces import PhaseStatus
 
 __all__ = ["error_data", "error_from"]
 
@@ -28,6 +29,15 @@ __all__ = ["error_data", "error_from"]
 _MAX_CHAIN = 32
 #: Fields that are no data of the record.
 _LEFT_OUT = frozenset({"completed_task_outputs", "output_type", "trace", "__notes__"})
+#: Errors that carry what was completed.
+_WITH_OUTPUTS = (
+    errors.TaskExecutionError,
+    errors.ParallelExecutionError,
+    errors.ConstraintViolationError,
+    errors.MaxLoopIterationsExceededError,
+    errors.GraphNoEdgeMatchedError,
+    errors.MaxGraphStepsExceededError,
+)
 _OURS: Mapping[str, type[BaseException]] = {
     name: kind
     for name in errors.__all__
@@ -128,7 +138,7 @@ def _error(link: Mapping[str, object], output_type: type[object] | None) -> Base
     except (KeyError, TypeError, ValueError):
         return stand_in(name, text)
     left_out: dict[str, object] = {}
-    if issubclass(kind, errors.TaskExecutionError | errors.ParallelExecutionError | errors.ConstraintViolationError):
+    if issubclass(kind, _WITH_OUTPUTS):
         left_out["completed_task_outputs"] = ()
     if issubclass(kind, errors.OutputParsingError):
         left_out["output_type"] = output_type
@@ -164,5 +174,7 @@ def _value(field: str, value: object, output_type: type[object] | None) -> objec
         case "failed_task_causes":
             causes = cast("Mapping[str, Mapping[str, object]]", value)
             return {key: error_from(each, output_type=output_type) for key, each in causes.items()}
+        case "phase_statuses":
+            return {name: PhaseStatus(status) for name, status in cast("Mapping[str, str]", value).items()}
         case _:
             return tuple(cast("list[object]", value)) if isinstance(value, list) else value

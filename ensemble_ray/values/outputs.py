@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Annotated, Any, Generic, Protocol, Self, TypeVar, cast
 
 from pydantic import (
     BeforeValidator,
@@ -20,13 +19,14 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.values.messages import ChatMessage
 from ensemble_ray.values.metrics import ExecutionMetrics, TaskMetrics
-from ensemble_ray.values.trace import ExecutionTrace, TaskTrace, ToolCallTrace, jsonable
+from ensemble_ray.values.shown import Shown, count, figures
+from ensemble_ray.values.trace import ExecutionTrace, TaskTrace, jsonable
+from ensemble_ray.values.unit_outputs import GraphStep, LoopHistory, UnitOutputs
 from ensemble_ray.values.value import Duration, FrozenSequence, Instant, Value
 
 __all__ = [
-    "AgentOutput",
+    "NOT_PARSED",
     "EnsembleOutput",
     "ExitReason",
     "FailedItem",
@@ -85,55 +85,11 @@ def full_name(kind: type[object]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-_NOT_PARSED = "No parsed output available. Set output_type on the task to have its answer parsed."
+#: Told where there is no parsed output.
+NOT_PARSED = "No parsed output available. Set output_type on the task to have its answer parsed."
 
 
-class _Printer(Protocol):
-    """The part of IPython's printer that is used here."""
-
-    def text(self, text: str) -> None: ...
-
-
-class _Shown(Value):
-    """A value that people print: its text and one line of figures instead of all its fields (S-SET-52)."""
-
-    if not TYPE_CHECKING:
-
-        def __class_getitem__(cls, parsed: object) -> type[Self]:
-            """Return the class: to type checkers alone it is one per type of answer (S-CONV-39)."""
-            return cls
-
-    def _text_and_figures(self) -> tuple[str, str]:
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        """Return the text, and below it one line of figures."""
-        text, figures = self._text_and_figures()
-        return f"{text}\n[{figures}]" if text else f"[{figures}]"
-
-    def __repr__(self) -> str:
-        """Return one line: the class, the beginning of the text, the figures."""
-        text, figures = self._text_and_figures()
-        return f"<{type(self).__name__} {reprlib.repr(text)}: {figures}>"
-
-    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's signature
-        """Show it in a notebook as `print` does."""
-        printer.text(str(self))
-
-
-def _figures(tasks: int | None, model_calls: int, tokens: int, duration: timedelta) -> str:
-    parts = [] if tasks is None else [_count(tasks, "task")]
-    parts.append(_count(model_calls, "model call"))
-    if tokens >= 0:
-        parts.append(_count(tokens, "token"))
-    return ", ".join((*parts, f"{duration.total_seconds():.1f} s"))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-class TaskOutput(_Shown, Generic[Parsed_co]):
+class TaskOutput(Shown, Generic[Parsed_co]):
     """What one task gave (S-DOM-40 to S-DOM-43)."""
 
     raw: str
@@ -149,9 +105,10 @@ class TaskOutput(_Shown, Generic[Parsed_co]):
     metrics: TaskMetrics = TaskMetrics.EMPTY
     trace: TaskTrace | None = None
 
-    def _text_and_figures(self) -> tuple[str, str]:
+    def text_and_figures(self) -> tuple[str, str]:
+        """Return the text, and the line of figures without its brackets."""
         found = self.metrics
-        return self.raw, _figures(None, found.llm_call_count, found.total_tokens, self.duration)
+        return self.raw, figures(None, found.llm_call_count, found.total_tokens, self.duration)
 
     @property
     def parsed(self) -> Parsed_co:
@@ -161,7 +118,7 @@ class TaskOutput(_Shown, Generic[Parsed_co]):
             IllegalStateError: there is none (S-DOM-75).
         """
         if self.parsed_output is None:
-            raise IllegalStateError(_NOT_PARSED)
+            raise IllegalStateError(NOT_PARSED)
         return cast("Parsed_co", self.parsed_output)
 
     def get_parsed_output(self, kind: type[T]) -> T:
@@ -171,7 +128,7 @@ class TaskOutput(_Shown, Generic[Parsed_co]):
             IllegalStateError: there is none, or it is of another type (S-DOM-42).
         """
         if self.parsed_output is None:
-            raise IllegalStateError(_NOT_PARSED)
+            raise IllegalStateError(NOT_PARSED)
         if not isinstance(self.parsed_output, kind):
             actual = full_name(type(cast("object", self.parsed_output)))
             msg = f"Parsed output is of type {actual} but requested type {full_name(kind)} does not match."
@@ -243,7 +200,7 @@ class TypedTask(Protocol[Parsed_co]):
         ...
 
 
-class EnsembleOutput(_Shown):
+class EnsembleOutput(Shown):
     """What a run gave (S-DOM-50 to S-DOM-55).
 
     Attributes:
@@ -270,13 +227,21 @@ class EnsembleOutput(_Shown):
     failed_items: FrozenSequence[FailedItem] = ()
     #: object id of a task -> position in task_outputs
     _positions: Mapping[str, int] = PrivateAttr(default_factory=dict[str, int])
+    _units: UnitOutputs = PrivateAttr(default=UnitOutputs())
 
-    def _text_and_figures(self) -> tuple[str, str]:
+    def __eq__(self, other: object) -> bool:
+        """Compare the fields; how outputs are found by task or by iteration takes no part (S-LOOP-83)."""
+        return isinstance(other, EnsembleOutput) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]  # its metrics and inputs are mappings
+
+    def text_and_figures(self) -> tuple[str, str]:
+        """Return the text, and the line of figures without its brackets."""
         found = self.metrics
-        figures = _figures(len(self.task_outputs), found.total_llm_call_count, found.total_tokens, self.total_duration)
+        line = figures(len(self.task_outputs), found.total_llm_call_count, found.total_tokens, self.total_duration)
         if self.failed_items:
-            figures += f", {_count(len(self.failed_items), 'failed item')}"
-        return self.raw, figures if self.is_complete else f"{figures}, ended early: {self.exit_reason.value}"
+            line += f", {count(len(self.failed_items), 'failed item')}"
+        return self.raw, line if self.is_complete else f"{line}, ended early: {self.exit_reason.value}"
 
     @classmethod
     def of(
@@ -290,16 +255,17 @@ class EnsembleOutput(_Shown):
         took = total_duration if isinstance(total_duration, timedelta) else timedelta(seconds=total_duration)
         return cls(raw=raw, task_outputs=task_outputs or (), total_duration=took, total_tool_calls=total_tool_calls)
 
-    def with_positions(self, positions: Mapping[str, int]) -> EnsembleOutput:
-        """Return this output, able to find the outputs of those task ids; for the assembly of a run."""
+    def with_positions(self, positions: Mapping[str, int], units: UnitOutputs | None = None) -> EnsembleOutput:
+        """Return this output, able to find the outputs of those task ids and units; for the assembly of a run."""
         self._positions = dict(positions)
+        self._units = units or UnitOutputs()
         return self
 
     def replace(self, **changes: object) -> Self:
         """Return a copy with these fields changed; it still finds outputs by task while they are the same."""
         copy = super().replace(**changes)
         if "task_outputs" not in changes:
-            copy.with_positions(self._positions)
+            copy.with_positions(self._positions, self._units)
         return copy
 
     @property
@@ -338,59 +304,43 @@ class EnsembleOutput(_Shown):
             )
         return found
 
+    def get_loop_history(self, name: str | None) -> list[dict[str, TaskOutput]]:
+        """Return what each iteration of a loop gave, by body key; index 0 is the first (S-LOOP-80).
 
-class AgentOutput(_Shown, Generic[Parsed_co]):
-    """What an agent answered to a question (S-DOM-79). Give it as `history=` to ask on.
-
-    Attributes:
-        output: The whole output of the run: metrics, trace, why it ended.
-        messages: The conversation with this question and its answer: roles `user` and `assistant` in turns.
-    """
-
-    output: EnsembleOutput
-    messages: FrozenSequence[ChatMessage] = ()
-
-    def _text_and_figures(self) -> tuple[str, str]:
-        return self.output._text_and_figures()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  shown alike
-
-    @property
-    def text(self) -> str:
-        """The answer; "" when the run ended before there was one."""
-        return self.output.raw
-
-    @property
-    def parsed(self) -> Parsed_co:
-        """The answer as the `output_type` that was asked for.
-
-        Raises:
-            IllegalStateError: there is none (S-DOM-75).
+        [] for a loop that is unknown or did not run. Of a loop that ran several times, the last run (S-LOOP-180).
         """
-        answered = self.output.last_completed_output
-        if answered is None:
-            raise IllegalStateError(_NOT_PARSED)
-        return cast("Parsed_co", answered.parsed)
+        found = self._loop(name)
+        return [] if found is None else [dict(each) for each in found.iterations]
+
+    def get_loop_termination_reason(self, name: str | None) -> str | None:
+        """Return why a loop ended: `predicate`, `max_iterations`, `budget_exhausted`, `exit_early` (S-LOOP-81)."""
+        found = self._loop(name)
+        return None if found is None else found.termination_reason
+
+    def was_loop_terminated_by_max_iterations(self, name: str | None) -> bool:
+        """Whether a loop with `on_max_iterations="return_with_flag"` was ended by its cap (S-LOOP-63, S-LOOP-82)."""
+        found = self._loop(name)
+        return found is not None and found.is_flagged
+
+    def _loop(self, name: str | None) -> LoopHistory | None:
+        return None if name is None else self._units.loops.get(name)
 
     @property
-    def tool_calls(self) -> tuple[ToolCallTrace, ...]:
-        """The tools that were called, in order, with arguments and results."""
-        return tuple(
-            call
-            for traced in self.output.trace.task_traces
-            for interaction in traced.llm_interactions
-            for call in interaction.tool_calls
-        )
+    def phase_outputs(self) -> dict[str, list[TaskOutput]]:
+        """Outputs of completed phases by name, in the order in which they completed (S-PHASE-40)."""
+        return {name: list(outputs) for name, outputs in self._units.phases.items()}
 
     @property
-    def metrics(self) -> ExecutionMetrics:
-        """What the run took: model calls, tokens, times, costs."""
-        return self.output.metrics
+    def graph_history(self) -> list[GraphStep]:
+        """The steps of the run's graph, in order; [] when no graph ran (S-GRAPH-72)."""
+        return [] if self._units.graph is None else list(self._units.graph.steps)
 
     @property
-    def run_id(self) -> str | None:
-        """The run's id, which names its record."""
-        return self.output.run_id
+    def graph_termination_reason(self) -> str | None:
+        """Why the run's graph ended: `terminal` or `max_steps`; None when no graph came to an end (S-GRAPH-73)."""
+        return None if self._units.graph is None else self._units.graph.termination_reason
 
     @property
-    def is_complete(self) -> bool:
-        """Whether there is an answer: the run did not end early."""
-        return self.output.is_complete
+    def was_graph_terminated_by_max_steps(self) -> bool:
+        """Whether a graph with `on_max_steps="return_with_flag"` was ended by its cap (S-GRAPH-51)."""
+        return self._units.graph is not None and self._units.graph.is_flagged

@@ -23,6 +23,7 @@ from pydantic_core import to_jsonable_python
 
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.metrics import CostEstimate, ExecutionMetrics, TaskMetrics
+from ensemble_ray.values.unit_traces import GraphTrace, LoopTrace, PhaseStatus
 from ensemble_ray.values.value import FrozenSequence, Instant, Value
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "ExecutionTraceExporter",
     "LlmInteraction",
     "MapReduceLevelSummary",
+    "PhaseTrace",
     "TaskPrompts",
     "TaskTrace",
     "ToolCallTrace",
@@ -106,6 +108,10 @@ def _prepare_target(path: str | Path) -> Path:
 
 def _is_none(value: object) -> bool:
     return value is None
+
+
+def _is_empty(value: object) -> bool:
+    return value == ()
 
 
 #: Anything, kept as JSON data, so that a trace read from its JSON equals the one that was written (S-TRC-52).
@@ -249,6 +255,19 @@ class MapReduceLevelSummary(Value):
     workflow: str = "parallel"
 
 
+class PhaseTrace(Value):
+    """A phase that ended or was skipped (S-PHASE-44); the reviews of one are an entry of their own (S-PHASE-64)."""
+
+    name: str
+    status: PhaseStatus
+    #: all executions, those of attempts that were not accepted included, in the order in which they ended
+    task_traces: tuple[TaskTrace, ...] = ()
+    started_at: Instant
+    completed_at: Instant
+    duration: timedelta
+    attempts: int
+
+
 class ErrorTrace(Value):
     """A failure during the run."""
 
@@ -279,6 +298,11 @@ class ExecutionTrace(Value):
     total_cost_estimate: CostEstimate | None = None
     #: of a map-reduce, by level
     map_reduce_levels: tuple[MapReduceLevelSummary, ...] = ()
+    #: runs of loops, in the order in which they ended
+    loop_traces: tuple[LoopTrace, ...] = Field(default=(), exclude_if=_is_empty)
+    #: in the order in which they ended
+    phases: tuple[PhaseTrace, ...] = Field(default=(), exclude_if=_is_empty)
+    graph_trace: GraphTrace | None = Field(default=None, exclude_if=_is_none)
     errors: tuple[ErrorTrace, ...] = ()
     trace_id: str | None = None
     metadata: JsonObject = Field(default_factory=dict[str, Any])

@@ -10,11 +10,11 @@ import pytest
 from ensemble_ray import Ensemble, IllegalStateError, RunOptions
 from ensemble_ray.actors.driver.packing import pack_submission
 from ensemble_ray.actors.driver.runtime import RayRuntime
-from ensemble_ray.actors.link.wire import Submission, WireReport
-from ensemble_ray.actors.scheduler.planned_run import opening_of, wire_order
+from ensemble_ray.actors.link.wire import Submission, WireOrder, WireResult
+from ensemble_ray.actors.scheduler.planned_run import body_of, opening_of
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
-from ensemble_ray.coordinator.planned import Assignment
+from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmittedRun
 from ensemble_ray.values.ids import instance_of
 
@@ -39,12 +39,12 @@ class Owner:
     """A planned run's session, and what it reports."""
 
     def __init__(self, submission: Submission, pool: ProcessPool, *, max_own: int = 4) -> None:
-        self.reports: asyncio.Queue[WireReport] = asyncio.Queue()
+        self.reports: asyncio.Queue[WireResult] = asyncio.Queue()
         self.submission = submission
         limits = SessionLimits(max_own=max_own, most_replicas=1)
         self.session = RunSession(opening_of(submission), pool, self, hub=None, limits=limits)
 
-    async def receive(self, reports: Sequence[WireReport]) -> None:
+    async def receive(self, reports: Sequence[WireResult]) -> None:
         """Keep them."""
         for report in reports:
             self.reports.put_nowait(report)
@@ -56,5 +56,14 @@ class Owner:
     def start(self) -> None:
         """Hand out the first task."""
         node = self.submission.plan.nodes[0]
-        assignment: Assignment[bytes] = Assignment(node=node, instance=instance_of(node.key), epoch=0)
-        self.session.submit([wire_order(assignment, self.submission)])
+        order: WireOrder = TaskOrder(
+            run_id=self.submission.run_id,
+            key=node.key,
+            instance=instance_of(node.key),
+            epoch=0,
+            index=node.index,
+            task=body_of(self.submission, node.key).task,
+            agent_key=node.agent_key,
+            agent_role=node.agent_role,
+        )
+        self.session.submit([order])

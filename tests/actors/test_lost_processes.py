@@ -41,7 +41,8 @@ async def test_death_is_told_to_the_run_that_has_the_process_when_an_earlier_one
     async with asyncio.timeout(PATIENCE_S):
         report = await second.reports.get()
     assert (report.status, report.epoch) == ("failed", 0)
-    assert "its process died" in report.message
+    assert report.failure is not None
+    assert "its process died" in report.failure.message
     await second.session.close(keep=False)
     assert pool._living == set()
 

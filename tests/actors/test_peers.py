@@ -14,11 +14,10 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayT
 from ensemble_ray import IllegalStateError, StaleEpochError, Task
 from ensemble_ray.actors.link import reach
 from ensemble_ray.actors.link.packing import pack_result, unpack_order
-from ensemble_ray.actors.link.wire import WireOrder, WireReport
+from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.worker.peers import RemotePeers
 from ensemble_ray.errors import AgentExecutionError
-from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
-from ensemble_ray.execute.reports import Report
+from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.value import utc_now
@@ -51,7 +50,7 @@ class Method:
 
 
 #: What a worker does with an order.
-Answer = Callable[[WireOrder], Awaitable[WireReport]]
+Answer = Callable[[WireOrder], Awaitable[WireResult]]
 
 
 class Worker:
@@ -68,7 +67,7 @@ class Worker:
     async def _holds(self, run_id: str, instance: str) -> bool:
         return run_id == "run" and any(order.instance == instance for order in self.orders)
 
-    async def _perform(self, run_id: str, order: WireOrder) -> WireReport:
+    async def _perform(self, run_id: str, order: WireOrder) -> WireResult:
         assert run_id == "run"
         self.orders.append(order)
         answer = self._answers.pop(0) if self._answers else done
@@ -101,7 +100,7 @@ def result_of(order: WireOrder, **fields: object) -> TaskResult:
     return TaskResult(key=order.key, instance=order.instance, **known)  # type: ignore[arg-type]  # fields of a result
 
 
-async def done(order: WireOrder) -> WireReport:
+async def done(order: WireOrder) -> WireResult:
     """Give gold."""
     output = TaskOutput(
         raw="gold",
@@ -117,7 +116,7 @@ async def done(order: WireOrder) -> WireReport:
 def failing(error: BaseException) -> Answer:
     """A call that fails."""
 
-    async def fail(_order: WireOrder) -> WireReport:
+    async def fail(_order: WireOrder) -> WireResult:
         raise error
 
     return fail
@@ -145,7 +144,7 @@ async def test_result_comes_as_the_worker_gave_it() -> None:
     assert (result.instance, result.status, result.output.raw) == (ORDER.instance, "completed", "gold")
     assert (result.total_tokens, result.tool_call_count, result.duration_s) == (7, 3, 1.0)
     (order,) = worker.orders
-    assert unpack_order("run", order) == ORDER
+    assert unpack_order(order) == ORDER
 
 
 async def test_events_of_the_asker_arrive_before_the_worker_begins() -> None:
@@ -156,7 +155,7 @@ async def test_events_of_the_asker_arrive_before_the_worker_begins() -> None:
         await asyncio.sleep(0)
         steps.append("flushed")
 
-    async def work(order: WireOrder) -> WireReport:
+    async def work(order: WireOrder) -> WireResult:
         steps.append("work")
         return await done(order)
 
@@ -246,8 +245,10 @@ async def test_asker_is_told_when_a_process_died_for_good(fields: dict[str, Any]
 async def test_error_of_the_workers_task_comes_as_itself() -> None:
     """S-DEL-5, S-CONV-32: with its class, which decides whether it is turned into text."""
 
-    async def fail(order: WireOrder) -> WireReport:
-        return pack_result(result_of(order, status="failed", error=IllegalStateError("set up wrongly")))
+    async def fail(order: WireOrder) -> WireResult:
+        return pack_result(
+            result_of(order, status="failed", failure=TaskFailure(error=IllegalStateError("set up wrongly")))
+        )
 
     result = await peers_of(Scheduler([("w1", Worker(fail))])).perform(ORDER)
     assert isinstance(result.error, IllegalStateError)
@@ -269,8 +270,8 @@ async def test_error_of_a_workers_process_is_the_failure_when_its_agent_cannot_b
 async def test_asker_is_told_when_a_result_cannot_be_loaded() -> None:
     """S-CONV-34."""
 
-    async def odd(order: WireOrder) -> WireReport:
-        return Report(key=order.key, status="completed", at=1.0, output=b"no pickle")
+    async def odd(order: WireOrder) -> WireResult:
+        return TaskResult(key=order.key, instance=order.instance, status="completed", at=1.0, output=b"no pickle")
 
     result = await peers_of(Scheduler([("w1", Worker(odd))])).perform(ORDER)
     assert str(result.error).startswith("The result of agent 'Digger' cannot be loaded by its asker: ")
@@ -291,7 +292,7 @@ async def test_worker_is_stopped_when_its_asker_is(caplog: pytest.LogCaptureFixt
     """S-SET-27: nobody waits for it; that it cannot be told is a line in the log."""
     begun = asyncio.Event()
 
-    async def never(_order: WireOrder) -> WireReport:
+    async def never(_order: WireOrder) -> WireResult:
         begun.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -319,10 +320,10 @@ async def test_worker_is_stopped_when_its_asker_is(caplog: pytest.LogCaptureFixt
 async def test_work_is_asked_for_again_when_an_earlier_dispatch_of_it_was_met_and_ended(what: str) -> None:
     """S-DUR-16: an orphan that was stopped, or refused by the record, says nothing of what its successor asks for."""
 
-    async def orphan(order: WireOrder) -> WireReport:
+    async def orphan(order: WireOrder) -> WireResult:
         error = StaleEpochError("run", order.instance, 0, 1000) if what == "stale" else None
         status = "cancelled" if error is None else "failed"
-        return pack_result(result_of(order, status=status, error=error, epoch=0))
+        return pack_result(result_of(order, status=status, failure=TaskFailure(error=error), epoch=0))
 
     worker = Worker(orphan)
     result = await peers_of(Scheduler([("w1", worker)])).perform(replace(ORDER, epoch=1000))
@@ -332,9 +333,9 @@ async def test_work_is_asked_for_again_when_an_earlier_dispatch_of_it_was_met_an
 async def test_refusal_by_a_new_owner_is_given_on() -> None:
     """S-DUR-16: the run is somebody else's, and the asker must stop as well."""
 
-    async def refused(order: WireOrder) -> WireReport:
+    async def refused(order: WireOrder) -> WireResult:
         error = StaleEpochError("run", order.instance, 0, 10_000)
-        return pack_result(result_of(order, status="failed", error=error, epoch=0))
+        return pack_result(result_of(order, status="failed", failure=TaskFailure(error=error), epoch=0))
 
     result = await peers_of(Scheduler([("w1", Worker(refused))])).perform(replace(ORDER, epoch=1000))
     assert isinstance(result.error, StaleEpochError)

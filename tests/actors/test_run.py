@@ -13,9 +13,9 @@ from ensemble_ray.actors.driver import cluster as connection
 from ensemble_ray.actors.driver.run import RayRun
 from ensemble_ray.actors.link import reach
 from ensemble_ray.actors.link.packing import pack_output
-from ensemble_ray.actors.link.wire import EndPage, Submission
-from ensemble_ray.coordinator.planned import PlannedEnd
+from ensemble_ray.actors.link.wire import EndPage, Submission, WireOutcome
 from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.execute.outcomes import RunOutcome
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress
@@ -93,7 +93,7 @@ class Paging:
         self.forgotten.append(end_id)
 
     def _page(self, cursor: int) -> EndPage:
-        end = PlannedEnd[bytes, bytes](
+        end: WireOutcome = RunOutcome(
             state=RunState.COMPLETED,
             exit_reason=ExitReason.COMPLETED,
             started_at=1.0,

@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ensemble_ray.actors.link.wire import EndPage
+from ensemble_ray.actors.link.wire import EndPage, WireFailure, WireOutcome
 from ensemble_ray.actors.scheduler import run_end
 from ensemble_ray.actors.scheduler.run_end import RunEnd
 from ensemble_ray.coordinator.outputs import KeyedOutputs, SpooledOutputs
-from ensemble_ray.coordinator.planned import FailedTask, PlannedEnd
+from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 LARGE = 400_000
 
 
-def an_end(*, outputs: int = 0, size: int = 1, **others: Any) -> PlannedEnd[bytes, bytes]:
+def an_end(*, outputs: int = 0, size: int = 1, **others: Any) -> WireOutcome:
     """How a run ended with that many outputs of that size."""
     store = SpooledOutputs()
     names = [f"t{number}#0" for number in range(outputs)]
     for name in names:
         store.put(name, name.encode().ljust(size))
-    return PlannedEnd(
+    return RunOutcome(
         state=RunState.COMPLETED,
         exit_reason=ExitReason.COMPLETED,
         started_at=1.0,
@@ -49,9 +49,9 @@ async def test_end_without_entries_is_one_page() -> None:
 
 async def test_every_entry_comes_once_and_pages_are_bounded() -> None:
     """Outputs, outputs of workers, failures and what was not finished, in their order; pages of some megabyte."""
-    failed = [FailedTask(key=f"f{number}", at=1.0, failure=b"f" * LARGE, completed_before=0) for number in range(4)]
+    failed = [FailedTask(key=f"f{number}", at=1.0, failure=WireFailure(body=b"f" * LARGE)) for number in range(4)]
     given = [(f"d{number}", b"d" * LARGE) for number in range(4)]
-    left = [b"u" * LARGE] * 4
+    left = [(f"u{number}", WireFailure(body=b"u" * LARGE)) for number in range(4)]
     whole = an_end(outputs=4, size=LARGE, delegated=given, failures=failed, unfinished=left)
     end = RunEnd()
     end.result.set_result(whole)

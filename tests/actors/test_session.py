@@ -12,11 +12,10 @@ from ensemble_ray import Agent, ChatMessage, ChatResponse, RunState, Task
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.preflight import dump
 from ensemble_ray.actors.link.packing import unpack_output
-from ensemble_ray.actors.link.wire import AgentTemplate, Submission, WireReport
+from ensemble_ray.actors.link.wire import AgentTemplate, Submission, WireResult
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
-from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.reports import Report
+from ensemble_ray.execute.orders import RunContext, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.opening import store_at
@@ -58,9 +57,9 @@ def submission_of(marks: Marks, address: StoreAddress) -> Submission:
     )
 
 
-def late(epoch: int) -> WireReport:
+def late(epoch: int) -> WireResult:
     """What a process that lost the task would still report."""
-    return Report(key="a", status="completed", at=1.0, epoch=epoch, instance="a#0", output=b"late")
+    return TaskResult(key="a", status="completed", at=1.0, epoch=epoch, instance="a#0", output=b"late")
 
 
 async def test_only_the_newest_dispatch_of_a_task_is_heard(ray_cluster: str, tmp_path: Path) -> None:

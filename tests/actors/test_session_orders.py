@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, AgentTemplate, SessionOpening, WireOrder, WireReport
+from ensemble_ray.actors.link.wire import AgentTemplate, SessionOpening, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
-from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.reports import Report
+from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.values.ids import instance_of
 
 
@@ -61,13 +60,13 @@ class Bench:
     """A session, and what its coordinator gets."""
 
     def __init__(self, *declared: AgentTemplate) -> None:
-        self.pool, self.reports, self.returned = Pool(), list[WireReport](), list[str]()
+        self.pool, self.reports, self.returned = Pool(), list[WireResult](), list[str]()
         context = RunContext(run_id="run", workflow="map", total_tasks=0)
         opening = SessionOpening(run_id="run", context=context, templates=declared)
         limits = SessionLimits(max_own=4, most_replicas=3)
         self.session = RunSession(opening, cast("ProcessPool", self.pool), self, hub=None, limits=limits)
 
-    async def receive(self, reports: Sequence[WireReport]) -> None:
+    async def receive(self, reports: Sequence[WireResult]) -> None:
         """Keep them."""
         self.reports.extend(reports)
 
@@ -84,7 +83,9 @@ def template(key: str, **fields: Any) -> AgentTemplate:
 def orders(agent: str | None, *keys: str) -> list[WireOrder]:
     """Orders of those keys for that agent."""
     return [
-        WireOrder(key=key, instance=instance_of(key), epoch=0, index=1, task=b"", agent_key=agent, agent_role="W")
+        TaskOrder(
+            run_id="r", key=key, instance=instance_of(key), epoch=0, index=1, task=b"", agent_key=agent, agent_role="W"
+        )
         for key in keys
     ]
 
@@ -109,7 +110,7 @@ async def test_template_is_sent_once_to_a_process_and_again_when_that_lost_it() 
     await asyncio.sleep(0)
     (handle,) = bench.pool.handles
     assert handle.templates() == [{"w": b"body"}, {}]
-    unknown: WireReport = Report(key="b", status=UNKNOWN_TEMPLATE, at=1.0, instance="b#0")
+    unknown: WireResult = TaskResult(key="b", status="unknown_template", at=1.0, instance="b#0")
     await bench.session.report([unknown])
     await asyncio.sleep(0)
     assert handle.templates() == [{"w": b"body"}, {}, {"w": b"body"}]
@@ -135,7 +136,9 @@ async def test_group_grows_when_much_is_in_flight_and_each_report_counts_once() 
     await asyncio.sleep(0)
     shares = [len(given[1]) for handle in bench.pool.handles for name, given in handle.calls if name == "accept"]
     assert shares == [30, 30, 30]
-    done: list[WireReport] = [Report(key=key, status="completed", at=1.0, instance=instance_of(key)) for key in keys]
+    done: list[WireResult] = [
+        TaskResult(key=key, status="completed", at=1.0, instance=instance_of(key)) for key in keys
+    ]
     await bench.session.report(done)
     await bench.session.report(done)
     assert len(bench.reports) == 90

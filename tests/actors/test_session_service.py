@@ -12,16 +12,14 @@ import pytest
 from ensemble_ray import ChatResponse, Task
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.packing import Packer
-from ensemble_ray.actors.link.packing import unpack_result
-from ensemble_ray.actors.link.wire import OrderBatch, SessionOpening, WireReport
+from ensemble_ray.actors.link.wire import OrderBatch, SessionOpening, WireResult
 from ensemble_ray.actors.scheduler import dynamic_run
 from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.session_service import SessionService
-from ensemble_ray.execute.orders import RunContext, TaskOrder
-from ensemble_ray.execute.reports import Report
+from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.values.ids import instance_of
 from tests.builders import agent
 from tests.scenarios.teams import PATIENCE_S
@@ -67,10 +65,15 @@ class Bench:
             )
             for key in keys
         ]
+        named = {packed.instance: packed.names for packed in orders if packed.names is not None}
         templates = [found for order in orders if (found := self.packer.template_of(order)) is not None]
         bundles = {name: body for order in orders for name, body in self.packer.bundles_of(order).items()}
         return OrderBatch(
-            number=number, orders=[packed.order for packed in orders], templates=templates, bundles=bundles
+            number=number,
+            orders=[packed.order for packed in orders],
+            callables=named,
+            templates=templates,
+            bundles=bundles,
         )
 
     @property
@@ -90,9 +93,9 @@ async def bench(ray_cluster: str) -> AsyncIterator[Bench]:
     assert made.pool._living == set()
 
 
-def report(key: str, *, epoch: int = 0, body: bytes = b"x") -> WireReport:
+def report(key: str, *, epoch: int = 0, body: bytes = b"x") -> WireResult:
     """What a process reports."""
-    return Report(key=key, status="completed", at=1.0, epoch=epoch, instance=instance_of(key), output=body)
+    return TaskResult(key=key, status="completed", at=1.0, epoch=epoch, instance=instance_of(key), output=body)
 
 
 async def test_entries_are_kept_until_the_driver_has_them(bench: Bench) -> None:
@@ -100,13 +103,13 @@ async def test_entries_are_kept_until_the_driver_has_them(bench: Bench) -> None:
     await bench.service.submit_orders("fed", "driver/1", bench.batch(1, "a", "b"))
     await bench.run.report([report("a"), report("a"), report("b", epoch=7)])
     pages = [await bench.service.collect("fed", "driver/1", 0, 0.0) for _ in range(2)]
-    assert [(page.cursor, [each.key for each in page.reports]) for page in pages if page] == [(1, ["a"])] * 2
+    assert [(page.cursor, [each.key for each in page.results]) for page in pages if page] == [(1, ["a"])] * 2
     await bench.run.report([report("b")])
     page = await bench.service.collect("fed", "driver/1", 1, 0.0)
     assert page is not None
-    assert (page.cursor, [each.key for each in page.reports]) == (2, ["b"])
+    assert (page.cursor, [each.key for each in page.results]) == (2, ["b"])
     assert (await bench.service.collect("fed", "driver/1", 2, 0.0), bench.run._outbox) == (
-        replace(page, reports=[]),
+        replace(page, results=[]),
         [],
     )
     assert (bench.run._session._in_flight, bench.run._session._groups._orders) == ({}, {})
@@ -118,7 +121,7 @@ async def test_large_reports_make_small_pages(bench: Bench) -> None:
     await bench.run.report([report(key, body=bytes(700_000)) for key in "abc"])
     page = await bench.service.collect("fed", "driver/1", 0, 0.0)
     assert page is not None
-    assert [each.key for each in page.reports] == ["a", "b"]
+    assert [each.key for each in page.results] == ["a", "b"]
 
 
 async def test_batch_counts_once_when_it_comes_twice(bench: Bench) -> None:
@@ -140,7 +143,7 @@ async def test_order_is_given_back_when_something_that_it_needs_is_not_known(ben
     await bench.service.submit_orders("fed", "driver/1", replace(by_handler, bundles={}))
     page = await bench.service.collect("fed", "driver/1", 0, 0.0)
     assert page is not None
-    assert (page.cursor, page.reports, page.unknown) == (2, [], ["a#0", "h#0"])
+    assert (page.cursor, page.results, page.unknown) == (2, [], ["a#0", "h#0"])
     assert (bench.run._session._in_flight, bench.pool._living) == ({}, set())
 
 
@@ -150,8 +153,8 @@ async def test_task_that_waits_for_its_callables_is_stopped(bench: Bench) -> Non
     await bench.service.stop_orders("fed", "driver/1", ["h#0"])
     page = await bench.service.collect("fed", "driver/1", 0, PATIENCE_S)
     assert page is not None
-    (told,) = page.reports
-    assert (told.status, unpack_result(told.failure or b"").error) == ("cancelled", None)
+    (told,) = page.results
+    assert (told.status, told.failure) == ("cancelled", None)
     assert (bench.run._session._in_flight, bench.run._session._callables._tasks) == ({}, {})
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray import Agent, ChatResponse, Task
-from ensemble_ray.actors.link.packing import pack_order, unpack_report
-from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
+from ensemble_ray.actors.link.packing import pack_order, unpack_result
+from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.worker.task_host import TaskHost
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunContext, TaskOrder
@@ -61,9 +61,9 @@ class Sent:
     """A target that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.reports: list[WireReport] = []
+        self.reports: list[WireResult] = []
 
-    async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
+    async def report(self, run_id: str, reports: Sequence[WireResult]) -> None:
         self.reports.extend(reports)
 
 
@@ -104,7 +104,7 @@ async def test_report_is_the_reply_and_events_come_before_it(bench: Bench) -> No
     """S-PAR-41: nothing is sent to the scheduler for work that an agent asked for."""
     bench.model.may.set()
     report = await bench.host.perform("run", wire())
-    result = unpack_report(report)
+    result = unpack_result(report)
     assert result.output is not None
     assert (result.output.raw, bench.flushed, bench.target.reports) == ("gold", 1, [])
 
@@ -163,32 +163,34 @@ async def test_process_is_not_used_again_when_released_work_does_not_let_go(
 async def test_task_that_cannot_be_loaded_is_a_failed_report(bench: Bench) -> None:
     """S-CONV-34: never a hang, and what to do is said."""
     report = await bench.host.perform("run", replace(wire(), task=b"no pickle"))
-    assert (report.status, report.error_type) == ("failed", "ValidationError")
-    assert "cannot be loaded in a worker process" in report.message
+    assert report.failure is not None
+    assert (report.status, report.failure.error_type) == ("failed", "ValidationError")
+    assert "cannot be loaded in a worker process" in report.failure.message
 
 
 async def test_agent_that_comes_with_its_task_is_its_kinds_template_and_what_differs(bench: Bench) -> None:
     """S-MR-142: one model object for all of a kind; a task of a kind that was not sent is not begun, and says so."""
     bench.model.may.set()
     template = pickle.dumps(Agent(role="Digger", goal="dig", llm=PLACED))
-    order = replace(wire(), depth=0, agent_key="kind.1", overrides=pickle.dumps({"role": "Miner"}))
+    order = replace(wire(), depth=0, agent_key="kind.1", agent=pickle.dumps({"role": "Miner"}))
     unknown = await bench.host.perform("run", order)
-    assert (unknown.status, unknown.epoch) == (UNKNOWN_TEMPLATE, 0)
+    assert (unknown.status, unknown.epoch) == ("unknown_template", 0)
     bench.host.accept("run", [order])
     told = await bench.host.perform("run", order, {"kind.1": template})
-    first = unpack_report(told).output
+    first = unpack_result(told).output
     assert first is not None
-    other = replace(order, instance="b#0", key="b", overrides=pickle.dumps({}))
-    second = unpack_report(await bench.host.perform("run", other)).output
+    other = replace(order, instance="b#0", key="b", agent=pickle.dumps({}))
+    second = unpack_result(await bench.host.perform("run", other)).output
     assert second is not None
     assert first.raw == second.raw
-    assert [report.status for report in bench.target.reports] == [UNKNOWN_TEMPLATE]
+    assert [report.status for report in bench.target.reports] == ["unknown_template"]
     assert bench.host._runs["run"].template_of == {}
 
 
 async def test_task_whose_agent_cannot_be_loaded_is_a_failed_report(bench: Bench) -> None:
     """S-CONV-34, S-MR-106: the same each time, so nobody sends it again for ever."""
-    order = replace(wire(), agent_key="kind.1", overrides=pickle.dumps({}))
+    order = replace(wire(), agent_key="kind.1", agent=pickle.dumps({}))
     for _ in range(2):
         report = await bench.host.perform("run", order, {"kind.1": b"no pickle"})
-        assert (report.status, report.error_type) == ("failed", "ValidationError")
+        assert report.failure is not None
+        assert (report.status, report.failure.error_type) == ("failed", "ValidationError")

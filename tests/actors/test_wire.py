@@ -22,9 +22,9 @@ from ensemble_ray.actors.link.packing import (
     pack_order,
     pack_recorded,
     pack_result,
+    unpack_failure,
     unpack_order,
     unpack_output,
-    unpack_report,
     unpack_result,
 )
 from ensemble_ray.actors.link.wire import (
@@ -33,12 +33,12 @@ from ensemble_ray.actors.link.wire import (
     CallablesUpdate,
     Submission,
     TaskCallables,
-    WireReport,
+    WireOrder,
+    WireResult,
 )
-from ensemble_ray.actors.scheduler.planned_run import wire_order
-from ensemble_ray.coordinator.planned import Assignment
+from ensemble_ray.actors.scheduler.planned_run import body_of
 from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, message_of
-from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import Revision, RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.testing import ScriptedModel
@@ -69,7 +69,9 @@ def completed(output: TaskOutput) -> TaskResult:
 
 def failed(error: BaseException) -> TaskResult:
     """The result of a task that failed."""
-    return TaskResult(key="write", instance="write#0", status="failed", at=5.0, duration_s=2.0, error=error)
+    return TaskResult(
+        key="write", instance="write#0", status="failed", at=5.0, duration_s=2.0, failure=TaskFailure(error=error)
+    )
 
 
 def in_a_fresh_process(body: bytes, expression: str, folder: Path) -> str:
@@ -110,10 +112,11 @@ def test_failure_travels_with_its_class_fields_and_causes() -> None:
     error = AgentExecutionError("it broke", "Writer", "write")
     error.__cause__ = OSError("disk full")
     report = pack_result(failed(error))
-    assert (report.status, report.error_type, report.message) == ("failed", "AgentExecutionError", "it broke")
     assert report.output is None
     assert report.failure is not None
-    found = unpack_result(report.failure).error
+    told = (report.status, report.failure.error_type, report.failure.message)
+    assert told == ("failed", "AgentExecutionError", "it broke")
+    found = unpack_result(report).error
     assert isinstance(found, AgentExecutionError)
     assert (found.agent_role, found.task_description, str(found.__cause__)) == ("Writer", "write", "disk full")
 
@@ -127,22 +130,22 @@ def test_failure_whose_cause_cannot_travel_is_told_by_a_stand_in() -> None:
             self.lock = threading.Lock()
 
     report = pack_result(failed(LockedError()))
-    assert (report.error_type, report.message) == ("LockedError", "held")
     assert report.failure is not None
-    found = unpack_result(report.failure).error
+    assert (report.failure.error_type, report.failure.message) == ("LockedError", "held")
+    found = unpack_result(report).error
     assert found is not None
     assert (type(found).__name__, message_of(found)) == ("LockedError", "held")
 
 
 def test_task_fails_when_its_result_cannot_leave_the_process() -> None:
     """S-PAR-34: a result that cannot be pickled becomes a failure that says so, not silence."""
-    report: WireReport = pack_result(completed(output_of("x", parsed_output=threading.Lock(), output_type=object)))
+    report: WireResult = pack_result(completed(output_of("x", parsed_output=threading.Lock(), output_type=object)))
     assert report.status == "failed"
-    assert report.error_type == "AgentExecutionError"
-    assert "The result of task 'write' cannot leave its agent's process" in report.message
     assert report.output is None
     assert report.failure is not None
-    found = cast("AgentExecutionError", unpack_result(report.failure).error)
+    assert report.failure.error_type == "AgentExecutionError"
+    assert "The result of task 'write' cannot leave its agent's process" in report.failure.message
+    found = cast("AgentExecutionError", unpack_result(report).error)
     assert (found.agent_role, found.task_description) == ("Writer", "write")
 
 
@@ -171,13 +174,35 @@ def test_order_arrives_with_everything_that_its_task_needs(guardrails: tuple[int
         callables=None if guardrails == (0, 0) else CallablesUpdate(bundles={"x": b""}, tasks={"write": asked}),
     )
     context = [pickle.dumps(output_of(raw)) for raw in ("one", "two")]
-    assignment = Assignment(node=node, instance="write#0", epoch=3, context=tuple(context), missing_context="gone")
-    order = unpack_order("r", pickle.loads(pickle.dumps(wire_order(assignment, submission))))  # noqa: S301  our own
+    body = body_of(submission, "write")
+    sent: WireOrder = TaskOrder(
+        run_id="r",
+        key="write",
+        instance="write#0",
+        epoch=3,
+        index=2,
+        task=body.task,
+        agent_key="writer",
+        agent_role="Writer",
+        context=context,
+        missing_context="gone",
+        joined=((0, 2),),
+        revision=Revision(attempt=1, feedback="shorter", prior=context[1]),
+        wants_text=True,
+        is_streaming=True,
+        input_guardrails=body.input_guardrails,
+        output_guardrails=body.output_guardrails,
+    )
+    order = unpack_order(pickle.loads(pickle.dumps(sent)))  # noqa: S301  our own
     assert (order.run_id, order.key, order.instance, order.epoch, order.index) == ("r", "write", "write#0", 3, 2)
     assert order.task == task
     assert (order.agent_key, order.agent_role, order.is_streaming) == ("writer", "Writer", True)
     assert [each.raw for each in order.context] == ["one", "two"]
     assert order.missing_context == "gone"
+    assert (order.joined, order.wants_text) == (((0, 2),), True)
+    assert order.revision is not None
+    assert order.revision.prior is not None
+    assert (order.revision.attempt, order.revision.feedback, order.revision.prior.raw) == (1, "shorter", "two")
     assert (order.input_guardrails, order.output_guardrails) == guardrails
 
 
@@ -197,15 +222,15 @@ def test_delegated_order_arrives_with_who_asked_and_how_deep() -> None:
         caller_role="Writer",
         delegation_id="id-1",
     )
-    assert unpack_order("r", pickle.loads(pickle.dumps(pack_order(order)))) == order  # noqa: S301  our own
+    assert unpack_order(pickle.loads(pickle.dumps(pack_order(order)))) == order  # noqa: S301  our own
 
 
 def test_result_of_delegated_work_is_the_same_at_its_asker() -> None:
     """S-DEL-3: output and counts; a failure with its error and what it did."""
     done = replace(completed(output_of("gold")), epoch=7, tool_call_count=3)
-    assert unpack_report(pack_result(done)) == done
+    assert unpack_result(pack_result(done)) == done
     error = GuardrailViolationError("input", "rude", "write", "Writer")
-    found = unpack_report(pack_result(replace(failed(error), epoch=7)))
+    found = unpack_result(pack_result(replace(failed(error), epoch=7)))
     assert isinstance(found.error, GuardrailViolationError)
     assert (found.status, found.epoch, str(found.error)) == ("failed", 7, str(error))
 
@@ -213,7 +238,7 @@ def test_result_of_delegated_work_is_the_same_at_its_asker() -> None:
 @pytest.mark.parametrize("status", ["completed", "failed", "unpicklable"])
 def test_work_of_a_managers_team_travels_beside_its_result(status: str) -> None:
     """S-HIER-6, S-HIER-60: role and output in completion order, whatever came of the manager; once, and not in its failure."""
-    team = [(f"manager#0/0/call-{n}/delegate#0", output_of(raw, agent_role=raw)) for n, raw in enumerate(("B", "A"))]
+    team = [(raw, output_of(raw, agent_role=raw)) for raw in ("B", "A")]
     trace = TaskTrace(
         task_description="dig",
         expected_output="gold",
@@ -230,8 +255,7 @@ def test_work_of_a_managers_team_travels_beside_its_result(status: str) -> None:
     assert [(role, unpack_output(body).raw) for role, body in report.delegated] == [("B", "B"), ("A", "A")]
     assert report.failed_delegations == (trace,)
     if report.failure is not None:
-        found = unpack_result(report.failure)
-        assert (found.delegated, found.failed_delegations) == ((), ())
+        assert isinstance(unpack_failure(report.failure).error, Exception)
 
 
 def test_recorded_output_of_a_worker_needs_no_task() -> None:

@@ -16,7 +16,7 @@ from ensemble_ray import Ensemble, EnsembleError, ExitReason, Run, RunExistsErro
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.actors.link.wire import Submission
 from ensemble_ray.actors.scheduler.submission_store import KEY_NAME, SubmissionStore
-from ensemble_ray.execute.orders import RunOutcome
+from ensemble_ray.execute.outcomes import RunOutcome
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.opening import store_at

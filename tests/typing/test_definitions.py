@@ -7,6 +7,7 @@ from typing import Any, assert_type
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.events import TaskStartEvent
 from ensemble_ray.llm.openai import OpenAIChatModel
@@ -54,7 +55,7 @@ def test_tasks_are_linked_by_lists_and_read_as_sequences() -> None:
     article = Task(description="Write", expected_output="Prose", context=[facts], output_type=dict[str, int])
     check = Task(description="Check", expected_output="Yes", context=(facts, article), handler=slow_handler)
     echo = Task(description="Echo", expected_output="Same", handler=Echo(), input_guardrails=[str])
-    assert_type(check.context[0], Task)
+    assert_type(check.context[0], Task | UnitOutput)
     assert_type(article, Task[dict[str, int]])
     assert_type(facts, Task)
     assert_type(facts, Task[Any])

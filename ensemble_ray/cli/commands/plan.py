@@ -77,7 +77,7 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
     from ensemble_ray.plan.planner import plan_run
     from ensemble_ray.runs.planned import check
 
-    needed = needed_inputs(ensemble.tasks)
+    needed = needed_inputs(ensemble.all_tasks)
     missing = {name: users for name, users in needed.items() if name not in {**ensemble.inputs, **inputs}}
     placeholders = {name: f"{{{name}}}" for name in missing}
     resolved = check(ensemble, {**inputs, **placeholders})
@@ -120,7 +120,7 @@ def levels_of(plan: Plan) -> list[list[Node]]:
 
 
 def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
-    task = next(each for each in ensemble.tasks if each.object_id == node.object_id)
+    task = next(each for each in ensemble.all_tasks if each.object_id == node.object_id)
     is_synthesized = node.agent_key is None and task.handler is None
     return {
         "key": node.key,

@@ -84,7 +84,7 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
         PromptTemplateError: inputs are missing: all of them, each with the tasks that use it.
     """
     values = {**ensemble.inputs, **inputs}
-    needed = needed_inputs(ensemble.tasks)
+    needed = needed_inputs(ensemble.all_tasks)
     missing = {name: users for name, users in needed.items() if name not in values}
     if not missing:
         return
@@ -98,7 +98,7 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
 
 def unused_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> list[str]:
     """Return the names of inputs that no task uses; likely mistyped."""
-    needed = needed_inputs(ensemble.tasks)
+    needed = needed_inputs(ensemble.all_tasks)
     return [name for name in inputs if name not in needed]
 
 
@@ -122,7 +122,7 @@ def input_warnings(
     ]
     if ensemble is None or not (spare := unused_inputs(ensemble, inputs)):
         return lines
-    needed = needed_inputs(ensemble.tasks)
+    needed = needed_inputs(ensemble.all_tasks)
     return [*lines, *(f"Input '{name}' was given and no task uses it.{suggestion(name, needed)}" for name in spare)]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.items.number_set import NumberSet
 from ensemble_ray.items.spool import Spool, SpooledSequence
-from ensemble_ray.plan.planner import tool_names
+from ensemble_ray.plan.nodes import tool_names
 from ensemble_ray.values.metrics import MetricsSum
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import AgentSummary, MapReduceLevelSummary, TaskTrace

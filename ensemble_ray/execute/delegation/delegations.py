@@ -13,7 +13,6 @@ import asyncio
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ from ensemble_ray.execute.delegation.gates import Gate, ManagerGate, PeerGate, R
 from ensemble_ray.execute.delegation.peers import Peers
 from ensemble_ray.execute.effects import DelegationEffect, Outcome, ToolEffect
 from ensemble_ray.execute.exits import exit_of
-from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import recorded_output, recorded_trace
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import Until
@@ -43,6 +42,7 @@ from ensemble_ray.schedule.hierarchy import DelegationEnforcer, rules_text
 from ensemble_ray.values.delegation import Colleague, DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import delegated_instance
 from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Delegations:
         facts = await self._scope.ports.journal.known(order.instance)
         if recorded.outcome != "success":
             error = AgentExecutionError(recorded.text.removeprefix("Error: "), worker.role, order.task.description)
-            return replace(self._failed_result(order, error), trace=recorded_trace(facts, order.instance))
+            return self._failed_result(order, error, recorded_trace(facts, order.instance))
         output = recorded_output(facts, order.instance)
         if output is None:  # in a run whose facts are written later (durability `run`), the last ones may be lost
             output = TaskOutput(
@@ -181,7 +181,9 @@ class Delegations:
                 completed_at=utc_of(recorded.started_at + recorded.duration_s),
                 duration=timedelta(seconds=recorded.duration_s),
             )
-        return replace(self._failed_result(order, None), status="completed", output=output)
+        return TaskResult(
+            key=order.key, instance=order.instance, status="completed", at=self._scope.ports.clock.now(), output=output
+        )
 
     async def _performed(self, name: str, decision: Decision, worker: Colleague) -> TaskResult:
         order = self._worker_order(name, decision, worker)
@@ -222,8 +224,8 @@ class Delegations:
         if stopped is not None and stopped.status == "completed":
             return stopped  # it was done at that very moment
         text = f"Agent '{order.agent_role}' was stopped, since it did not finish within {limit_s:g} s"
-        failed = self._failed_result(order, AgentExecutionError(text, order.agent_role, order.task.description))
-        return failed if stopped is None else replace(failed, trace=stopped.trace)
+        error = AgentExecutionError(text, order.agent_role, order.task.description)
+        return self._failed_result(order, error, None if stopped is None else stopped.trace)
 
     def _worker_order(self, name: str, decision: Decision, worker: Colleague) -> TaskOrder:
         instance = delegated_instance(name)
@@ -243,9 +245,9 @@ class Delegations:
             delegation_id=decision.request.task_id,
         )
 
-    def _failed_result(self, order: TaskOrder, error: BaseException | None) -> TaskResult:
-        now = self._scope.ports.clock.now()
-        return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, duration_s=0.0, error=error)
+    def _failed_result(self, order: TaskOrder, error: BaseException, trace: TaskTrace | None) -> TaskResult:
+        now, failure = self._scope.ports.clock.now(), TaskFailure(error=error, trace=trace)
+        return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, failure=failure)
 
     def stopped(self) -> None:
         """Record in the trace of a cancelled task what it was waiting for."""

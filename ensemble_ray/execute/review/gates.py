@@ -20,11 +20,14 @@ from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import Edit, ExitEarly, ReviewRequest, ReviewTiming
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ensemble_ray.execute.scope import TaskScope
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.values.outputs import TaskOutput
     from ensemble_ray.values.reviews import Review
 
-__all__ = ["Reviewed", "ask_before", "exit_reason_of", "review_output"]
+__all__ = ["Reviewed", "ask_before", "exit_reason_of", "recorded_exit", "review_output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,15 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
 def _has_ended(scope: TaskScope) -> bool:
     ends = (OutputRecorded, FailureRecorded, ExitRecorded)
     return any(find_fact(scope.recorded_facts, scope.order.instance, end) is not None for end in ends)
+
+
+def recorded_exit(facts: Mapping[tuple[str, str], Fact], instance: str) -> ExitReason | None:
+    """Return why the run ended at the gate behind a task whose output is recorded; None: it went on."""
+    exited = find_fact(facts, instance, ExitRecorded)
+    # One that had spent its budget, and was gone on with, gave its output after that.
+    if exited is None or exited.data.reason is ExitReason.BUDGET_EXHAUSTED:
+        return None
+    return exited.data.reason
 
 
 def exit_reason_of(*, timed_out: bool) -> ExitReason:

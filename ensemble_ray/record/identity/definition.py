@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.definition.ensemble import EnsembleDefinition
+    from ensemble_ray.definition.graph import Graph
+    from ensemble_ray.definition.loop import Loop
+    from ensemble_ray.definition.phase import Phase
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.planner import Planned
 
@@ -64,6 +67,10 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
         data["max_tool_output_length"] = definition.max_tool_output_length
     if definition.on_incomplete != "warn":
         data["on_incomplete"] = definition.on_incomplete
+    if planned.units:
+        asked = {key: found for key, unit in planned.units.items() if (found := _unit(unit))}
+        if asked:
+            data["units"] = asked
     if planned.colleagues:
         data["delegation"] = _delegation(planned, definition)
     return data
@@ -144,6 +151,38 @@ def _task(task: Task) -> dict[str, object] | None:
     if task.revision_feedback is not None:
         revision = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
         data["revision"] = list(revision)
+    return data
+
+
+def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
+    """Return the callables that decide about a unit; names, caps and modes stand in the plan."""
+    from ensemble_ray.definition.graph import Graph  # plans without units do not need them
+    from ensemble_ray.definition.graph_edges import GraphEdge
+    from ensemble_ray.definition.loop import Loop
+
+    if isinstance(unit, Loop):
+        return {} if unit.until is None else {"until": _predicate(unit.until)}
+    if isinstance(unit, Graph):
+        conditions = {
+            str(index): identity_of(edge.condition)
+            for index, edge in enumerate(unit.edges)
+            if isinstance(edge, GraphEdge) and edge.condition is not None
+        }
+        return {"edges": conditions} if conditions else {}
+    return {}
+
+
+def _predicate(until: object) -> dict[str, object]:
+    """Return which code a predicate is; of a built-in one what it looks for."""
+    from ensemble_ray.definition.until import Until  # plans without units do not need it
+
+    if not isinstance(until, Until):
+        return identity_of(until)
+    data: dict[str, object] = {"callable": f"Until.{until.kind}"}
+    if until.text:
+        data |= {"text": until.text, "ignore_case": until.ignore_case}
+    if until.condition is not None:
+        data["condition"] = identity_of(until.condition)
     return data
 
 

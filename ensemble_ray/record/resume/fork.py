@@ -19,7 +19,7 @@ from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_maki
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
-from ensemble_ray.plan.planner import SYNTHESIZED
+from ensemble_ray.plan.nodes import SYNTHESIZED
 from ensemble_ray.record.identity.digest import differences
 from ensemble_ray.values.ids import RUN, instance_of, task_instance
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Never, TypeAlias
 
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs
-from ensemble_ray.coordinator.planned import Assignment, PlannedEnd, PlannedTasks
+from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
-from ensemble_ray.execute.reports import Report, Resumed
+from ensemble_ray.execute.orders import TaskBody, TaskOrder, TaskResult, TaskStatus
+from ensemble_ray.execute.outcomes import Resumed, RunOutcome
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Plan
@@ -19,6 +21,26 @@ from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.schedule.plans import plan_of
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure that nobody looks into."""
+
+    body: str
+    error_type: str = ""
+    message: str = ""
+    newer_epoch: int = 0
+
+
+#: Bodies are texts here.
+Order: TypeAlias = TaskOrder[str, Never, str]
+Result: TypeAlias = TaskResult[str, Failure]
+
+
+def body_of(key: str) -> TaskBody[str]:
+    """Return a task of a plan."""
+    return TaskBody(f"task {key}")
 
 
 def describe_facts(facts: Sequence[Fact]) -> list[str]:
@@ -47,12 +69,12 @@ class RecordingExecutor:
     """Keeps what it was asked to do, and what the journal knew then."""
 
     journal: MemoryJournal
-    started: list[Assignment[str]] = field(default_factory=list)
+    started: list[Order] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     recorded: list[list[str]] = field(default_factory=list)
 
-    def start(self, assignments: Sequence[Assignment[str]]) -> None:
-        self.started += assignments
+    def start(self, orders: Sequence[Order]) -> None:
+        self.started += orders
         self.recorded.append(describe_facts(self.journal.facts()))
 
     def stop(self, instances: Sequence[str]) -> None:
@@ -62,7 +84,7 @@ class RecordingExecutor:
     @property
     def keys(self) -> list[str]:
         """Keys of the tasks that were started, in order."""
-        return [assignment.node.key for assignment in self.started]
+        return [order.key for order in self.started]
 
 
 class Conducting:
@@ -74,23 +96,24 @@ class Conducting:
         *,
         preamble: Sequence[Fact] = (),
         epoch: int = 0,
-        resumed: Resumed[str, str] | None = None,
+        resumed: Resumed[str, Failure] | None = None,
     ) -> None:
         self.clock = ManualClock(start=100.0)
         self.journal = SlowJournal("run")
         self.executor = RecordingExecutor(self.journal)
         self.plan = plan
         journal = RunJournal(run_id="run", epoch=epoch, journal=self.journal, clock=self.clock)
-        self.tasks: PlannedTasks[str, str] = PlannedTasks(
+        self.tasks: PlannedTasks[str, str, Failure] = PlannedTasks(
             plan,
             journal,
             HeldOutputs(),
+            body_of,
             header=PlanRecorded(workflow=plan.workflow),
             preamble=preamble,
             resumed=resumed,
         )
         self.coordinator = Coordinator(journal, self.tasks)
-        self.end: asyncio.Task[PlannedEnd[str, str]]
+        self.end: asyncio.Task[RunOutcome[str, Failure]]
 
     async def start(self) -> None:
         """Begin, and return when it has nothing more to do by itself."""
@@ -104,8 +127,8 @@ class Conducting:
         if self.end.done():
             await self.end
 
-    async def report(self, *reports: Report[str, str]) -> None:
-        self.coordinator.deliver(reports)
+    async def report(self, *results: Result) -> None:
+        self.coordinator.deliver(results)
         await self.settled()
 
     async def cancel(self) -> None:
@@ -119,13 +142,13 @@ class Conducting:
         """All facts."""
         return describe_facts(self.journal.facts())
 
-    def ended(self) -> PlannedEnd[str, str]:
+    def ended(self) -> RunOutcome[str, Failure]:
         """Return how it ended; it must have."""
         return self.end.result()
 
 
 async def conducting(
-    plan: Plan, *, preamble: Sequence[Fact] = (), epoch: int = 0, resumed: Resumed[str, str] | None = None
+    plan: Plan, *, preamble: Sequence[Fact] = (), epoch: int = 0, resumed: Resumed[str, Failure] | None = None
 ) -> Conducting:
     """A run that began, or went on."""
     run = Conducting(plan, preamble=preamble, epoch=epoch, resumed=resumed)
@@ -133,9 +156,9 @@ async def conducting(
     return run
 
 
-def done(key: str, at: float = 101.0) -> Report[str, str]:
+def done(key: str, at: float = 101.0) -> Result:
     """The task gave an output."""
-    return Report(
+    return TaskResult(
         key=key,
         instance=f"{key}#0",
         status="completed",
@@ -146,22 +169,22 @@ def done(key: str, at: float = 101.0) -> Report[str, str]:
     )
 
 
-def failed(key: str, at: float = 101.0) -> Report[str, str]:
+def failed(key: str, at: float = 101.0) -> Result:
     """The task failed."""
-    return Report(
+    return TaskResult(
         key=key,
         instance=f"{key}#0",
         status="failed",
         at=at,
-        failure=f"failure of {key}",
-        error_type="ValueError",
-        message=f"{key} broke",
+        failure=Failure(f"failure of {key}", "ValueError", f"{key} broke"),
     )
 
 
-def ended_early(key: str, status: str, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> Report[str, str]:
+def ended_early(key: str, status: TaskStatus, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> Result:
     """The task exited, or was cancelled."""
-    return Report(key=key, instance=f"{key}#0", status=status, at=101.0, failure=f"trace of {key}", exit_reason=reason)
+    return TaskResult(
+        key=key, instance=f"{key}#0", status=status, at=101.0, failure=Failure(f"trace of {key}"), exit_reason=reason
+    )
 
 
 PAIR = plan_of("parallel", {"a": (), "b": (), "c": ("b", "a")})

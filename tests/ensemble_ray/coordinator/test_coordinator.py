@@ -12,11 +12,12 @@ from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs, KeyedOutputs, OutputStore, SpooledOutputs
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
-from ensemble_ray.execute.reports import Report
+from ensemble_ray.execute.orders import Revision, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.schedule.instructions import (
     Cancel,
+    ContextPart,
     CountTokens,
     End,
     Evaluate,
@@ -30,7 +31,7 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Decided, Evaluated, Stimulus
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.outputs import ExitReason, RunState
-from tests.ensemble_ray.coordinator.planned_runs import RecordingExecutor, done, ended_early
+from tests.ensemble_ray.coordinator.planned_runs import Failure, RecordingExecutor, body_of, done, ended_early
 from tests.ensemble_ray.schedule.plans import plan_of
 
 END = End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
@@ -49,7 +50,7 @@ class Script:
         return [each for stimulus in stimuli for each in self.answers.pop(type(stimulus), [])]
 
 
-class Asking(PlannedTasks[str, str]):
+class Asking(PlannedTasks[str, str, Failure]):
     """Tasks with user code to ask."""
 
     asked: Question | None = None
@@ -66,7 +67,9 @@ class Scripted:
         self.journal = MemoryJournal("run")
         journal = RunJournal(run_id="run", epoch=0, journal=self.journal, clock=ManualClock(start=100.0))
         self.outputs: HeldOutputs[str] = HeldOutputs()
-        self.tasks = Asking(plan_of("parallel", {"a": (), "b": ("a",)}), journal, self.outputs, header=PlanRecorded())
+        self.tasks = Asking(
+            plan_of("parallel", {"a": (), "b": ("a",)}), journal, self.outputs, body_of, header=PlanRecorded()
+        )
         self.source = Script(answers)
         self.executor = RecordingExecutor(self.journal)
         self.coordinator = Coordinator(journal, self.tasks)
@@ -81,15 +84,46 @@ class Scripted:
 
 
 async def test_changes_ride_on_the_order() -> None:
-    """The next attempt at a task is another instance of it, with what it has beside the task itself."""
-    changes = TaskChanges(attempt=2, feedback="shorter", prior="a#0")
-    run = Scripted({Begun: [Start(instance="a#1", changes=changes)], Completed: [END]})
+    """S-LOOP-100: the next attempt is another instance, with an earlier output; what is not there is not shown."""
+    changes = TaskChanges(attempt=2, feedback="shorter", prior="loop:l#0/b#0")
+    starts = [Start(instance="loop:l#1/a#0", changes=changes), Start(instance="loop:l#2/a#0", changes=TaskChanges())]
+    run = Scripted({Begun: starts, Completed: [END]})
+    run.outputs.put("loop:l#0/b#0", "draft")
+    await run.heard(Begun)
+    first, second = run.executor.started
+    assert (first.key, first.instance) == ("a", "loop:l#1/a#0")
+    assert first.revision == Revision(attempt=2, feedback="shorter", prior="draft")
+    assert second.revision == Revision(attempt=0, feedback="", prior=None)
+    run.coordinator.deliver([TaskResult(key="a", instance="loop:l#1/a#0", status="completed", at=1.0, output="x")])
+    await run.end
+
+
+async def test_context_of_an_order_is_what_its_source_says() -> None:
+    """S-LOOP-72, S-ENG-11: outputs in the order of the parts, which of them arrive as one, and what is not there."""
+    parts = (ContextPart(("x#0",)), ContextPart(("l#0", "l#1"), is_joined=True), ContextPart(("y#0", "x#0")))
+    run = Scripted({Begun: [Start(instance="a#0", context=parts, missing="b")], Completed: [END]})
+    for instance in ("x#0", "y#0", "l#0", "l#1"):
+        run.outputs.put(instance, f"of {instance}")
     await run.heard(Begun)
     (order,) = run.executor.started
-    assert (order.node.key, order.instance, order.changes) == ("a", "a#1", changes)
-    run.coordinator.deliver([Report(key="a", instance="a#1", status="completed", at=1.0, output="x")])
-    ended = await run.end
-    assert list(ended.completed) == [("a", "x")]
+    assert order.context == ("of x#0", "of l#0", "of l#1", "of y#0", "of x#0")
+    assert (order.joined, order.missing_context) == (((1, 3),), "Do b")
+    run.coordinator.deliver([TaskResult(key="a", instance="a#0", status="completed", at=1.0, output="x")])
+    await run.end
+
+
+async def test_text_of_an_answer_is_told_when_the_source_reads_it() -> None:
+    """S-PHASE-62: the order asks for it, the stimulus has it."""
+    run = Scripted({Begun: [Start(instance="a#0", wants_text=True)], Completed: [END]})
+    await run.heard(Begun)
+    (order,) = run.executor.started
+    assert order.wants_text
+    answer = TaskResult(key="a", instance="a#0", status="completed", at=1.0, output="x", text="APPROVE")
+    run.coordinator.deliver([answer])
+    told = await run.heard(Completed)
+    assert isinstance(told, Completed)
+    assert told.text == "APPROVE"
+    await run.end
 
 
 async def test_answer_of_the_users_code_is_a_stimulus() -> None:
@@ -158,7 +192,9 @@ class Wide:
         self.clock = ManualClock(start=100.0)
         journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=self.clock)
         plan = plan_of("parallel", dict.fromkeys(self.keys, ()))
-        self.tasks: PlannedTasks[str, str] = PlannedTasks(plan, journal, HeldOutputs(), header=PlanRecorded())
+        self.tasks: PlannedTasks[str, str, Failure] = PlannedTasks(
+            plan, journal, HeldOutputs(), body_of, header=PlanRecorded()
+        )
         self.executor = RecordingExecutor(MemoryJournal("run"))
         self.received: list[tuple[Stimulus, ...]] = []
         self.coordinator = Coordinator(journal, self.tasks)

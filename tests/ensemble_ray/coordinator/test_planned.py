@@ -9,11 +9,19 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.execute.reports import Report
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.values.outputs import ExitReason, RunState
-from tests.ensemble_ray.coordinator.planned_runs import PAIR, Conducting, conducting, done, ended_early, failed
+from tests.ensemble_ray.coordinator.planned_runs import (
+    PAIR,
+    Conducting,
+    Failure,
+    Result,
+    conducting,
+    done,
+    ended_early,
+    failed,
+)
 from tests.ensemble_ray.schedule.plans import plan_of
 
 
@@ -38,7 +46,7 @@ async def test_facts_carry_the_epoch_of_the_run() -> None:
     """S-CONV-35: so do the tasks that are started."""
     run = await conducting(PAIR, epoch=3)
     assert {fact.epoch for fact in run.journal.facts()} == {3}
-    assert {assignment.epoch for assignment in run.executor.started} == {3}
+    assert {order.epoch for order in run.executor.started} == {3}
 
 
 async def test_report_is_in_the_journal_before_it_is_acted_on() -> None:
@@ -65,9 +73,9 @@ async def test_context_comes_in_the_order_of_the_context_list() -> None:
     run = await conducting(PAIR)
     await run.report(done("a"))
     await run.report(done("b"))
-    assignment = run.executor.started[-1]
-    assert assignment.context == ("output of b", "output of a")
-    assert (assignment.instance, assignment.missing_context) == ("c#0", None)
+    order = run.executor.started[-1]
+    assert order.context == ("output of b", "output of a")
+    assert (order.instance, order.missing_context) == ("c#0", None)
 
 
 async def test_reports_that_come_meanwhile_are_taken_together() -> None:
@@ -140,7 +148,7 @@ async def test_failure_knows_how_many_were_completed_before_it() -> None:
     run = await conducting(plan_of("parallel", dict.fromkeys("abcd", ())))
     await run.report(done("a"), failed("b"), done("c"), failed("d", at=102.0))
     ended = run.ended()
-    assert [(each.key, each.at, each.failure, each.completed_before) for each in ended.failures] == [
+    assert [(each.key, each.at, each.failure.body, each.completed_before) for each in ended.failures] == [
         ("b", 101.0, "failure of b", 1),
         ("d", 102.0, "failure of d", 2),
     ]
@@ -174,7 +182,8 @@ async def test_early_exit_keeps_what_was_done(caplog: pytest.LogCaptureFixture) 
     await run.report(ended_early("b", "exited", reason=ExitReason.TIMEOUT))
     ended = run.ended()
     assert (ended.state, ended.exit_reason) == (RunState.COMPLETED, ExitReason.TIMEOUT)
-    assert (ended.completed, ended.failures, ended.unfinished) == ([("a", "output of a")], [], ["trace of b"])
+    assert (ended.completed, ended.failures) == ([("a", "output of a")], ())
+    assert ended.unfinished == (("b", Failure("trace of b")),)
     assert not caplog.records
 
 
@@ -189,7 +198,7 @@ async def test_cancelled_run_ends_when_its_tasks_have_stopped() -> None:
     await run.report(ended_early("b", "cancelled"))
     ended = run.ended()
     assert (ended.state, ended.exit_reason) == (RunState.CANCELLED, ExitReason.CANCELLED)
-    assert (ended.completed, ended.unfinished) == ([("a", "output of a")], ["trace of b"])
+    assert (ended.completed, ended.unfinished) == ([("a", "output of a")], (("b", Failure("trace of b")),))
 
 
 async def test_run_never_begins_when_it_is_cancelled_while_its_first_fact_is_on_its_way() -> None:
@@ -227,7 +236,7 @@ async def test_run_ends_once_when_it_is_cancelled_while_it_ends() -> None:
 
 @pytest.mark.parametrize("late", [failed("a"), done("a"), ended_early("a", "exited")])
 @pytest.mark.parametrize("first", [failed("a"), done("a")])
-async def test_late_report_changes_nothing(first: Report[str, str], late: Report[str, str]) -> None:
+async def test_late_report_changes_nothing(first: Result, late: Result) -> None:
     """S-PAR-12: the first one counts, also in what the run's end tells."""
     told_twice = await conducting(plan_of("parallel", {"a": (), "b": ()}))
     told_once = await conducting(plan_of("parallel", {"a": (), "b": ()}))

@@ -7,23 +7,22 @@ from collections.abc import Sequence
 import pytest
 
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.execute.reports import Report, Resumed
+from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus
 from ensemble_ray.values.outputs import ExitReason, RunState
-from tests.ensemble_ray.coordinator.planned_runs import PAIR, conducting, done, ended_early, failed
+from tests.ensemble_ray.coordinator.planned_runs import PAIR, Failure, Result, conducting, done, ended_early, failed
 from tests.ensemble_ray.schedule.plans import plan_of
 
 
-def resumed(
-    stimuli: Sequence[Sequence[Stimulus]], *reports: Report[str, str], is_restart: bool = False
-) -> Resumed[str, str]:
+def resumed(stimuli: Sequence[Sequence[Stimulus]], *results: Result, is_restart: bool = False) -> Resumed[str, Failure]:
     """What a record tells of a run that began at 50."""
     return Resumed(
         started_at=50.0,
         stimuli=stimuli,
-        reports={report.key: report for report in reports},
+        results={result.key: result for result in results},
         is_restart=is_restart,
     )
 
@@ -41,7 +40,7 @@ async def test_recorded_stimuli_are_told_again_when_a_run_goes_on() -> None:
     run = await conducting(PAIR, epoch=2, resumed=resumed([BEGUN, [told_done("a")]], done("a")))
     assert run.fact_lines == ["resume run"]
     assert run.journal.facts()[0].data.to_data() == {"is_restart": False}
-    assert [(each.node.key, each.epoch) for each in run.executor.started] == [("b", 2)]
+    assert [(each.key, each.epoch) for each in run.executor.started] == [("b", 2)]
     assert run.executor.recorded == [["resume run"]]
     await run.report(done("b"))
     assert run.fact_lines[1:] == ["stimulus b#0 TaskCompleted"]
@@ -80,7 +79,7 @@ async def test_group_is_told_as_far_as_it_is_recorded_when_its_end_is_lost() -> 
 
 
 @pytest.mark.parametrize("report", [done("a"), failed("a"), ended_early("a", "exited")])
-async def test_recorded_end_is_told_when_the_machine_never_heard_of_it(report: Report[str, str]) -> None:
+async def test_recorded_end_is_told_when_the_machine_never_heard_of_it(report: Result) -> None:
     """S-DUR-30, S-DUR-37: the scheduler died before the report came; the task does not run again."""
     run = await conducting(plan_of("sequential", {"a": (), "b": ()}), epoch=1, resumed=resumed([BEGUN], report))
     assert "a" not in run.executor.keys
@@ -121,7 +120,9 @@ async def test_failed_run_ends_with_its_failure_when_only_the_end_was_lost() -> 
     stimuli = [BEGUN, [told_done("a"), Failed(at=101.0, instance="b#0", error_type="ValueError", message="b broke")]]
     run = await conducting(plan, epoch=1, resumed=resumed(stimuli, done("a"), failed("b")))
     ended = run.ended()
-    assert [(each.key, each.failure, each.completed_before) for each in ended.failures] == [("b", "failure of b", 1)]
+    assert [(each.key, each.failure.body, each.completed_before) for each in ended.failures] == [
+        ("b", "failure of b", 1)
+    ]
     assert run.journal.facts()[-1].data.to_data()["errors"] == [
         {"key": "b", "error_type": "ValueError", "message": "b broke"}
     ]
@@ -155,7 +156,7 @@ async def test_early_exit_is_used_in_its_turn_when_the_plan_was_changed() -> Non
     run = await conducting(swapped, epoch=1, resumed=resumed(stimuli, ended_early("a", "exited")))
     await run.report(done("new"))
     ended = run.ended()
-    assert (ended.exit_reason, ended.unfinished) == (ExitReason.USER_EXIT_EARLY, ["trace of a"])
+    assert (ended.exit_reason, ended.unfinished) == (ExitReason.USER_EXIT_EARLY, (("a", Failure("trace of a")),))
     assert run.executor.keys == ["new"]
 
 
@@ -168,7 +169,7 @@ async def test_early_exit_keeps_its_trace_when_the_run_goes_on() -> None:
     assert run.executor.keys == ["b"]
     await run.report(done("b"))
     ended = run.ended()
-    assert (ended.exit_reason, ended.unfinished) == (ExitReason.TIMEOUT, ["trace of a"])
+    assert (ended.exit_reason, ended.unfinished) == (ExitReason.TIMEOUT, (("a", Failure("trace of a")),))
 
 
 async def test_cancelled_run_goes_on_when_somebody_resumes_it() -> None:
@@ -213,7 +214,7 @@ async def test_late_output_counts_when_a_cancelled_runs_scheduler_is_replaced() 
 async def test_conducting_ends_when_a_task_was_refused_for_its_epoch() -> None:
     """S-DUR-16, S-DUR-17: somebody else has the run; nothing more is started here, nothing more is recorded."""
     run = await conducting(plan_of("sequential", {"a": (), "b": ()}))
-    refused: Report[str, str] = Report(key="a", instance="a#0", status="failed", at=101.0, failure="f", newer_epoch=12)
+    refused = TaskResult(key="a", instance="a#0", status="failed", at=101.0, failure=Failure("f", newer_epoch=12))
     with pytest.raises(StaleEpochError, match="'a' is written by epoch 12, epoch 0 must stop"):
         await run.report(refused)
     assert run.executor.keys == ["a"]
@@ -223,14 +224,12 @@ async def test_conducting_ends_when_a_task_was_refused_for_its_epoch() -> None:
 async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
     """S-DUR-8: the task has not failed, so that the run can be resumed when the fault is mended."""
     run = await conducting(plan_of("sequential", {"a": (), "b": ()}))
-    unwritten: Report[str, str] = Report(
+    unwritten = TaskResult(
         key="a",
         instance="a#0",
         status="failed",
         at=101.0,
-        failure="f",
-        error_type="RecordError",
-        message="The disk is full",
+        failure=Failure("f", "RecordError", "The disk is full"),
     )
     with pytest.raises(RecordError, match="The disk is full"):
         await run.report(unwritten)

@@ -54,9 +54,6 @@ def test_nothing_but_types_is_checked_when_an_ensemble_is_built() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "loops",
-        "phases",
-        "graph",
         "memory",
     ],
 )

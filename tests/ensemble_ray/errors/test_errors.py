@@ -15,7 +15,6 @@ from ensemble_ray import errors
 from ensemble_ray.errors import (
     AgentExecutionError,
     BudgetExhaustedError,
-    CircuitOpenError,
     ConstraintViolationError,
     EnsembleError,
     ExitEarlyError,
@@ -25,67 +24,19 @@ from ensemble_ray.errors import (
     MaxIterationsExceededError,
     OutputParsingError,
     ParallelExecutionError,
-    PromptTemplateError,
-    RateLimitInterruptedError,
-    RateLimitTimeoutError,
-    RecordError,
-    ReviewTimeoutError,
     RunExistsError,
     StaleEpochError,
     TaskExecutionError,
     ToolConfigurationError,
-    ToolExecutionError,
     TryAgain,
-    UnknownOutcomeError,
     ValidationError,
     message_of,
     portable,
 )
 from ensemble_ray.errors.travel import Chain
-from ensemble_ray.values.outputs import TaskOutput
-from ensemble_ray.values.rate_limit import RateLimit
 from ensemble_ray.values.trace import ExecutionTrace
 from ensemble_ray.values.value import utc_of
-
-DONE = TaskOutput(
-    raw="text",
-    task_description="Research",
-    agent_role="Researcher",
-    completed_at=utc_of(5),
-    duration=1.5,
-    parsed_output={"topics": ["Ray"]},
-    output_type=dict,
-)
-LIMIT = RateLimit(requests=2, period=timedelta(minutes=1))
-
-#: One of each class, with all its fields.
-EVERY = [
-    EnsembleError("anything"),
-    ValidationError("Agent role must not be blank"),
-    PromptTemplateError("2 are missing", ("a", "b"), "{a} {b}"),
-    TaskExecutionError("Task failed: Write", "Write", "Writer", [DONE]),
-    OutputParsingError("no JSON", "raw", dict, ["line 1"], 4, "Write", "Writer", [DONE]),
-    ParallelExecutionError("1 of 2 tasks failed", [DONE], {"Write": AgentExecutionError("model")}),
-    ConstraintViolationError(["too few", "too many"], [DONE]),
-    AgentExecutionError("LLM failed", "Writer", "Write"),
-    MaxIterationsExceededError("Writer", "Write", 5, 8),
-    ToolExecutionError("broken", "search", '{"q": 1}'),
-    GuardrailViolationError("input", "no secrets", "Write", "Writer"),
-    RateLimitTimeoutError(LIMIT, timedelta(seconds=1.5)),
-    RateLimitInterruptedError("interrupted"),
-    RunExistsError("Run 'r' is running"),
-    RecordError("Cannot write", "/record"),
-    StaleEpochError("r", "facts#0", 1, 2),
-    UnknownOutcomeError("Nobody knows whether it was sent", "facts#0/1/call-0", "send"),
-    CircuitOpenError("The endpoint is not asked for now", "model at 127.0.0.1"),
-    IllegalStateError("closed"),
-    ToolConfigurationError("approval without handler"),
-    ExitEarlyError("enough", timed_out=True),
-    TryAgain("Give the date as YYYY-MM-DD"),
-    BudgetExhaustedError("Budget exhausted: the limit is max_tokens 5"),
-    ManagerStalledError(3, ["first", "second"], "Coordinate"),
-    ReviewTimeoutError("Review gate timed out after 60s (on_timeout=fail)"),
-]
+from tests.ensemble_ray.errors.every_error import DONE, EVERY, LIMIT
 
 
 class UnpicklableError(Exception):

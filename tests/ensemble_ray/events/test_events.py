@@ -17,8 +17,10 @@ from ensemble_ray.events import (
     EnsembleStartedEvent,
     Event,
     FileChangedEvent,
+    GraphStateCompletedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
+    LoopIterationCompletedEvent,
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
@@ -128,6 +130,26 @@ EVERY: list[Event] = [
         lines_removed=0,
         timestamp=utc_of(1),
     ),
+    LoopIterationCompletedEvent(
+        run_id="run-1",
+        instance="loop:refine#1",
+        loop_name="refine",
+        iteration_number=2,
+        max_iterations=5,
+        iteration_outputs={"write": OUTPUT},
+        iteration_duration=SECOND,
+    ),
+    GraphStateCompletedEvent(
+        run_id="run-1",
+        instance="graph:triage#0",
+        graph_name="triage",
+        state_name="write",
+        step_number=1,
+        max_steps=50,
+        output=OUTPUT,
+        next_state="__END__",
+        step_duration=SECOND,
+    ),
 ]
 
 
@@ -136,7 +158,7 @@ def _name(event: Event) -> str:
 
 
 def test_every_event_type_is_registered_in_table_order() -> None:
-    """S-EVT-2, S-EVT-30 to S-EVT-43: one listener method each, in the order of the table."""
+    """S-EVT-2, S-EVT-30 to S-EVT-44: one listener method each, in the order of the table."""
     assert [type(event) for event in EVERY] == list(EVENT_TYPES.values())
     assert list(EVENT_TYPES) == [
         "on_ensemble_started",
@@ -153,6 +175,8 @@ def test_every_event_type_is_registered_in_table_order() -> None:
         "on_delegation_completed",
         "on_delegation_failed",
         "on_file_changed",
+        "on_loop_iteration_completed",
+        "on_graph_state_completed",
     ]
 
 
@@ -211,3 +235,20 @@ def test_failure_is_its_text_in_json() -> None:
 def test_tool_requests_are_the_models_own() -> None:
     """S-EVT-38: raw arguments, as the model wrote them."""
     assert ToolCallRequest is ToolCall
+
+
+def test_end_of_an_iteration_and_of_a_step_say_where_and_what() -> None:
+    """S-LOOP-108, S-GRAPH-75: in JSON too."""
+    iteration, step = EVERY[-2].to_dict(), EVERY[-1].to_dict()
+    assert list(iteration) == [
+        *("event", "run_id", "instance", "loop_name", "iteration_number", "max_iterations"),
+        *("iteration_outputs", "iteration_duration"),
+    ]
+    assert iteration["event"] == "loop_iteration_completed"
+    assert iteration["iteration_outputs"]["write"]["raw"] == "text"  # type: ignore[index]
+    assert (iteration["iteration_number"], iteration["max_iterations"]) == (2, 5)
+    assert list(step) == [
+        *("event", "run_id", "instance", "graph_name", "state_name", "step_number", "max_steps"),
+        *("output", "next_state", "step_duration"),
+    ]
+    assert (step["event"], step["next_state"], step["step_duration"]) == ("graph_state_completed", "__END__", "PT1S")

@@ -285,7 +285,7 @@ NOT_IN_FILES = {"history", "revision_feedback", "prior_attempt_output", "attempt
     [
         (AgentKeys, Agent, set[str]()),
         (TaskKeys, Task, {"name", *NOT_IN_FILES}),
-        (TeamKeys, EnsembleDefinition, set[str]()),
+        (TeamKeys, EnsembleDefinition, {"loops", "phases", "graph"}),
         (ConstraintKeys, HierarchicalConstraints, set[str]()),
     ],
 )

@@ -17,10 +17,15 @@ from ensemble_ray import (
     DelegationPolicyResult,
     DelegationRequest,
     Ensemble,
+    Graph,
+    GraphEdge,
     HierarchicalConstraints,
     LocalChatModel,
+    Loop,
     OpenAIChatModel,
+    Phase,
     Task,
+    Until,
     tool,
 )
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
@@ -344,3 +349,37 @@ def test_agent_that_may_delegate_is_told_by_path() -> None:
         "plan.agents.0.allow_delegation: absent -> True",
     ]
     assert "hierarchy" not in cast("dict[str, object]", alone["plan"])
+
+
+def test_callables_of_units_are_part_of_the_definition() -> None:
+    """S-LOOP-170: by their place, as guardrails are; of a built-in predicate what it looks for."""
+
+    def is_good(context: object) -> bool:
+        return bool(context)
+
+    def of_loop(**fields: object) -> object:
+        body = [_task(handler=handle, output_type=Report)]
+        loop = cast("Callable[..., Loop]", Loop)(name="refine", body=body, **fields)
+        return _data(loops=[loop]).get("units")
+
+    assert of_loop() is None
+    assert of_loop(until=is_good) == {"loop:refine": {"until": identity_of(is_good)}}
+    assert of_loop(until=Until.text_contains("OK")) == {
+        "loop:refine": {"until": {"callable": "Until.text_contains", "text": "OK", "ignore_case": False}}
+    }
+    assert of_loop(until=Until.parsed(is_good)) == {
+        "loop:refine": {"until": {"callable": "Until.parsed", "condition": identity_of(is_good)}}
+    }
+    edges = [
+        GraphEdge(from_state="a", to_state="a", condition=is_good),
+        GraphEdge(from_state="a", to_state=Graph.END),
+    ]
+    graph = Graph(name="g", states={"a": _task(handler=handle)}, edges=edges, start="a")
+    assert _data(graph=graph)["units"] == {"graph:g": {"edges": {"0": identity_of(is_good)}}}
+
+
+def test_definition_says_nothing_of_units_when_none_asks_anything() -> None:
+    """S-LOOP-170: caps, modes and names stand in the plan."""
+    phase = Phase(name="p", tasks=[_task(handler=handle)])
+    assert "units" not in _data(phases=[phase])
+    assert "units" not in _data(_task(handler=handle))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from ensemble_ray.errors import AgentExecutionError, RecordError
-from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
@@ -102,7 +102,7 @@ def test_spent_budget_is_forgotten_when_the_run_is_resumed() -> None:
     facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *SPENT]
     recovered = Recovered([*facts, ended(108, "budget_exhausted", "budget_exhausted")])
     assert recovered.stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
-    assert resumed_inline(recovered).reports.keys() == {"read"}
+    assert resumed_inline(recovered).results.keys() == {"read"}
 
 
 def test_spent_budget_counts_when_only_the_scheduler_was_replaced() -> None:
@@ -110,10 +110,10 @@ def test_spent_budget_counts_when_only_the_scheduler_was_replaced() -> None:
     facts = [*begun(READ, EDIT), *SPENT]
     recovered = Recovered(facts, is_resumed=False)
     assert recovered.stimuli[1:] == ((Exited(at=106.0, instance="edit#0", reason=ExitReason.BUDGET_EXHAUSTED),),)
-    assert resumed_inline(recovered).reports["edit"].exit_reason is ExitReason.BUDGET_EXHAUSTED
+    assert resumed_inline(recovered).results["edit"].exit_reason is ExitReason.BUDGET_EXHAUSTED
     resumed = [*facts, ended(108, "budget_exhausted", "budget_exhausted"), fact("resume", "run", 200)]
     assert Recovered(resumed, is_resumed=False).stimuli == ((Begun(at=100.0),),)
-    assert not resumed_inline(Recovered(resumed, is_resumed=False)).reports
+    assert not resumed_inline(Recovered(resumed, is_resumed=False)).results
 
 
 def test_early_end_of_an_earlier_record_has_its_reason() -> None:
@@ -123,7 +123,7 @@ def test_early_end_of_an_earlier_record_has_its_reason() -> None:
         Exited(at=106.0, instance="edit#0", reason=ExitReason.TIMEOUT),
     )
     left = fact("task_exited", "edit#0", 106, is_timeout=False)
-    report = resumed_inline(Recovered([*begun(READ, EDIT), left])).reports["edit"]
+    report = resumed_inline(Recovered([*begun(READ, EDIT), left])).results["edit"]
     assert report.exit_reason is ExitReason.USER_EXIT_EARLY
 
 
@@ -140,7 +140,7 @@ def test_outputs_are_objects_when_their_types_are_given() -> None:
     untold = fact("output", "edit#0", 106, output=output("Edit", "y"))
     resumed = resumed_inline(Recovered(_as_read([*begun(READ, EDIT), *told, untold])), {"read": Report})
     assert resumed.started_at == 100.0
-    read, edit = resumed.reports["read"], resumed.reports["edit"]
+    read, edit = resumed.results["read"], resumed.results["edit"]
     assert read.output == output("Read Ray", "x", parsed=Report("Ray"), kind=Report)
     assert (read.status, read.at, read.duration_s, read.total_tokens, read.tool_call_count) == (
         "completed", 105.0, 4.0, 120, 1,
@@ -168,9 +168,10 @@ def test_failure_comes_back_with_class_fields_and_trace_when_the_run_goes_on() -
     )  # fmt: skip
     facts = _as_read([*begun(READ), model("read#0", 0, 102, calls=["search"]), told])
     resumed = resumed_inline(Recovered(facts))
-    report = resumed.reports["read"]
-    assert (report.status, report.error_type, report.message) == ("failed", "AgentExecutionError", str(error))
-    assert isinstance(report.failure, TaskResult)
+    report = resumed.results["read"]
+    assert isinstance(report.failure, TaskFailure)
+    told = (report.status, report.failure.error_type, report.failure.message)
+    assert told == ("failed", "AgentExecutionError", str(error))
     back = report.failure.error
     assert isinstance(back, AgentExecutionError)
     assert (str(back), back.agent_role) == (str(error), "Reader")
@@ -203,14 +204,61 @@ def test_early_exit_has_its_trace_when_the_run_died_before_its_end() -> None:
 def test_early_exit_is_told_when_its_house_died_before_it_could() -> None:
     """S-DUR-31: it is recorded, and not done again."""
     exited = fact("task_exited", "read#0", 104, reason="user_exit_early")
-    report = resumed_inline(Recovered([*begun(READ), exited])).reports["read"]
+    report = resumed_inline(Recovered([*begun(READ), exited])).results["read"]
     assert (report.status, report.at, report.exit_reason) == ("exited", 104, ExitReason.USER_EXIT_EARLY)
+
+
+def test_exit_behind_a_task_is_told_with_its_output_when_its_process_died_before_it_could() -> None:
+    """S-REV-83: the run does not go on as if the task had only completed."""
+    ends = [
+        fact("output", "read#0", 104, output=output("Read Ray", "x")),
+        fact("task_exited", "read#0", 104, reason="timeout"),
+    ]
+    result = resumed_inline(Recovered([*begun(READ, EDIT), *ends])).results["read"]
+    assert (result.status, result.exit_reason) == ("exited", ExitReason.TIMEOUT)
+    assert result.output is not None
+    assert result.output.raw == "x"
+
+
+def test_gates_of_an_unfinished_task_stand_in_its_trace() -> None:
+    """S-REV-85: one that is open waits; what was decided is told with who and when."""
+    asked = {
+        "review_id": "g",
+        "timing": "before_execution",
+        "task_description": "Read Ray",
+        "on_timeout": "fail",
+        "ends_run": True,
+    }
+    facts = [*begun(READ), fact("review", "read#0/0/before-review", 103, **asked)]
+    (trace,) = fold_trace(facts).task_traces
+    waiting = {
+        "review_id": "g",
+        "timing": "before_execution",
+        "asked_at": "1970-01-01T00:01:43+00:00",
+        "verdict": "waiting",
+    }
+    assert trace.metadata["reviews"] == [waiting]
+    facts.append(
+        fact("review_decision", "read#0/0/before-review", 104, verdict="edit", text="New", by="Ann", comment="why")
+    )
+    (trace,) = fold_trace(facts).task_traces
+    assert trace.metadata["reviews"] == [
+        {
+            **waiting,
+            "verdict": "edit",
+            "by": "Ann",
+            "decided_at": "1970-01-01T00:01:44+00:00",
+            "comment": "why",
+            "original": "",
+            "text": "New",
+        }
+    ]
 
 
 def test_unfinished_task_has_no_report() -> None:
     """S-DUR-30: it is done again, with what is recorded of it."""
     recovered = Recovered([*begun(READ), model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 103)])
-    assert resumed_inline(recovered).reports == {}
+    assert resumed_inline(recovered).results == {}
     assert recovered.output_data("read") is None
     assert recovered.failure("read") is None
 
@@ -311,8 +359,8 @@ def _managed(*more: Fact) -> list[Fact]:
 def test_report_of_a_manager_has_what_its_workers_gave(end: Fact, status: str) -> None:
     """S-DUR-72, S-DUR-74, S-HIER-6, S-TRC-43: in the order in which they were done, and what was done for nothing."""
     resumed = resumed_inline(Recovered(_managed(end)))
-    assert set(resumed.reports) == {"manager"}
-    report = resumed.reports["manager"]
+    assert set(resumed.results) == {"manager"}
+    report = resumed.results["manager"]
     assert report.status == status
     assert [(role, given.raw) for role, given in report.delegated] == [("Reader", "reader"), ("Editor", "editor")]
     assert [trace.task_description for trace in report.failed_delegations] == ["do breaker"]
@@ -323,7 +371,7 @@ def test_worker_that_gave_its_result_to_nobody_is_not_reported() -> None:
     facts = [each for each in _managed() if not (each.kind == "tool_result" and each.name == "manager#0/0/call-0")]
     told = in_json_form(fact("tool_result", "manager#0/0/call-0", 109, outcome="error", text="Error: stopped"))
     ended_with = in_json_form(fact("output", "manager#0", 110, output=output("Lead", "led")))
-    report = resumed_inline(Recovered([*facts, told, ended_with])).reports["manager"]
+    report = resumed_inline(Recovered([*facts, told, ended_with])).results["manager"]
     assert [role for role, _ in report.delegated] == ["Reader"]
 
 
@@ -331,7 +379,7 @@ def test_ends_of_workers_are_no_ends_of_tasks() -> None:
     """S-DUR-74: neither an output nor a failure nor an early exit of theirs."""
     exited = in_json_form(fact("task_exited", "manager#0/0/call-3/delegate#0", 109, reason="user_exit_early"))
     recovered = Recovered(_managed(exited))
-    assert resumed_inline(recovered).reports == {}
+    assert resumed_inline(recovered).results == {}
     assert set(recovered.tasks) == {"manager"}
     assert recovered.fold_of("manager#0/0/call-1/delegate#0").summary() is not None
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Skip, Start
+from ensemble_ray.schedule.machine import Machine
 from ensemble_ray.schedule.states import TaskState
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed, Stimulus
 from ensemble_ray.values.ids import instance_of, key_of
@@ -61,9 +62,11 @@ def failed(key: str, at: float = 1.0) -> Failed:
     return Failed(at=at, instance=instance_of(key), error_type="ValueError")
 
 
-def exited(key: str, at: float = 1.0, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> Exited:
-    """The task asked to end the run."""
-    return Exited(at=at, instance=instance_of(key), reason=reason)
+def exited(
+    key: str, at: float = 1.0, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY, has_output: bool = False
+) -> Exited:
+    """The task, or the gate behind it, asked to end the run."""
+    return Exited(at=at, instance=instance_of(key), reason=reason, has_output=has_output)
 
 
 def stopped(key: str, at: float = 6.0) -> Cancelled:
@@ -90,7 +93,9 @@ class CheckedMachine:
     """A machine whose invariants are checked after every step; calling it is telling it."""
 
     def __init__(self, plan: Plan) -> None:
-        self.machine = machine_for(plan)
+        machine = machine_for(plan)
+        assert isinstance(machine, Machine), "a plan of tasks alone"
+        self.machine = machine
         self.machine.validate()
 
     def __call__(self, *stimuli: Stimulus) -> list[Instruction]:

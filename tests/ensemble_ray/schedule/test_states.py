@@ -7,9 +7,8 @@ from itertools import product
 
 import pytest
 
-from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.states import TRANSITIONS, InvalidTransitionError, TaskState
-from tests.ensemble_ray.schedule.plans import STARTED, sequence
+from tests.ensemble_ray.schedule.plans import STARTED, CheckedMachine, sequence
 
 FORBIDDEN = [pair for pair in product(TaskState, repeat=2) if pair not in TRANSITIONS]
 OPEN = {TaskState.PENDING, TaskState.READY, TaskState.RUNNING}
@@ -39,7 +38,7 @@ def test_only_running_tasks_have_results() -> None:
 @pytest.mark.parametrize(("before", "after"), FORBIDDEN)
 def test_transition_is_refused_when_the_table_does_not_know_it(before: TaskState, after: TaskState) -> None:
     """S-PAR-12: it raises with the task's story, and changes nothing."""
-    machine = machine_for(sequence("a"))
+    machine = CheckedMachine(sequence("a")).machine
     machine.handle(STARTED)
     machine._states["a#0"] = before
     with pytest.raises(InvalidTransitionError) as refused:
@@ -53,7 +52,7 @@ def test_transition_is_refused_when_the_table_does_not_know_it(before: TaskState
 @pytest.mark.parametrize(("before", "after"), TRANSITIONS)
 def test_transition_is_made_and_told_when_the_table_knows_it(before: TaskState, after: TaskState) -> None:
     """Each has its reason, and becomes part of the story."""
-    machine = machine_for(sequence("a"))
+    machine = CheckedMachine(sequence("a")).machine
     machine._states["a#0"] = before
     machine._move("a#0", after, 1.5)
     assert machine.states["a#0"] is after

@@ -18,7 +18,7 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.rate_limit import RateLimit
-from tests.ensemble_ray.errors.test_errors import EVERY as MOST
+from tests.ensemble_ray.errors.every_error import EVERY as MOST
 
 #: One of each class, with all its fields.
 EVERY = [

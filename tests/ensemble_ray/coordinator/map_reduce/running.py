@@ -18,7 +18,7 @@ from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
 from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.spending import Spending
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.items.pulling import ItemReader, ListReader
@@ -194,11 +194,13 @@ class Conducting:
 
     def fail(self, key: str, error: BaseException, **fields: Any) -> None:
         """Let a task fail."""
-        self.coordinator.deliver([self.result(key, status="failed", error=error, **fields)])
+        self.coordinator.deliver([self.result(key, status="failed", failure=TaskFailure(error=error), **fields)])
 
     def exit(self, key: str, reason: ExitReason, error: BaseException | None = None) -> None:
         """Let a task ask for the end of the run."""
-        self.coordinator.deliver([self.result(key, status="exited", exit_reason=reason, error=error)])
+        self.coordinator.deliver(
+            [self.result(key, status="exited", exit_reason=reason, failure=TaskFailure(error=error))]
+        )
 
     def stopped(self, *keys: str) -> None:
         """Let tasks have been stopped."""

@@ -1,0 +1,159 @@
+"""A graph: a state machine of tasks and loops, and the edges between its states. Package: definition.
+
+In: what the user declares. Out: frozen values that are complete in themselves; what a graph has to do with its ensemble is checked
+at the start of a run (`unit_checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, cast
+
+from pydantic import BeforeValidator, SkipValidation, model_validator
+
+from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, check_text, initially, to_member, to_tuple
+from ensemble_ray.definition.graph_edges import END, GraphEdge, GraphFork, GraphJoin, check_edges
+from ensemble_ray.definition.identity import Identified
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.task import Task
+from ensemble_ray.errors import ValidationError
+
+__all__ = ["Graph", "MaxStepsAction"]
+
+
+class MaxStepsAction(StrEnum):
+    """What happens when the cap ends a graph (S-GRAPH-50, S-GRAPH-51)."""
+
+    #: the last step counts
+    RETURN_LAST = "return_last"
+    #: the run fails with `MaxGraphStepsExceededError`
+    THROW = "throw"
+    #: the last step counts, and `was_graph_terminated_by_max_steps` says so
+    RETURN_WITH_FLAG = "return_with_flag"
+
+
+def _names_of(value: object) -> object:
+    return frozenset(cast("Sequence[object]", to_tuple(value))) if not isinstance(value, str) else value
+
+
+if TYPE_CHECKING:
+    _Action = Accepts[MaxStepsAction, MaxStepsAction | str]
+    _Names = Accepts[frozenset[str], frozenset[str] | set[str] | Sequence[str] | None]
+else:
+    _Action = Annotated[MaxStepsAction, BeforeValidator(to_member(MaxStepsAction, "on_max_steps"))]
+    _Names = Annotated[frozenset[str], BeforeValidator(_names_of)]
+
+#: What may stand among the edges of a graph.
+Edge: TypeAlias = GraphEdge | GraphFork | GraphJoin
+
+
+class Graph(Identified):
+    """A state machine: after each state, the first of its edges that matches names the next one.
+
+    Like a task it is equal only to itself (S-CONV-31).
+
+    Attributes:
+        name: What histories, traces and messages call it.
+        states: What is run in each state, a task or a loop, by the state's name.
+        edges: From state to state, tried in this order; forks and joins stand among them.
+        start: Name of the first state.
+        max_steps: How many steps there are at most.
+        on_max_steps: What happens when that ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
+        inject_feedback_on_revisit: Whether a state that is visited again is shown its previous output.
+        no_feedback_states: Names of states that never are.
+    """
+
+    #: where a run of a graph ends; an edge may lead there
+    END: ClassVar[str] = END
+
+    name: StrictText
+    states: Annotated[Mapping[str, Task | Loop], SkipValidation]
+    edges: Annotated[Sequence[Edge], SkipValidation]
+    start: StrictText
+    max_steps: StrictInt = 50
+    on_max_steps: _Action = initially(MaxStepsAction.RETURN_LAST)
+    inject_feedback_on_revisit: bool = True
+    no_feedback_states: _Names = initially(frozenset())
+
+    __hash__ = Identified.__hash__
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """The states that are loops, in declared order."""
+        return tuple(state for state in self.states.values() if isinstance(state, Loop))
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """The tasks of its states, in declared order, a loop's body in its place."""
+        return tuple(
+            task for state in self.states.values() for task in (state.body if isinstance(state, Loop) else (state,))
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        """Check the fields in the order of the specification (S-GRAPH-10 to S-GRAPH-16)."""
+        if not isinstance(data, Mapping):
+            return data
+        arguments = dict(cast("Mapping[str, Any]", data))
+        name = arguments.get("name")
+        check_text(name, "Graph name must be non-blank")
+        states = arguments["states"] = _check_states(f"Graph '{name}'", arguments.get("states"))
+        steps = arguments.get("max_steps")
+        if isinstance(steps, int | float) and steps < 1:
+            raise ValidationError(f"Graph '{name}' max_steps must be >= 1, got: {steps}")
+        _check_start(f"Graph '{name}'", arguments.get("start"), states)
+        edges = arguments["edges"] = _check_kinds(f"Graph '{name}'", arguments.get("edges"))
+        check_edges(f"Graph '{name}'", edges, list(states))
+        silent = arguments.get("no_feedback_states")
+        for state in sorted(map(str, silent)) if isinstance(silent, set | frozenset) else silent or ():
+            if state not in states:
+                raise ValidationError(f"Graph '{name}' no_feedback state '{state}' is not a declared state")
+        return arguments
+
+
+def _check_states(subject: str, value: object) -> dict[str, Task | Loop]:
+    """S-GRAPH-11."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ValidationError(f"{subject} states must be a dict of names and tasks, got: {type(value).__name__}")
+    states = dict(cast("Mapping[object, object]", value or {}))
+    if not states:
+        raise ValidationError(f"{subject} must declare at least one state")
+    for state, member in states.items():
+        if state is None or (isinstance(state, str) and not state.strip()):
+            raise ValidationError(f"{subject} has a blank state name")
+        if not isinstance(state, str):
+            raise ValidationError(f"{subject} state names must be texts, got: {type(state).__name__}")
+        if state == END:
+            raise ValidationError(
+                f"{subject} cannot use the reserved state name '{END}'. END is implicit; declare an edge targeting "
+                "Graph.END instead."
+            )
+        if member is None:
+            raise ValidationError(f"{subject} state '{state}' has a null Task")
+        if not isinstance(member, Task | Loop):
+            raise ValidationError(f"{subject} state '{state}' must be a Task or a Loop, got: {type(member).__name__}")
+    return cast("dict[str, Task | Loop]", states)
+
+
+def _check_start(subject: str, start: object, states: Mapping[str, object]) -> None:
+    """S-GRAPH-13."""
+    check_text(start, f"{subject} must declare a start state")
+    if start == END:
+        raise ValidationError(f"{subject} start state cannot be Graph.END (the graph would never run)")
+    if start not in states:
+        raise ValidationError(
+            f"{subject} start state '{start}' is not a declared state. Known states: [{', '.join(states)}]"
+        )
+
+
+def _check_kinds(subject: str, value: object) -> tuple[Edge, ...]:
+    entries = to_tuple(value)
+    if not isinstance(entries, tuple):
+        raise ValidationError(f"{subject} edges must be a list, got: {type(entries).__name__}")
+    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+        if not isinstance(entry, GraphEdge | GraphFork | GraphJoin):
+            found = "None" if entry is None else type(entry).__name__
+            raise ValidationError(f"{subject} edge[{index}] must be a GraphEdge, GraphFork or GraphJoin, got: {found}")
+    return cast("tuple[Edge, ...]", entries)

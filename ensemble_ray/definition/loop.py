@@ -1,0 +1,275 @@
+"""A loop: tasks that are repeated until a predicate holds or a cap is reached. Package: definition.
+
+In: what the user declares. Out: a frozen value whose body is complete in itself; what it has to do with the rest of an
+ensemble is checked at the start of a run (`unit_checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+
+from pydantic import BeforeValidator, SkipValidation, model_validator
+
+from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, check_text, initially, to_member, to_tuple
+from ensemble_ray.definition.identity import Identified
+from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.unit_output import UnitOutput, name_output
+from ensemble_ray.definition.until import Predicate, Until
+from ensemble_ray.errors import ValidationError
+
+__all__ = [
+    "DEFAULT_MAX_ITERATIONS",
+    "Loop",
+    "LoopMemoryMode",
+    "LoopOutputMode",
+    "MaxIterationsAction",
+    "body_key",
+    "check_context",
+]
+
+#: Cap of a loop with a predicate and none of its own: no loop is unbounded (S-LOOP-20).
+DEFAULT_MAX_ITERATIONS = 5
+
+
+class LoopMemoryMode(StrEnum):
+    """What becomes of the memory scopes of a loop's body between iterations (S-LOOP-90 to S-LOOP-93)."""
+
+    #: nothing: entries add up
+    ACCUMULATE = "accumulate"
+    #: they are cleared before each further iteration
+    FRESH_PER_ITERATION = "fresh_per_iteration"
+    #: only the newest entries are kept
+    WINDOW = "window"
+
+
+class LoopOutputMode(StrEnum):
+    """What the rest of an ensemble sees of a loop (S-LOOP-70 to S-LOOP-72)."""
+
+    #: the outputs of the last iteration
+    LAST_ITERATION = "last_iteration"
+    #: the output of the last body task in the last iteration
+    FINAL_TASK_ONLY = "final_task_only"
+    #: per body task the texts of all iterations, one below the other
+    ALL_ITERATIONS = "all_iterations"
+
+
+class MaxIterationsAction(StrEnum):
+    """What happens when the cap ends a loop (S-LOOP-60 to S-LOOP-63)."""
+
+    #: the last iteration counts
+    RETURN_LAST = "return_last"
+    #: the run fails with `MaxLoopIterationsExceededError`
+    THROW = "throw"
+    #: the last iteration counts, and `was_loop_terminated_by_max_iterations` says so
+    RETURN_WITH_FLAG = "return_with_flag"
+
+
+_to_action = to_member(MaxIterationsAction, "on_max_iterations")
+_to_output_mode = to_member(LoopOutputMode, "output_mode")
+_to_memory_mode = to_member(LoopMemoryMode, "memory_mode")
+
+if TYPE_CHECKING:
+    _Action = Accepts[MaxIterationsAction, MaxIterationsAction | str]
+    _OutputMode = Accepts[LoopOutputMode, LoopOutputMode | str]
+    _MemoryMode = Accepts[LoopMemoryMode, LoopMemoryMode | str]
+else:
+    _Action = Annotated[MaxIterationsAction, BeforeValidator(_to_action)]
+    _OutputMode = Annotated[LoopOutputMode, BeforeValidator(_to_output_mode)]
+    _MemoryMode = Annotated[LoopMemoryMode, BeforeValidator(_to_memory_mode)]
+
+
+class Loop(Identified):
+    """Tasks that are done in order, over and over, until a predicate holds or a cap is reached.
+
+    Like a task it is equal only to itself (S-CONV-31).
+
+    Attributes:
+        name: What histories, traces and messages call it.
+        body: What one iteration does, in this order; context of its tasks is among them.
+        until: Asked with a `LoopIterationContext` after each iteration, sync or async: whether to stop. An `Until` too.
+        max_iterations: How many iterations there are at most; None: 5.
+        on_max_iterations: What happens when the cap ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
+        output_mode: What the rest of the ensemble sees: `"last_iteration"`, `"final_task_only"` or `"all_iterations"`.
+        memory_mode: What becomes of the body's memory scopes between iterations: `"accumulate"`, `"fresh_per_iteration"`
+            or `"window"`.
+        memory_window_size: Entries that are kept per scope in mode `"window"`.
+        inject_feedback: Whether the first task of the body is shown the last output of the iteration before.
+        context: Tasks outside that it waits for, and whose outputs its first task is shown; `other.output` for those of
+            another loop.
+        max_tokens: Tokens of input and output that its iterations may spend together. It ends as by its cap after the
+            iteration that reaches them. None: no limit.
+    """
+
+    name: StrictText
+    body: Annotated[Sequence[Task], SkipValidation]
+    until: Annotated[Predicate | None, SkipValidation] = None
+    max_iterations: StrictInt | None = DEFAULT_MAX_ITERATIONS
+    on_max_iterations: _Action = initially(MaxIterationsAction.RETURN_LAST)
+    output_mode: _OutputMode = initially(LoopOutputMode.LAST_ITERATION)
+    memory_mode: _MemoryMode = initially(LoopMemoryMode.ACCUMULATE)
+    memory_window_size: StrictInt = 0
+    inject_feedback: bool = True
+    context: Annotated[Sequence[Task | UnitOutput], SkipValidation] = ()
+    max_tokens: StrictInt | None = None
+
+    __hash__ = Identified.__hash__
+
+    @property
+    def output(self) -> UnitOutput:
+        """What it gives, for the context of a task: its outputs as `output_mode` says (S-LOOP-166)."""
+        return UnitOutput(object_id=self.object_id, unit="loop", name=self.name)
+
+    @property
+    def cap(self) -> int:
+        """How many iterations there are at most (S-LOOP-20)."""
+        return DEFAULT_MAX_ITERATIONS if self.max_iterations is None else self.max_iterations
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        """Check the fields in the order of the specification (S-LOOP-10 to S-LOOP-24)."""
+        if not isinstance(data, Mapping):
+            return data
+        arguments = dict(cast("Mapping[str, Any]", data))
+        name = arguments.get("name")
+        check_text(name, "Loop name must be non-blank")
+        arguments["body"] = body = to_tuple(arguments.get("body"))
+        if not isinstance(body, tuple):
+            raise ValidationError(f"Loop '{name}' body must be a list of Tasks, got: {type(body).__name__}")
+        if not body:
+            raise ValidationError(f"Loop '{name}' body must contain at least one task")
+        _check_cap(arguments)
+        _check_window(arguments)
+        _check_body(cast("tuple[object, ...]", body), name)
+        _check_until(arguments)
+        arguments["context"] = check_context(f"Loop '{name}' context", arguments.get("context"))
+        return arguments
+
+    def with_body(self, body: Sequence[Task], context: Sequence[Task | UnitOutput]) -> Self:
+        """Return the same loop with rewritten tasks; for the library's own use."""
+        return self.rewritten(body=tuple(body), context=tuple(context))
+
+
+def body_key(task: Task) -> str:
+    """Return what histories call a task of a body (S-LOOP-4)."""
+    return task.name or task.description
+
+
+def check_context(subject: str, value: object) -> tuple[Task | UnitOutput, ...]:
+    """Return what a loop waits for as a tuple.
+
+    Raises:
+        ValidationError: an entry is neither a task nor the output of a loop or phase.
+    """
+    entries = to_tuple(value)
+    if not isinstance(entries, tuple):
+        raise ValidationError(f"{subject} must be a list of Tasks, got: {type(entries).__name__}")
+    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+        if entry is None:
+            raise ValidationError(f"{subject} element at index {index} must not be None")
+        if not isinstance(entry, Task | UnitOutput):
+            hint = name_output(entry)
+            raise ValidationError(
+                f"{subject} element at index {index} must be a Task, got: {type(entry).__name__}{hint}"
+            )
+    return cast("tuple[Task | UnitOutput, ...]", entries)
+
+
+def _check_cap(arguments: Mapping[str, Any]) -> None:
+    """S-LOOP-12, S-LOOP-13, S-LOOP-163; a missing cap is the default one and not None."""
+    name, cap, most = (
+        arguments["name"],
+        arguments.get("max_iterations", DEFAULT_MAX_ITERATIONS),
+        arguments.get("max_tokens"),
+    )
+    if isinstance(cap, int | float) and cap < 1:
+        raise ValidationError(f"Loop '{name}' max_iterations must be >= 1, got: {cap}")
+    if cap is None and arguments.get("until") is None:
+        raise ValidationError(
+            f"Loop '{name}' must declare either an 'until' predicate or a positive max_iterations (or both)"
+        )
+    if isinstance(most, int | float) and most < 1:
+        raise ValidationError(f"Loop '{name}' max_tokens must be >= 1 when set, got: {most}")
+
+
+def _check_window(arguments: Mapping[str, Any]) -> None:
+    """S-LOOP-14, S-LOOP-15."""
+    name, size = arguments["name"], arguments.get("memory_window_size", 0)
+    mode = _to_memory_mode(arguments.get("memory_mode", LoopMemoryMode.ACCUMULATE))
+    if not isinstance(size, int) or not isinstance(mode, LoopMemoryMode):
+        return  # left to pydantic
+    if mode is LoopMemoryMode.WINDOW and size < 1:
+        raise ValidationError(f"Loop '{name}' has memory_mode=window but memory_window_size ({size}) must be >= 1")
+    if mode is not LoopMemoryMode.WINDOW and size > 0:
+        raise ValidationError(
+            f"Loop '{name}' has memory_window_size={size} but memory_mode={mode}. "
+            "memory_window_size is only meaningful with memory_mode=window"
+        )
+
+
+def _check_body(entries: tuple[object, ...], name: object) -> None:
+    """S-LOOP-16 to S-LOOP-18, S-LOOP-21 to S-LOOP-24."""
+    _check_members(entries, name)
+    body = cast("tuple[Task, ...]", entries)
+    _check_keys(body, name)
+    _check_inner_context(body, name)
+
+
+def _check_members(entries: tuple[object, ...], name: object) -> None:
+    if any(entry is None for entry in entries):
+        raise ValidationError(f"Loop '{name}' body must not contain None")
+    for entry in entries:
+        if isinstance(entry, Loop):
+            raise ValidationError(
+                f"Loop '{name}' body must not contain a loop: loops do not nest. "
+                f"Put the tasks of loop '{entry.name}' into one body, or visit both as states of a Graph"
+            )
+        if not isinstance(entry, Task):
+            raise ValidationError(f"Loop '{name}' body must contain Tasks only, got: {type(entry).__name__}")
+
+
+def _check_keys(body: tuple[Task, ...], name: object) -> None:
+    keys: set[str] = set()
+    for task in body:
+        key = body_key(task)
+        if key in keys:
+            raise ValidationError(
+                f"Loop '{name}' body has duplicate task name/description: '{key}'. "
+                "Body tasks must be uniquely identifiable."
+            )
+        keys.add(key)
+
+
+def _check_inner_context(body: tuple[Task, ...], name: object) -> None:
+    inside = {task.object_id for task in body}
+    for task in body:
+        if any(entry.object_id not in inside for entry in task.context):
+            raise ValidationError(
+                f"Loop '{name}' body task '{body_key(task)}' declares context on a task outside the loop body. "
+                "Outer dependencies must be declared with the Loop's own context."
+            )
+    seen: set[str] = set()
+    for task in body:
+        late = next((entry for entry in task.context if entry.object_id not in seen), None)
+        if late is not None:
+            raise ValidationError(
+                f"Loop '{name}' body task '{body_key(task)}' declares context on body task "
+                f"'{late.name or late.description}', which does not come before it"
+            )
+        seen.add(task.object_id)
+
+
+def _check_until(arguments: Mapping[str, Any]) -> None:
+    """S-LOOP-164, S-LOOP-165."""
+    name, until = arguments["name"], arguments.get("until")
+    if until is None:
+        return
+    if not callable(until):
+        raise ValidationError(f"Loop '{name}' until must be a callable, got: {type(until).__name__}")
+    last = cast("tuple[Task, ...]", arguments["body"])[-1]
+    if isinstance(until, Until) and until.kind == "parsed" and last.output_type is None:
+        raise ValidationError(
+            f"Loop '{name}' until is Until.parsed, and its last body task '{body_key(last)}' has no output_type to parse"
+        )

@@ -1,0 +1,136 @@
+"""A phase: a named group of tasks and loops, and the review of its outputs. Package: definition.
+
+In: what the user declares. Out: frozen values; what phases have to do with each other is checked at the start of a run
+(`unit_checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self, cast
+
+from pydantic import InstanceOf, SkipValidation, model_validator
+
+from ensemble_ray.definition.fields import StrictInt, StrictText, WorkflowField, check_text, initially, to_tuple
+from ensemble_ray.definition.identity import Identified
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.unit_output import UnitOutput
+from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.values.value import Value
+
+__all__ = ["Phase", "PhaseReview"]
+
+
+class PhaseReview(Value):
+    """A task that decides about each attempt of a phase; its answer is read as a `PhaseReviewDecision`.
+
+    Attributes:
+        task: Runs after all tasks of the phase; by a model, by a handler, or by a person.
+        max_retries: How often the phase may be sent back; >= 0.
+        max_predecessor_retries: How often each phase before it may be sent back; >= 0.
+    """
+
+    task: InstanceOf[Task]
+    max_retries: StrictInt = 2
+    max_predecessor_retries: StrictInt = 2
+
+    @classmethod
+    def of(cls, task: Task, max_retries: int = 2) -> Self:
+        """Return a review by that task."""
+        return cls(task=task, max_retries=max_retries)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        """S-PHASE-61."""
+        if not isinstance(data, Mapping):
+            return data
+        arguments = cast("Mapping[str, object]", data)
+        if arguments.get("task") is None:
+            raise ValidationError("PhaseReview task must not be None")
+        for field in ("max_retries", "max_predecessor_retries"):
+            count = arguments.get(field)
+            if isinstance(count, int | float) and count < 0:
+                raise ValidationError(f"PhaseReview {field} must be >= 0, got: {count}")
+        return arguments
+
+
+class Phase(Identified):
+    """A named group of tasks and loops that runs when the phases before it have completed.
+
+    Like a task it is equal only to itself (S-CONV-31).
+
+    Attributes:
+        name: What results, events and messages call it.
+        tasks: What it does.
+        workflow: `"sequential"`, `"parallel"`, or None: as the ensemble.
+        after: Phases that have to be completed first.
+        review: Decides whether its outputs are accepted; None: they are.
+        loops: Loops among its tasks, as in an ensemble.
+    """
+
+    name: StrictText
+    tasks: Annotated[Sequence[Task], SkipValidation] = ()
+    workflow: WorkflowField = initially(None)
+    after: Annotated[Sequence[Phase], SkipValidation] = ()
+    review: InstanceOf[PhaseReview] | None = None
+    loops: Annotated[Sequence[Loop], SkipValidation] = ()
+
+    __hash__ = Identified.__hash__
+
+    @classmethod
+    def of(cls, name: str, *tasks: Task | Sequence[Task]) -> Self:
+        """Return a phase of these tasks, given one by one or as a list (S-PHASE-2)."""
+        listed: list[Task] = []
+        for entry in tasks:
+            listed.extend((entry,) if isinstance(entry, Task) else entry)
+        return cls(name=name, tasks=listed)
+
+    @property
+    def output(self) -> UnitOutput:
+        """What it gives, for the context of a task in a later phase: its accepted outputs (S-PHASE-111)."""
+        return UnitOutput(object_id=self.object_id, unit="phase", name=self.name)
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """Its tasks, those of its loops, and its reviewer, in this order."""
+        bodies = (task for loop in self.loops for task in loop.body)
+        return (*self.tasks, *bodies, *(() if self.review is None else (self.review.task,)))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        """S-PHASE-10 to S-PHASE-12, S-PHASE-110."""
+        if not isinstance(data, Mapping):
+            return data
+        arguments = dict(cast("Mapping[str, Any]", data))
+        name = arguments.get("name")
+        check_text(name, "Phase name must not be None or blank")
+        tasks = arguments["tasks"] = _members_of(arguments.get("tasks"), Task, f"Phase '{name}' tasks")
+        loops = arguments["loops"] = _members_of(arguments.get("loops"), Loop, f"Phase '{name}' loops")
+        if not tasks and not loops:
+            raise ValidationError(f"Phase '{name}' must contain at least one task")
+        if arguments.get("workflow") == Workflow.HIERARCHICAL:
+            raise ValidationError(
+                f"Phase '{name}': Workflow.HIERARCHICAL is not supported at the phase level. Use HIERARCHICAL at the "
+                "ensemble level (without phases) for hierarchical delegation."
+            )
+        after = to_tuple(arguments.get("after"))
+        if isinstance(after, tuple):
+            after = tuple(entry for entry in cast("tuple[object, ...]", after) if entry is not None)
+        arguments["after"] = _members_of(after, Phase, f"Phase '{name}' after")
+        return arguments
+
+
+def _members_of(value: object, kind: type[object], subject: str) -> tuple[object, ...]:
+    """Return a list of the user's as a tuple; an entry of another kind is refused."""
+    entries = to_tuple(value)
+    if not isinstance(entries, tuple):
+        raise ValidationError(f"{subject} must be a list of {kind.__name__}s, got: {type(entries).__name__}")
+    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+        if not isinstance(entry, kind):
+            found = "None" if entry is None else type(entry).__name__
+            raise ValidationError(f"{subject} element at index {index} must be a {kind.__name__}, got: {found}")
+    return cast("tuple[object, ...]", entries)
