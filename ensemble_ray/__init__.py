@@ -76,6 +76,7 @@ _EXPORTS = {
     "ensemble_ray.record.view.exporters": "JsonTraceExporter",
     "ensemble_ray.recovery.resuming": "aresume resume",
     "ensemble_ray.reviews.handlers": "ReviewHandler",
+    "ensemble_ray.reviews.notifiers": "ReviewNotifier",
     "ensemble_ray.runs.handle": "Run",
     "ensemble_ray.runs.ports": "Runtime",
     "ensemble_ray.tools": """
@@ -83,7 +84,7 @@ _EXPORTS = {
         PipelineErrorStrategy ToolContext ToolPipeline ToolResult TypedAgentTool current_tool_context tool
     """,
     "ensemble_ray.tools.builtin": """
-        CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool JsonParserTool ProcessAgentTool
+        CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool HumanInputTool JsonParserTool ProcessAgentTool
         WebScraperTool WebSearchProvider WebSearchTool
     """,
     "ensemble_ray.values.iterations": "GraphRoutingContext LoopIterationContext",

@@ -115,6 +115,7 @@ from ensemble_ray.recovery.forking import fork as fork
 from ensemble_ray.recovery.resuming import aresume as aresume
 from ensemble_ray.recovery.resuming import resume as resume
 from ensemble_ray.reviews.handlers import ReviewHandler as ReviewHandler
+from ensemble_ray.reviews.notifiers import ReviewNotifier as ReviewNotifier
 from ensemble_ray.runs.handle import Run as Run
 from ensemble_ray.runs.map_reduce.handle import MapReduceRun as MapReduceRun
 from ensemble_ray.runs.ports import Runtime as Runtime
@@ -136,6 +137,7 @@ from ensemble_ray.tools.builtin import DateTimeTool as DateTimeTool
 from ensemble_ray.tools.builtin import FileReadTool as FileReadTool
 from ensemble_ray.tools.builtin import FileWriteTool as FileWriteTool
 from ensemble_ray.tools.builtin import HttpAgentTool as HttpAgentTool
+from ensemble_ray.tools.builtin import HumanInputTool as HumanInputTool
 from ensemble_ray.tools.builtin import JsonParserTool as JsonParserTool
 from ensemble_ray.tools.builtin import ProcessAgentTool as ProcessAgentTool
 from ensemble_ray.tools.builtin import WebScraperTool as WebScraperTool
@@ -274,6 +276,7 @@ __all__ = [
     "GuardrailViolationError",
     "HierarchicalConstraints",
     "HttpAgentTool",
+    "HumanInputTool",
     "IllegalStateError",
     "InlineRuntime",
     "ItemResult",
@@ -333,6 +336,7 @@ __all__ = [
     "Review",
     "ReviewDecision",
     "ReviewHandler",
+    "ReviewNotifier",
     "ReviewPolicy",
     "ReviewRequest",
     "ReviewTimeoutError",

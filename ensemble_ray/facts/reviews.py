@@ -48,7 +48,7 @@ class ReviewRequested(FactData):
     ends_run: bool = True
 
     @classmethod
-    def of(cls, request: ReviewRequest, *, ends_run: bool) -> ReviewRequested:
+    def of(cls, request: ReviewRequest) -> ReviewRequested:
         """Return the fact of a request."""
         return cls(
             review_id=request.review_id,
@@ -59,7 +59,7 @@ class ReviewRequested(FactData):
             timeout_s=request.timeout_s,
             on_timeout=request.on_timeout,
             required_role=request.required_role,
-            ends_run=ends_run,
+            ends_run=request.ends_run,
         )
 
 

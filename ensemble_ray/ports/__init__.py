@@ -157,12 +157,8 @@ class DriverServices(Protocol):
 class Reviewer(Protocol):
     """Asks whoever decides at the review gates of a run, in the process that started it (S-REV-49)."""
 
-    async def ask(self, request: ReviewRequest, *, ends_run: bool) -> ReviewAnswer:
-        """Return the decision, and who took it; requests of one run come one after the other.
-
-        Args:
-            request: What is asked.
-            ends_run: Whether `ExitEarly` ends the run, after which nobody is asked any more, or only refuses a tool's call.
+    async def ask(self, request: ReviewRequest) -> ReviewAnswer:
+        """Return the decision, and who took it; gates of one run come one after the other.
 
         Raises:
             ReviewTimeoutError: nobody answered in time, and that fails the task.

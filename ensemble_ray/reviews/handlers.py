@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TextIO
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.values.reviews import Continue, ReviewDecision, Reviewing, ReviewRequest
+from ensemble_ray.values.reviews import Continue, ReviewDecision, ReviewFunction, Reviewing, ReviewRequest
 
 __all__ = ["AutoApproval", "ReviewHandler"]
 
@@ -56,6 +56,13 @@ class ReviewHandler(ABC):
         from ensemble_ray.reviews.console import ConsoleReviewHandler  # most handlers need no terminal
 
         return ConsoleReviewHandler(lambda: input or sys.stdin, lambda: output or sys.stdout)
+
+    @staticmethod
+    def notifying(handler: Reviewing | ReviewFunction, *notifiers: Callable[[ReviewRequest], object]) -> Reviewing:
+        """Return a handler that tells notifiers of each request, and then asks that handler (S-REV-104)."""
+        from ensemble_ray.reviews.notifiers import NotifyingHandler  # which needs an HTTP client
+
+        return NotifyingHandler(handler, notifiers)
 
 
 class AutoApproval(ReviewHandler):

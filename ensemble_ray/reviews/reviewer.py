@@ -1,7 +1,8 @@
 """LocalReviewer: asks a run's handler, in the process that called `run()` (S-REV-49). Package: reviews.
 
 Rules:
-1. One request at a time per run, wherever its tasks run (S-REV-17): on a cluster they come here too.
+1. One gate at a time per run, wherever its tasks run (S-REV-17): on a cluster they come here too. Approvals of tools, which
+   end no run, are not kept in line with them (S-TOOL-61); a console keeps its own.
 2. Once a decision has ended the run nobody is asked any more: what waits goes on unchanged (S-REV-17, S-REV-37).
 3. A decision is checked here, where the handler's name is known.
 """
@@ -33,23 +34,28 @@ class LocalReviewer:
         self._turn = asyncio.Lock()
         self._is_ending = False
 
-    async def ask(self, request: ReviewRequest, *, ends_run: bool) -> ReviewAnswer:
+    async def ask(self, request: ReviewRequest) -> ReviewAnswer:
         """Ask, when it is the request's turn; see `Reviewer`.
 
         Raises:
             ValidationError: the handler returned no decision.
             BaseException: what the handler raised.
         """
+        if not request.ends_run:
+            return await self._answered(request)
         async with self._turn:
-            if self._is_ending and ends_run:
+            if self._is_ending:
                 return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
-            try:
-                decision = await self._asked(request)
-            except ExitEarlyError as exit_early:
-                decision = ExitEarly(timed_out=exit_early.timed_out)
-            if ends_run and isinstance(decision, ExitEarly):
-                self._is_ending = True
-            return ReviewAnswer(decision=decision, by=_name_of(self._handler))
+            answer = await self._answered(request)
+            self._is_ending = isinstance(answer.decision, ExitEarly)
+            return answer
+
+    async def _answered(self, request: ReviewRequest) -> ReviewAnswer:
+        try:
+            decision = await self._asked(request)
+        except ExitEarlyError as exit_early:
+            decision = ExitEarly(timed_out=exit_early.timed_out)
+        return ReviewAnswer(decision=decision, by=_name_of(self._handler))
 
     async def _asked(self, request: ReviewRequest) -> ReviewDecision:
         ask = cast("Callable[[ReviewRequest], object]", getattr(self._handler, "review", self._handler))

@@ -238,6 +238,7 @@ class ReviewRequest(Value):
         required_role: Who may answer.
         review_id: Id of the gate, the same when it is asked again after a crash; unique among all runs of a store.
         run_id: The run; empty where it was asked outside any.
+        ends_run: Whether `exit_early` ends the run, or only refuses what a tool is about to do.
     """
 
     task_description: str
@@ -249,6 +250,7 @@ class ReviewRequest(Value):
     required_role: str | None = None
     review_id: str = ""
     run_id: str = ""
+    ends_run: bool = True
 
     @model_validator(mode="before")
     @classmethod

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import (
+    AbstractAgentTool,
     Ensemble,
     ExitReason,
+    HumanInputTool,
     Review,
     ReviewDecision,
     ReviewHandler,
@@ -18,10 +20,11 @@ from ensemble_ray import (
     Runtime,
     TaskExecutionError,
     TaskHandlerContext,
+    ToolResult,
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedModel
-from tests.builders import agent, task
+from tests.builders import agent, call, task
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, wait_for
 
 
@@ -171,3 +174,48 @@ def test_ready_made_handlers_work_anywhere(runtime: Runtime) -> None:
         asked = task("a", handler=given, review=Review.required())
         output = Ensemble(tasks=[asked], review_handler=handler).run(runtime=runtime)
         assert (output.raw, output.exit_reason) == ("a", ExitReason.COMPLETED)
+
+
+class Payment(AbstractAgentTool):
+    """Asks in its thread before it pays."""
+
+    name = "pay"
+    description = "Pays."
+    require_approval = True
+
+    def do_execute(self, text: str, /) -> ToolResult:
+        """Ask and pay."""
+        decision = self.request_approval(f"Pay {text}")
+        refused = isinstance(decision, ReviewDecision.ExitEarly)
+        return ToolResult.failure(f"Rejected by reviewer: {text}") if refused else ToolResult.success("paid")
+
+
+def test_tools_ask_the_process_that_started_the_run(runtime: Runtime) -> None:
+    """S-REV-54, S-REV-60, S-REV-63, S-REV-65: a question, an approval and a refusal, from wherever the tools run."""
+    reviewer = Reviewer(
+        **{"Which colour?": ReviewDecision.edit("blue"), "Pay 6": ReviewDecision.exit_early()}  # type: ignore[arg-type]
+    )
+    model = ScriptedModel(
+        call("human_input", '{"input": "Which colour?"}'),
+        [call("pay", '{"input": "5"}', number=1), call("pay", '{"input": "6"}', number=2)],
+        "done",
+    )
+    worker = agent(model, tools=[HumanInputTool(), Payment()])
+    output = Ensemble(tasks=[task("a", worker)], review_handler=reviewer).run(runtime=runtime)
+    trace = output.task_outputs[0].trace
+    assert trace is not None
+    results = [made.result for turn in trace.llm_interactions for made in turn.tool_calls]
+    assert results == ["blue", "paid", "Error: Rejected by reviewer: 6"]
+    assert sorted(reviewer.asked) == [("during_execution", asked, "") for asked in ("Pay 5", "Pay 6", "Which colour?")]
+    assert output.exit_reason is ExitReason.COMPLETED
+
+
+def test_a_question_inside_a_task_ends_the_run_without_it(runtime: Runtime) -> None:
+    """S-REV-33, S-REV-52: the task that asked is not in the output."""
+    model = ScriptedModel("one", call("human_input", '{"input": "Go on?"}'), "never")
+    worker = agent(model, tools=[HumanInputTool()])
+    reviewer = Reviewer(**{"Go on?": ReviewDecision.exit_early()})  # type: ignore[arg-type]
+    output = Ensemble(tasks=[task(name, worker) for name in ("a", "b", "c")], review_handler=reviewer).run(
+        runtime=runtime
+    )
+    assert ([each.raw for each in output.task_outputs], output.exit_reason) == (["one"], ExitReason.USER_EXIT_EARLY)

@@ -36,16 +36,13 @@ def review_id_of(run_id: str, name: str) -> str:
     return uuid_of(f"{run_id}/{name}/review")
 
 
-async def decide_at_gate(
-    scope: TaskScope, name: str, request: ReviewRequest, *, ends_run: bool = True
-) -> ReviewDecision:
+async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) -> ReviewDecision:
     """Return what is decided at a gate.
 
     Args:
         scope: The task that it belongs to.
         name: Of the gate, like that of an effect.
         request: What is asked; its ids are filled in.
-        ends_run: Whether `ExitEarly` ends the run, or only refuses a tool's call.
 
     Raises:
         ReviewTimeoutError: nobody answered in time, and that fails the task.
@@ -54,7 +51,7 @@ async def decide_at_gate(
     clock = scope.ports.clock
     request = request.replace(review_id=review_id_of(scope.order.run_id, name), run_id=scope.order.run_id)
     asked, decided = scope.recorded(name, ReviewRequested), scope.recorded(name, ReviewDecided)
-    question = ReviewRequested.of(request, ends_run=ends_run) if asked is None else asked.data
+    question = ReviewRequested.of(request) if asked is None else asked.data
     asked_at = clock.now() if asked is None else asked.at
     if decided is not None:
         decision, decided_at = decided.data, decided.at
@@ -82,22 +79,22 @@ async def _answered(
         if left_s <= 0:
             return ReviewAnswer(decision=decision_at_timeout(request, asked.data.timeout_s), by=_TIMEOUT)
         request = request.replace(timeout=timedelta(seconds=left_s))
-    return await _asked(scope, request, ends_run=question.ends_run)
+    return await _asked(scope, request)
 
 
-async def _asked(scope: TaskScope, request: ReviewRequest, *, ends_run: bool) -> ReviewAnswer:
+async def _asked(scope: TaskScope, request: ReviewRequest) -> ReviewAnswer:
     """Ask where the run was started or resumed."""
     driver = scope.ports.services.driver
     if driver is not None:
-        payload = {"request": request.model_dump(mode="json"), "ends_run": ends_run}
+        payload = request.model_dump(mode="json")
         return ReviewAnswer.from_data(cast("Mapping[str, object]", await driver.ask(SERVICE, payload)))
     reviewer = scope.ports.reviewer
     if reviewer is None:
         raise IllegalStateError(f"Run {request.run_id} has nobody to ask at its review gates")
-    return await reviewer.ask(request, ends_run=ends_run)
+    return await reviewer.ask(request)
 
 
 async def answer_review(reviewer: Reviewer, payload: Mapping[str, object]) -> Mapping[str, object]:
     """Answer a task of another process, in the one that has the reviewer."""
-    request = ReviewRequest(**cast("Mapping[str, Any]", payload["request"]))
-    return (await reviewer.ask(request, ends_run=bool(payload["ends_run"]))).to_data()
+    request = ReviewRequest(**cast("Mapping[str, Any]", payload))
+    return (await reviewer.ask(request)).to_data()

@@ -17,7 +17,7 @@ from ensemble_ray.facts.fact import find_fact
 from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.reviews import Edit, ExitEarly, ReviewRequest, ReviewTiming
+from ensemble_ray.values.reviews import Edit, ExitEarly, Review, ReviewRequest, ReviewTiming
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.values.outputs import TaskOutput
-    from ensemble_ray.values.reviews import Review
 
 __all__ = ["Reviewed", "ask_before", "exit_reason_of", "recorded_exit", "review_output"]
 
@@ -45,11 +44,11 @@ async def ask_before(scope: TaskScope) -> None:
     Raises:
         ExitEarlyError: it must not, and the run ends (S-REV-30).
     """
-    review = review_before(scope.order, scope.context)
-    if review is None:
-        return
     name = effect_name(scope.order.instance, 0, "before-review")
-    if scope.recorded(name, ReviewDecided) is None and _has_ended(scope):
+    review = review_before(scope.order, scope.context)
+    if scope.recorded(name, ReviewDecided) is not None:
+        review = review or Review()  # also where nobody would be asked now
+    if review is None or (scope.recorded(name, ReviewDecided) is None and _has_ended(scope)):
         return
     decision = await decide_at_gate(scope, name, _request(scope, review, ReviewTiming.BEFORE_EXECUTION, ""))
     if isinstance(decision, ExitEarly):
@@ -58,14 +57,13 @@ async def ask_before(scope: TaskScope) -> None:
 
 async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
     """Ask about an output, and return what becomes of it (S-REV-31, S-REV-32)."""
+    name = effect_name(scope.order.instance, 0, "after-review")
     review = review_after(scope.order, scope.context)
+    if scope.recorded(name, ReviewDecided) is not None:
+        review = review or Review()  # also where nobody would be asked now
     if review is None:
         return Reviewed(output)
-    decision = await decide_at_gate(
-        scope,
-        effect_name(scope.order.instance, 0, "after-review"),
-        _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw),
-    )
+    decision = await decide_at_gate(scope, name, _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw))
     match decision:
         case Edit(revised_output=text):
             return Reviewed(_traced(scope, output.replace(raw=text, parsed_output=None)))

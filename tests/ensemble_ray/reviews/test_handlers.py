@@ -17,7 +17,7 @@ REQUEST = ReviewRequest(task_description="Draft", timing=ReviewTiming.AFTER_EXEC
 
 async def decided_by(handler: object) -> ReviewDecision:
     """What a run's handler decides."""
-    return (await LocalReviewer(handler).ask(REQUEST, ends_run=True)).decision
+    return (await LocalReviewer(handler).ask(REQUEST)).decision
 
 
 def test_auto_approval_approves_at_once() -> None:
@@ -79,9 +79,9 @@ async def test_forms_of_handlers(handler: object) -> None:
 
 async def test_who_decided_is_told() -> None:
     """S-REV-82: the handler's name."""
-    answer = await LocalReviewer(edit).ask(REQUEST, ends_run=True)
+    answer = await LocalReviewer(edit).ask(REQUEST)
     assert answer == ReviewAnswer(decision=ReviewDecision.Edit("DRAFT"), by="edit")
-    assert (await LocalReviewer(Editor()).ask(REQUEST, ends_run=True)).by == "Editor"
+    assert (await LocalReviewer(Editor()).ask(REQUEST)).by == "Editor"
 
 
 async def forget(_request: ReviewRequest) -> None:
@@ -131,7 +131,7 @@ class Counting:
 
 def asking(reviewer: LocalReviewer, name: str, *, ends_run: bool = True) -> asyncio.Task[ReviewAnswer]:
     """A request that was made."""
-    return asyncio.ensure_future(reviewer.ask(REQUEST.replace(task_description=name), ends_run=ends_run))
+    return asyncio.ensure_future(reviewer.ask(REQUEST.replace(task_description=name, ends_run=ends_run)))
 
 
 async def test_one_request_is_asked_at_a_time() -> None:
