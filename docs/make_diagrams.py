@@ -1,7 +1,7 @@
-"""Draws what pages show of the machines: a task's states, and what a manager is refused.
+"""Draws what pages show of the machines: states of tasks, loops, phases and branches, and what a manager is refused.
 
-In: the table of states that the scheduling machines obey, and what the machine of a manager's rules answers. Out: the
-parts of docs/architecture.md and docs/hierarchical.md between their markers. What is drawn from the code cannot be wrong
+In: the tables that the scheduling machines obey, and what the machine of a manager's rules answers. Out: the
+parts of docs/architecture.md, docs/units.md and docs/hierarchical.md between their markers. What is drawn from the code cannot be wrong
 about it; a test compares the pages with what this script draws.
 
     python docs/make_diagrams.py            write the pages
@@ -12,31 +12,73 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple, TypeVar
 
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.schedule import states
+from ensemble_ray.schedule import branches, loop_states, phase_states, states
+from ensemble_ray.schedule.branches import BRANCH_TRANSITIONS, BranchState
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
+from ensemble_ray.schedule.loop_states import LOOP_TRANSITIONS, LoopState
+from ensemble_ray.schedule.phase_states import PHASE_TRANSITIONS, PhaseState
 from ensemble_ray.schedule.states import TRANSITIONS, TaskState
 
 PAGE = Path(__file__).with_name("architecture.md")
+UNITS_PAGE = Path(__file__).with_name("units.md")
 RULES_PAGE = Path(__file__).with_name("hierarchical.md")
-BEGIN = "<!-- drawn by docs/make_diagrams.py: begin -->"
-END = "<!-- drawn by docs/make_diagrams.py: end -->"
+BEGIN = "<!-- {name}, drawn by docs/make_diagrams.py: begin -->"
+END = "<!-- {name}, drawn by docs/make_diagrams.py: end -->"
 
 
-def state_diagram() -> str:
+class Table(NamedTuple):
+    """States, what leads from one to another, and where their meaning stands."""
+
+    states: type[StrEnum]
+    #: (from, to, why)
+    arrows: list[tuple[str, str, str]]
+    #: its docstring has a line for each state
+    module: ModuleType
+
+
+_State = TypeVar("_State", bound=StrEnum)
+_Event = TypeVar("_Event", bound=StrEnum)
+
+
+def _by_event(transitions: Mapping[tuple[_State, _Event], _State]) -> list[tuple[str, str, str]]:
+    """Return one arrow for each pair of states, with all the events that it stands for."""
+    events: dict[tuple[str, str], list[str]] = {}
+    for (before, event), after in transitions.items():
+        events.setdefault((before, after), []).append(event)
+    return [(before, after, " / ".join(why)) for (before, after), why in events.items()]
+
+
+#: By the name in the markers of the page.
+TABLES = {
+    "tasks": Table(TaskState, [(before, after, why) for (before, after), why in TRANSITIONS.items()], states),
+    "loops": Table(LoopState, _by_event(LOOP_TRANSITIONS), loop_states),
+    "phases": Table(PhaseState, _by_event(PHASE_TRANSITIONS), phase_states),
+    "branches": Table(BranchState, _by_event(BRANCH_TRANSITIONS), branches),
+}
+
+
+def state_diagram(name: str) -> str:
     """Return the states and their transitions as a Mermaid block."""
-    lines = ["stateDiagram-v2", f"    [*] --> {TaskState.PENDING}"]
-    lines += [f"    {before} --> {after}: {why}" for (before, after), why in TRANSITIONS.items()]
-    lines += [f"    {state} --> [*]" for state in TaskState if state.is_resolved]
+    table = TABLES[name]
+    lines = ["stateDiagram-v2", f"    [*] --> {next(iter(table.states))}"]
+    lines += [f"    {before} --> {after}: {why}" for before, after, why in table.arrows]
+    left = {before for before, _, _ in table.arrows}
+    lines += [f"    {state} --> [*]" for state in table.states if state not in left]
     return "\n".join(["```mermaid", *lines, "```"])
 
 
-def state_table() -> str:
+def state_table(name: str) -> str:
     """Return a table of what each state means, in the words of the module that defines the states."""
-    meanings = dict(re.findall(r"^`(\w+)` +(.+)$", states.__doc__ or "", flags=re.MULTILINE))
-    rows = [f"| `{state}` | {meanings[state]} |" for state in TaskState]
+    table = TABLES[name]
+    meanings = dict(re.findall(r"^`(\w+)` +(.+)$", table.module.__doc__ or "", flags=re.MULTILINE))
+    rows = [f"| `{state}` | {meanings[state]} |" for state in table.states]
     return "\n".join(["| State | Meaning |", "|---|---|", *rows])
 
 
@@ -81,12 +123,27 @@ def rules_table() -> str:
 
 
 def drawn(page: str) -> str:
-    """Return the page of the states with its drawn part made anew.
+    """Return the page of a task's states with its drawn part made anew.
 
     Raises:
         ValueError: the page has lost its markers.
     """
-    return _between(page, f"{state_diagram()}\n\n{state_table()}", PAGE)
+    return _between(page, _states("tasks"), PAGE, "tasks")
+
+
+def drawn_units(page: str) -> str:
+    """Return the page of the units with its drawn parts made anew.
+
+    Raises:
+        ValueError: the page has lost its markers.
+    """
+    for name in ("loops", "phases", "branches"):
+        page = _between(page, _states(name), UNITS_PAGE, name)
+    return page
+
+
+def _states(name: str) -> str:
+    return f"{state_diagram(name)}\n\n{state_table(name)}"
 
 
 def drawn_rules(page: str) -> str:
@@ -95,21 +152,22 @@ def drawn_rules(page: str) -> str:
     Raises:
         ValueError: the page has lost its markers.
     """
-    return _between(page, rules_table(), RULES_PAGE)
+    return _between(page, rules_table(), RULES_PAGE, "rules")
 
 
-def _between(page: str, part: str, file: Path) -> str:
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def _between(page: str, part: str, file: Path, name: str) -> str:
+    begin_mark, end_mark = BEGIN.format(name=name), END.format(name=name)
+    before, begin, rest = page.partition(begin_mark)
+    _, end, after = rest.partition(end_mark)
     if not begin or not end:
-        msg = f"{file.name}: the markers are gone; put them back: {BEGIN} ... {END}"
+        msg = f"{file.name}: the markers are gone; put them back: {begin_mark} ... {end_mark}"
         raise ValueError(msg)
-    return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
+    return f"{before}{begin_mark}\n\n{part}\n\n{end_mark}{after}"
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or check them."""
-    for file, draw in ((PAGE, drawn), (RULES_PAGE, drawn_rules)):
+    for file, draw in ((PAGE, drawn), (UNITS_PAGE, drawn_units), (RULES_PAGE, drawn_rules)):
         page = file.read_text(encoding="utf-8")
         wanted = draw(page)
         if "--check" not in arguments:

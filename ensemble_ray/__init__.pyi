@@ -22,6 +22,7 @@ from ensemble_ray.definition.loop import LoopOutputMode as LoopOutputMode
 from ensemble_ray.definition.loop import MaxIterationsAction as MaxIterationsAction
 from ensemble_ray.definition.phase import Phase as Phase
 from ensemble_ray.definition.phase import PhaseReview as PhaseReview
+from ensemble_ray.definition.phase_decision import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.task import Task as Task
 from ensemble_ray.definition.unit_output import UnitOutput as UnitOutput
@@ -94,6 +95,11 @@ from ensemble_ray.llm.openai import OpenAIChatModel as OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel as RateLimitedChatModel
 from ensemble_ray.map_reduce import MapEnsemble as MapEnsemble
 from ensemble_ray.map_reduce import MapReduceEnsemble as MapReduceEnsemble
+from ensemble_ray.memory.embeddings import EmbeddingStoreLongTermMemory as EmbeddingStoreLongTermMemory
+from ensemble_ray.memory.ensemble_memory import EnsembleMemory as EnsembleMemory
+from ensemble_ray.memory.in_memory import InMemoryEmbeddingStore as InMemoryEmbeddingStore
+from ensemble_ray.memory.in_memory import InMemoryEntityMemory as InMemoryEntityMemory
+from ensemble_ray.memory.store import MemoryStore as MemoryStore
 from ensemble_ray.plan.dependencies import TaskDependencyGraph as TaskDependencyGraph
 from ensemble_ray.plan.plan import AgentEntry as AgentEntry
 from ensemble_ray.plan.plan import Node as Node
@@ -105,6 +111,11 @@ from ensemble_ray.ports import ChatModel as ChatModel
 from ensemble_ray.ports import StreamingChatModel as StreamingChatModel
 from ensemble_ray.ports import StructuredChatModel as StructuredChatModel
 from ensemble_ray.ports import ToolMetrics as ToolMetrics
+from ensemble_ray.ports.memory import EmbeddingModel as EmbeddingModel
+from ensemble_ray.ports.memory import EmbeddingStore as EmbeddingStore
+from ensemble_ray.ports.memory import EntityMemory as EntityMemory
+from ensemble_ray.ports.memory import LongTermMemory as LongTermMemory
+from ensemble_ray.ports.memory import MemoryOperationListener as MemoryOperationListener
 from ensemble_ray.process.context import LogContextFilter as LogContextFilter
 from ensemble_ray.prompts.agent import build_system_prompt as build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
@@ -154,6 +165,10 @@ from ensemble_ray.values.delegation import DelegationResponse as DelegationRespo
 from ensemble_ray.values.delegation import DelegationStatus as DelegationStatus
 from ensemble_ray.values.iterations import GraphRoutingContext as GraphRoutingContext
 from ensemble_ray.values.iterations import LoopIterationContext as LoopIterationContext
+from ensemble_ray.values.memory import EmbeddingMatch as EmbeddingMatch
+from ensemble_ray.values.memory import EvictionPolicy as EvictionPolicy
+from ensemble_ray.values.memory import MemoryEntry as MemoryEntry
+from ensemble_ray.values.memory import MemoryScope as MemoryScope
 from ensemble_ray.values.messages import ChatMessage as ChatMessage
 from ensemble_ray.values.messages import ChatResponse as ChatResponse
 from ensemble_ray.values.messages import Effect as Effect
@@ -172,7 +187,6 @@ from ensemble_ray.values.outputs import FailedItem as FailedItem
 from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
-from ensemble_ray.values.phase_review import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
 from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
 from ensemble_ray.values.reviews import Review as Review
@@ -241,15 +255,22 @@ __all__ = [
     "Durability",
     "DynamicToolProvider",
     "Effect",
+    "EmbeddingMatch",
+    "EmbeddingModel",
+    "EmbeddingStore",
+    "EmbeddingStoreLongTermMemory",
     "Ensemble",
     "EnsembleCompletedEvent",
     "EnsembleError",
     "EnsembleListener",
+    "EnsembleMemory",
     "EnsembleOutput",
     "EnsembleStartedEvent",
+    "EntityMemory",
     "ErrorTrace",
     "Event",
     "EventStream",
+    "EvictionPolicy",
     "ExecutionMetrics",
     "ExecutionTrace",
     "ExecutionTraceExporter",
@@ -278,6 +299,8 @@ __all__ = [
     "HttpAgentTool",
     "HumanInputTool",
     "IllegalStateError",
+    "InMemoryEmbeddingStore",
+    "InMemoryEntityMemory",
     "InlineRuntime",
     "ItemResult",
     "ItemStream",
@@ -289,6 +312,7 @@ __all__ = [
     "LlmIterationStartedEvent",
     "LocalChatModel",
     "LogContextFilter",
+    "LongTermMemory",
     "Loop",
     "LoopIterationCompletedEvent",
     "LoopIterationContext",
@@ -307,7 +331,11 @@ __all__ = [
     "MaxIterationsExceededError",
     "MaxLoopIterationsExceededError",
     "MaxStepsAction",
+    "MemoryEntry",
     "MemoryOperationCounts",
+    "MemoryOperationListener",
+    "MemoryScope",
+    "MemoryStore",
     "NoOpToolMetrics",
     "Node",
     "OnTimeoutAction",

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 import ray.exceptions
 
 from ensemble_ray.actors.driver.log_listener import LineListener
+from ensemble_ray.actors.driver.services import driver_services
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
-from ensemble_ray.execute.review.asking import SERVICE as REVIEW
-from ensemble_ray.execute.review.asking import answer_review
-from ensemble_ray.execute.tools.unknown import ask_unknown
-from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.threads import USER_ERRORS, threads
+from ensemble_ray.process.threads import USER_ERRORS
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
@@ -55,6 +51,7 @@ class DriverConnection:
         """
         self._run = run
         self._run_id = run.run_id
+        self._services = driver_services(run)
         self._heartbeat = heartbeat
         self._scheduler = scheduler
         self._listener: LineListener | None = None
@@ -144,16 +141,7 @@ class DriverConnection:
                 _log.warning("Run %s: an answer is lost with the event hub: %s", self._run_id, last_line(error))
 
     async def _service(self, name: str, payload: Mapping[str, object]) -> object:
-        if name == "tool_metrics":
-            method = getattr(self._run.tool_metrics, str(payload["method"]))
-            return await threads.run(method, *cast("Sequence[object]", payload["arguments"]))
-        if name == "unknown_effect":
-            how = self._run.on_unknown
-            return await ask_unknown(UnknownEffect.from_dict(payload), None if isinstance(how, OnUnknown) else how)
-        if name == REVIEW and self._run.reviewer is not None:
-            return await answer_review(self._run.reviewer, payload)
-        if name.startswith("scripted_model."):
-            from ensemble_ray.testing.scripted import answer_scripted
-
-            return await answer_scripted(payload)
-        raise IllegalStateError(f"The driver has no service '{name}'")
+        service = self._services.get(name)
+        if service is None:
+            raise IllegalStateError(f"The driver has no service '{name}'")
+        return await service(payload)

@@ -23,11 +23,15 @@ from ensemble_ray.actors.link.wire import (
     TaskCallables,
     WireOrder,
 )
+from ensemble_ray.coordinator.predicates import list_predicates
 from ensemble_ray.execute.kinds import RefCountedCache, overrides_of
 from ensemble_ray.values.epochs import REDISPATCH_STEP
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.definition.graph import Graph
+    from ensemble_ray.definition.loop import Loop
+    from ensemble_ray.definition.phase import Phase
     from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.orders import TaskOrder
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
@@ -225,7 +229,7 @@ def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool,
         templates=[
             _declared_template(key, agent, is_declared=key in declared) for key, agent in planned.agents.items()
         ],
-        callables=pack_callables(planned.tasks, work.delegation_policies),
+        callables=pack_callables(planned.tasks, work.delegation_policies, planned.units),
         store=request.store,
         reason=work.submission,
         is_connected=is_connected,
@@ -244,7 +248,10 @@ def list_payloads(submission: Submission) -> dict[str, bytes]:
 
 
 #: Name of the one bundle of a planned run's callables, and what its user calls it.
-_BUNDLE, _CALLABLES = "declared", "Handlers, guardrails and delegation policies"
+_BUNDLE, _CALLABLES = "declared", "Handlers, guardrails, predicates and delegation policies"
+
+
+_NO_UNITS: Mapping[str, Loop | Phase | Graph] = {}
 
 
 def _without_callables(task: Task) -> Task:
@@ -266,7 +273,9 @@ def _declared_template(key: str, agent: Agent, *, is_declared: bool) -> AgentTem
     )
 
 
-def pack_callables(tasks: Mapping[str, Task], policies: Sequence[object]) -> CallablesUpdate | None:
+def pack_callables(
+    tasks: Mapping[str, Task], policies: Sequence[object], units: Mapping[str, Loop | Phase | Graph] = _NO_UNITS
+) -> CallablesUpdate | None:
     """Return the callables of a planned run in one bundle, so that what they share stays shared; None: it has none."""
     things: list[object] = []
 
@@ -288,7 +297,17 @@ def pack_callables(tasks: Mapping[str, Task], policies: Sequence[object]) -> Cal
         if task.handler is not None or task.input_guardrails or task.output_guardrails
     }
     asked = [add(policy, f"Ensemble -> delegation_policies[{number}]") for number, policy in enumerate(policies)]
+    predicates = {path: add(each, _name_predicate(path, units)) for path, each in list_predicates(units).items()}
     if not things:
         return None
     body = dump(tuple(things), _CALLABLES)
-    return CallablesUpdate(bundles={_BUNDLE: body}, tasks=found, policies=asked, is_complete=True)
+    return CallablesUpdate(
+        bundles={_BUNDLE: body}, tasks=found, policies=asked, predicates=predicates, is_complete=True
+    )
+
+
+def _name_predicate(path: str, units: Mapping[str, Loop | Phase | Graph]) -> str:
+    """Return what the user calls a predicate."""
+    key, kind, position = path.rsplit("/", 2)
+    name = units[key].name
+    return f"Loop '{name}' -> until" if kind == "until" else f"Graph '{name}' -> edges[{position}] -> condition"

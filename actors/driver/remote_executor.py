@@ -63,7 +63,7 @@ _GATHER_S = 0.01
 
 
 class RemoteExecutor:
-    """Does the tasks of a dynamic run on a cluster. Fulfils `Executor`."""
+    """Does the tasks of a dynamic run on a cluster. Fulfils `ExecutorSession`."""
 
     def __init__(
         self, request: RunRequest, scheduler: Any, *, is_connected: bool, keeps_warm: bool, most_processes: int

@@ -149,4 +149,5 @@ def _join(parts: Sequence[RunOutcome]) -> RunOutcome:
         delegated=[each for part in parts for each in part.delegated],
         failures=[each for part in parts for each in part.failures],
         unfinished=[each for part in parts for each in part.unfinished],
+        raised=[each for part in parts for each in part.raised],
     )

@@ -202,7 +202,7 @@ def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
     """Return whether this process must listen: for events, or for requests that only it can answer."""
     context = request.context
     asks = context.on_unknown == OnUnknown.ASK or context.review_policy is not None
-    return bool(context.interest) or context.has_tool_metrics or asks or has_doubles
+    return bool(context.interest) or context.has_tool_metrics or asks or has_doubles or context.memory is not None
 
 
 def _may_have_doubles() -> bool:

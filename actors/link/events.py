@@ -5,21 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import cloudpickle
 import ray.exceptions
 
 from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.actors.link.packing import cannot_leave
+from ensemble_ray.actors.link.packing import cannot_leave, unpack_output
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
+from ensemble_ray.coordinator.announcements import build_announcement
 from ensemble_ray.errors import portable
-from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TokenEvent, ToolCallEvent
+from ensemble_ray.events import (
+    Event,
+    GraphStateCompletedEvent,
+    LoopIterationCompletedEvent,
+    TaskCompleteEvent,
+    TaskFailedEvent,
+    TokenEvent,
+    ToolCallEvent,
+)
+from ensemble_ray.plan.units import Unit
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
 from ensemble_ray.values.trace import jsonable
 
-__all__ = ["HubSink", "begin_events", "note_lost_events", "pack_event"]
+__all__ = ["HubSink", "begin_events", "note_lost_events", "pack_announcement", "pack_event"]
 
 _log = bounded_logger(__name__)
 #: Tokens may wait so long for others to travel with them, s; all other events leave at once.
@@ -47,6 +59,30 @@ def pack_event(event: Event) -> bytes:
             with contextlib.suppress(Exception):
                 return pickle.dumps(event, protocol=5)
     return bytes(cloudpickle.dumps(event))
+
+
+def pack_announcement(run_id: str, unit: Unit, what: IterationEnded | StepEnded, outputs: Sequence[bytes]) -> bytes:
+    """Return the event of an iteration or a step as bytes, its outputs as they are: they are loaded where it arrives."""
+    return pickle.dumps(_Announcement(run_id, unit, what, tuple(outputs)), protocol=5)
+
+
+@dataclass(frozen=True, slots=True)
+class _Announcement:
+    """The event of a loop or a graph on its way; it comes out as that event."""
+
+    run_id: str
+    unit: Unit
+    what: IterationEnded | StepEnded
+    outputs: tuple[bytes, ...]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_load_announcement, (self.run_id, self.unit, self.what, self.outputs))
+
+
+def _load_announcement(
+    run_id: str, unit: Unit, what: IterationEnded | StepEnded, outputs: Sequence[bytes]
+) -> LoopIterationCompletedEvent | GraphStateCompletedEvent:
+    return build_announcement(run_id, unit, what, [unpack_output(body) for body in outputs])
 
 
 class _Payload:
@@ -93,8 +129,10 @@ class HubSink:
 
     def emit(self, event: Event) -> None:
         """Send it with the next batch; may be called from any thread."""
-        body = pack_event(event)
-        delay_s = TOKEN_BATCH_S if isinstance(event, TokenEvent) else 0.0
+        self.emit_packed(pack_event(event), TOKEN_BATCH_S if isinstance(event, TokenEvent) else 0.0)
+
+    def emit_packed(self, body: bytes, delay_s: float = 0.0) -> None:
+        """Send an event that is bytes already; may be called from any thread."""
         try:
             is_here = asyncio.get_running_loop() is self._loop
         except RuntimeError:
@@ -103,6 +141,11 @@ class HubSink:
             self._add(body, delay_s)
         else:
             self._loop.call_soon_threadsafe(self._add, body, delay_s)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the hub has acknowledged everything emitted so far."""
+        return self._sending is None and not self._waiting
 
     async def flushed(self) -> None:
         """Return when the hub has acknowledged everything emitted so far."""

@@ -16,10 +16,10 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
 from ensemble_ray.actors.link.wire import RecordLocation
-from ensemble_ray.actors.shared.journal import Group, JournalActor
+from ensemble_ray.actors.shared.journal import AppendCall, JournalActor
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Journal, Until
+from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.journal import EpochGate, MemoryJournal
 from ensemble_ray.record.opening import store_at
@@ -58,13 +58,13 @@ class RemoteJournal:
         self._writer = writer
         self._is_buffered = is_buffered
         self._gate = EpochGate(run_id)
-        self._waiting: list[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Sequence[Fact], int, Persistence, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
         self._is_closed = False
         #: why facts were lost; those behind them must not be recorded as if they were there
         self._failure: Exception | None = None
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order; see the port.
 
         Raises:
@@ -80,9 +80,9 @@ class RemoteJournal:
         self._gate.admit(facts, epoch)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
-        waits = until is not Until.TAKEN and not self._is_buffered
+        waits = until is not Persistence.QUEUED and not self._is_buffered
         # A message waits for its commit also where nobody here does: so the next one hears what was refused.
-        degree = Until.TAKEN if self._is_buffered else max(until, Until.WRITTEN)
+        degree = Persistence.QUEUED if self._is_buffered else max(until, Persistence.COMMITTED)
         self._waiting.append(([in_json_form(fact) for fact in facts], epoch, degree, arrived))
         if self._sending is None:
             self._sending = loop.create_task(self._send())
@@ -91,10 +91,10 @@ class RemoteJournal:
         else:
             await arrived
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance; see the port."""
         await self.flush()
-        found = await self._call("known", self._address, self._run_id, self._writer, instance)
+        found = await self._call("lookup_recorded", self._address, self._run_id, self._writer, instance)
         return cast("Mapping[tuple[str, str], Fact]", found)
 
     async def flush(self) -> None:
@@ -107,7 +107,7 @@ class RemoteJournal:
             raise self._failure
         if self._waiting or self._sending is not None:
             arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(((), 0, Until.WRITTEN, arrived))
+            self._waiting.append(((), 0, Persistence.COMMITTED, arrived))
             if self._sending is None:
                 self._sending = asyncio.get_running_loop().create_task(self._send())
             await arrived
@@ -130,8 +130,8 @@ class RemoteJournal:
         finally:
             self._sending = None
 
-    async def _append(self, batch: Sequence[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]]) -> None:
-        groups: list[Group] = [(facts, epoch, int(until)) for facts, epoch, until, _ in batch]
+    async def _append(self, batch: Sequence[tuple[Sequence[Fact], int, Persistence, asyncio.Future[None]]]) -> None:
+        groups: list[AppendCall] = [(facts, epoch, int(until)) for facts, epoch, until, _ in batch]
         try:
             results = await self._call("append", self._address, self._run_id, self._writer, groups)
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told

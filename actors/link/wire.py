@@ -116,6 +116,8 @@ class CallablesUpdate:
     tasks: Mapping[str, TaskCallables]
     #: asked in order about each delegation
     policies: Sequence[CallableRef] = ()
+    #: predicates of loops and conditions of edges, by path: `loop:refine/until/0`
+    predicates: Mapping[str, CallableRef] = field(default_factory=dict[str, CallableRef])
     done_tasks: Sequence[str] = ()
     done_bundles: Sequence[str] = ()
     #: whether these are all that the run has, which is refused as a whole where some of it cannot be loaded

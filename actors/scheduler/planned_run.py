@@ -16,7 +16,9 @@ import ray
 
 from ensemble_ray.actors.link.accounts import close_account
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
-from ensemble_ray.actors.link.packing import pack_failure, pack_recorded
+from ensemble_ray.actors.link.events import HubSink
+from ensemble_ray.actors.link.packing import pack_failure, pack_result
+from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import (
     RecordLocation,
     SessionOpening,
@@ -27,22 +29,20 @@ from ensemble_ray.actors.link.wire import (
     WireOutcome,
     WireResult,
 )
+from ensemble_ray.actors.scheduler.announcements import Announcements
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import SpooledOutputs
+from ensemble_ray.coordinator.outputs import SpooledOutputs, recalled
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskBody
-from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.recovery import Recovered
-from ensemble_ray.record.spent import with_account
-from ensemble_ray.record.stores import OwnedRun
+from ensemble_ray.runs.claimed import ClaimedRun
 from ensemble_ray.runs.ownership import watch_for_cancel
 from ensemble_ray.values.outputs import RunState
 
@@ -62,7 +62,8 @@ class PlannedRun:
         *,
         hub: Any,
         limits: SessionLimits,
-        owned: OwnedRun | None,
+        claimed: ClaimedRun,
+        outputs: SpooledOutputs,
         store: SubmissionStore,
         finished: asyncio.Future[WireOutcome],
     ) -> None:
@@ -73,14 +74,14 @@ class PlannedRun:
             pool: Where processes come from.
             hub: Has its events; None: nobody listens.
             limits: How many processes it may have.
-            owned: Its record; None: it is recorded nowhere.
+            claimed: Its record, and what is recorded.
+            outputs: Where its outputs are kept, recorded ones too.
             store: Keeps the submission while the run goes on.
             finished: Gets the outcome.
         """
-        recorded = () if owned is None else owned.recorded
-        context = with_account(submission.context, (*recorded, *submission.preamble))
-        self._submission = submission = replace(submission, context=context)
-        self._owned = owned
+        self._submission = submission = replace(submission, context=claimed.context)
+        self._owned = owned = claimed.owned
+        recovery, is_restart = claimed.recovery, submission.reason.is_restart
         self._store = store
         is_managed = submission.plan.hierarchy is not None
         self._session = RunSession(opening_of(submission), pool, self, hub=hub, limits=limits, is_managed=is_managed)
@@ -89,13 +90,20 @@ class PlannedRun:
         self._tasks: PlannedTasks[bytes, bytes, WireFailure] = PlannedTasks(
             submission.plan,
             journal,
-            SpooledOutputs(),
+            outputs,
             partial(body_of, submission),
             header=submission.header,
             preamble=submission.preamble,
-            resumed=None if owned is None or not owned.recorded else self._resumed(owned),
+            resumed=None
+            if recovery is None
+            else recovery.resumed(lambda instance: recalled(outputs, instance), pack_failure, is_restart=is_restart),
         )
         self._coordinator = Coordinator(journal, self._tasks)
+        #: None: nobody listens
+        self._announcements: Announcements | None = None
+        if hub is not None and submission.plan.units:
+            sink = HubSink(hub, self.run_id, submission.context.interest)
+            self._announcements = Announcements(self.run_id, submission.plan, sink, self._session.submit)
         self._running: asyncio.Task[WireOutcome]
         self._background = BackgroundTasks()
         self._keeping: asyncio.Task[None] | None = None
@@ -105,14 +113,6 @@ class PlannedRun:
     def run_id(self) -> str:
         """The run's id."""
         return self._submission.run_id
-
-    def _resumed(self, owned: OwnedRun) -> Resumed[bytes, WireFailure]:
-        """Return what the record knows of the run; outputs stay data, since their types are the user's."""
-        tasks, is_restart = self._submission.tasks, self._submission.reason.is_restart
-        resumed: Resumed[bytes, WireFailure] = Recovered(owned.recorded, is_resumed=not is_restart).resumed(
-            lambda key, data: pack_recorded(data, tasks.get(key, b"")), pack_failure
-        )
-        return replace(resumed, is_restart=is_restart)
 
     async def begin(self) -> None:
         """Start processes and the first tasks."""
@@ -141,11 +141,16 @@ class PlannedRun:
     # What its coordinator asks, and is told.
 
     def start(self, orders: Sequence[WireOrder]) -> None:
-        """Do these tasks; never waits."""
-        self._session.submit(orders)
+        """Do these tasks, behind the events of what was announced before; never waits."""
+        if self._announcements is None:
+            self._session.submit(orders)
+        else:
+            self._announcements.start(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
         """Stop these tasks; each is still reported."""
+        waiting = [] if self._announcements is None else self._announcements.withdraw(instances)
+        self._coordinator.deliver([pack_result(undone(order, None, "cancelled")) for order in waiting])
         self._session.stop(instances)
 
     async def receive(self, reports: Sequence[WireResult]) -> None:
@@ -202,6 +207,8 @@ class PlannedRun:
             dropping = None if self._keeping is None else self._background.start(self._drop(self._keeping))
             try:
                 # Where coordinating itself broke, processes may still be at work: those are not used again.
+                if self._announcements is not None:
+                    await self._announcements.flushed()  # the driver reads events until it hears of the end
                 await self._session.close(keep=keeps_warm)
                 if dropping is not None:
                     await asyncio.wait([dropping])

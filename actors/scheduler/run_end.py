@@ -62,7 +62,10 @@ def _page_of(ended: WireOutcome, end_id: str, begin: int) -> EndPage:
         delegated=page.fill_from(ended.delegated, lambda entry: entry[1]),
         failures=page.fill_from(ended.failures, lambda failed: failed.failure.body),
         unfinished=page.fill_from(ended.unfinished, lambda entry: entry[1].body),
+        raised=page.fill_from(ended.raised, lambda entry: entry[1].body),
         failed_delegations=ended.failed_delegations if begin == 0 else (),
+        units=ended.units if begin == 0 else (),
+        unit_failures=ended.unit_failures if begin == 0 else (),
     )
     return EndPage(end_id=end_id, cursor=page.stop, is_last=page.stop >= page.total, end=part)
 

@@ -19,6 +19,7 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.events import begin_events
 from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.log_lines import LineService
+from ensemble_ray.actors.link.packing import pack_recorded
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
 from ensemble_ray.actors.link.wire import EndPage, SessionOpening, Submission, WireResult
 from ensemble_ray.actors.scheduler.loading import load_everywhere
@@ -29,14 +30,18 @@ from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.actors.shared.event_hub import EventHub
+from ensemble_ray.coordinator.outputs import SpooledOutputs
 from ensemble_ray.errors import RunExistsError, message_of
 from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.plan.placement import max_own_processes, most_replicas
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import package_version
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.runs.ownership import claim_run, release_run
+from ensemble_ray.record.resume.run_head import head_facts
+from ensemble_ray.runs.claimed import claim_planned
+from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
 __all__ = ["SchedulerActor"]
@@ -200,23 +205,32 @@ class SchedulerActor(LineService, SessionService):
         """Own the run's record and know the run from now on; `begin` of it starts its tasks."""
         run_id, before = submission.run_id, self._ends.get(submission.run_id)
         ended = self._ends[run_id] = RunEnd()
-        owned = None
+        owned, outputs, tasks = None, SpooledOutputs(), submission.tasks
         try:
-            if submission.store is not None:
-                store = store_at(submission.store)
-                if submission.reason is SubmissionReason.RESUBMITTED:
-                    is_recorded = bool(await store.facts(run_id))
-                    submission = replace(submission, reason=submission.reason.settled(is_recorded=is_recorded))
-                owned = await claim_run(
-                    store,
-                    run_id,
-                    origin=submission.header.origin,
-                    durability=submission.context.durability,
-                    submission=submission.reason,
-                )
-            limits = _limits(is_dynamic=False)
+            if submission.store is not None and submission.reason is SubmissionReason.RESUBMITTED:
+                is_recorded = bool(await head_facts(store_at(submission.store), run_id))
+                submission = replace(submission, reason=submission.reason.settled(is_recorded=is_recorded))
+            claimed = await claim_planned(
+                submission.store,
+                submission.context,
+                submission.header,
+                submission=submission.reason,
+                preliminary=submission.preamble,
+                # Outputs stay data, since their types are the user's.
+                keep=lambda instance, given: outputs.keep_recorded(
+                    instance, pack_recorded(given.output_data(), tasks.get(node_key(instance), b""))
+                ),
+            )
+            owned = claimed.owned
             run = PlannedRun(
-                submission, self._pool, hub=hub, limits=limits, owned=owned, store=self._store, finished=ended.result
+                submission,
+                self._pool,
+                hub=hub,
+                limits=_limits(is_dynamic=False),
+                claimed=claimed,
+                outputs=outputs,
+                store=self._store,
+                finished=ended.result,
             )
         except BaseException as error:
             del self._ends[run_id]

@@ -8,11 +8,14 @@ orders out (`process_groups`). Must never happen: anything that stays here of a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import ray.exceptions
 
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
+from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import pack_result
 from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import AgentTemplate, SessionOpening, TaskCallables, WireOrder, WireResult
@@ -27,6 +30,10 @@ from ensemble_ray.plan.plan import MANAGER_KEY
 from ensemble_ray.runs.ownership import GRACE_S
 
 __all__ = ["ReportReceiver", "RunSession", "SessionLimits"]
+
+Answer = TypeVar("Answer")
+#: A predicate whose process died so often while it was asked is not asked again: it may well be what kills them.
+_MOST_LOST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +169,29 @@ class RunSession:
             self._done(report.instance, report.key)
         if fresh:
             await self._receiver.receive(fresh)
+
+    @property
+    def callables_host(self) -> Process | None:
+        """The process of the run's callables; None when there is none."""
+        return self._groups.callables
+
+    async def ask_callables(self, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
+        """Ask the process of the run's callables; one that dies is replaced, and asked again a few times.
+
+        Raises:
+            RuntimeError: it died each time.
+        """
+        lost = ""
+        for _ in range(_MOST_LOST):
+            host = self._groups.host_callables()
+            try:
+                return await ask(host.handle)
+            except ray.exceptions.RayError as error:
+                lost = last_line(error)
+                self._groups.lose(host, error)
+                if self._groups.callables is host:  # it was replaced too often
+                    break
+        raise RuntimeError(f"the process of the run's callables died again and again when it was asked: {lost}")
 
     def locate(self, agent_key: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
         """Return names and handles of the processes of an agent, for another that asks it; none when the run has ended.

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Journal, Until
+from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 
-__all__ = ["Group", "JournalActor"]
+__all__ = ["AppendCall", "JournalActor"]
 
-#: What one call appended: facts, their epoch, and how safe they must be before it returns (`Until`).
-Group = tuple[Sequence[Fact], int, int]
+#: What one call appended: facts, their epoch, and how safe they must be before it returns (`Persistence`).
+AppendCall = tuple[Sequence[Fact], int, int]
 
 
 class JournalActor:
@@ -28,19 +28,19 @@ class JournalActor:
         self._journals: dict[tuple[str, str], asyncio.Task[Journal]] = {}
 
     async def append(
-        self, address: StoreAddress, run_id: str, writer: str, groups: Sequence[Group]
+        self, address: StoreAddress, run_id: str, writer: str, groups: Sequence[AppendCall]
     ) -> list[BaseException | None]:
         """Append groups of facts in order; return what became of each: None, or why it was refused."""
         journal = await self._journal(address, run_id, writer)
         # At the same time, so that they share a commit; each is asked for itself, since it may be refused for its epoch.
-        appended = (journal.append(facts, epoch=epoch, until=Until(until)) for facts, epoch, until in groups)
+        appended = (journal.append(facts, epoch=epoch, until=Persistence(until)) for facts, epoch, until in groups)
         return await asyncio.gather(*appended, return_exceptions=True)
 
-    async def known(
+    async def lookup_recorded(
         self, address: StoreAddress, run_id: str, writer: str, instance: str
     ) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance."""
-        return await (await self._journal(address, run_id, writer)).known(instance)
+        return await (await self._journal(address, run_id, writer)).lookup_recorded(instance)
 
     async def close(self, run_id: str, writer: str) -> None:
         """Close the journal of a writer that has nothing more to write."""

@@ -19,6 +19,7 @@ from ensemble_ray.actors.link.journal import open_journal
 from ensemble_ray.actors.link.limiter import RemoteLimiter
 from ensemble_ray.actors.link.packing import load_agent
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
+from ensemble_ray.actors.link.run_memory import RemoteRunMemory
 from ensemble_ray.actors.link.wire import RecordLocation, WireOrder, WireResult
 from ensemble_ray.actors.worker.cpu import RayCpuPool
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
@@ -139,6 +140,7 @@ class AgentActor:
             services=Services(limiter=self._limiter, cpu=self._cpu, driver=driver),
             tool_metrics=ReportedToolMetrics(driver) if driver and context.has_tool_metrics else NoOpToolMetrics(),
             spending=shared_spending(context, self._remote_limiter, self._name),
+            memory=RemoteRunMemory(driver) if driver and context.memory else None,
         )
 
     def _binding(self, run_id: str) -> asyncio.Future[None]:

@@ -1,4 +1,4 @@
-"""CallableHost: one process with one copy of a run's own callables: handlers, guardrails, delegation policies (S-SET-31).
+"""CallableHost: one process with one copy of a run's own callables: handlers, guardrails, predicates, policies (S-SET-31).
 
 It also runs the handler tasks themselves, since all they do is call one of these. The scheduler runs no user code.
 """
@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import cloudpickle
 
 from ensemble_ray.actors.link.futures import refuse
+from ensemble_ray.actors.link.packing import pack_failure, unpack_output
 from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables
 from ensemble_ray.actors.worker.agent import AgentActor
+from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
+from ensemble_ray.coordinator.predicates import LocalPredicates
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.execute.ports import Callables
 from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
 
 __all__ = ["CallableHost", "HeldCallables"]
 
@@ -89,6 +94,7 @@ class CallableHost(AgentActor):
         super().__init__(name)
         self._held: dict[str, HeldCallables] = {}
         self._callables: dict[str, asyncio.Future[LocalCallables]] = {}
+        self._predicates: dict[str, LocalPredicates] = {}
 
     async def hold(self, run_id: str, update: CallablesUpdate) -> None:
         """Take callables that are asked here, and forget those of tasks that are done.
@@ -103,16 +109,18 @@ class CallableHost(AgentActor):
             return
         try:
             policies = [held.load(ref) for ref in update.policies]
+            predicates = {path: held.load(ref) for path, ref in update.predicates.items()}
             for bundle in update.bundles if update.is_complete else ():
                 held.load(CallableRef(bundle))
         except Exception as error:
             refusal = ValidationError(
-                f"The run's handlers, guardrails and delegation policies cannot be loaded in a worker process: {message_of(error)}. "
+                f"The run's handlers, guardrails, predicates and delegation policies cannot be loaded in a worker process: {message_of(error)}. "
                 "Install the modules they come from on every node, or use runtime='inline'"
             )
             refuse(callables, refusal)
             refuse(self._binding(run_id), refusal)  # no `bind` will follow
             raise refusal from error
+        self._predicates[run_id] = LocalPredicates(predicates)
         callables.set_result(LocalCallables(held, policies))
 
     async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
@@ -125,9 +133,29 @@ class CallableHost(AgentActor):
         except USER_ERRORS as error:  # it belongs to the asking task; `sys.exit` in a guardrail ends no process
             return bytes(cloudpickle.dumps((None, Chain(error))))
 
+    async def holds_predicate(
+        self, run_id: str, question: UntilHolds | EdgeMatches, known: int, new: Sequence[HistoryPart[bytes]]
+    ) -> bool | EvaluationFailed | None:
+        """Ask a predicate or a condition; None: this process lacks what was sent before (S-LOOP-54)."""
+        try:
+            await asyncio.shield(self._callables_in(run_id))
+            parts = [HistoryPart(names=part.names, outputs=tuple(map(unpack_output, part.outputs))) for part in new]
+            answer = await self._predicates[run_id].holds(question, known=known, new=parts)
+        except USER_ERRORS as error:  # such as an output whose class is not here
+            answer = EvaluationFailed(error_type=type(error).__name__, message=message_of(error), error=error)
+        if isinstance(answer, EvaluationFailed) and isinstance(answer.error, BaseException):
+            return replace(answer, error=pack_failure(TaskFailure(error=answer.error)).body)
+        return answer
+
+    async def forget_history(self, run_id: str, unit: str) -> None:
+        """Let the history of a unit go that has ended."""
+        if run_id in self._predicates:
+            self._predicates[run_id].forget(unit)
+
     async def release(self, run_id: str) -> bool:
         """Forget a run and its callables; return whether this process may be bound to another."""
         self._held.pop(run_id, None)
+        self._predicates.pop(run_id, None)
         callables = self._callables.pop(run_id, None)
         if callables is not None:
             callables.cancel()

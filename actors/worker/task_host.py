@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.ports import Callables
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
+    from ensemble_ray.ports.memory import RunMemory
     from ensemble_ray.ports.services import Services
 
 __all__ = ["ReportTarget", "TaskHost"]
@@ -112,6 +113,7 @@ class TaskHost:
         services: Services,
         tool_metrics: ToolMetrics,
         spending: Spending | None = None,
+        memory: RunMemory | None = None,
         peers: Peers | None = None,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
@@ -126,6 +128,7 @@ class TaskHost:
             services: What tools and models of this process use.
             tool_metrics: Counts calls.
             spending: What model calls of this process may spend; None: as much as they like.
+            memory: The run's; None: it has none.
             peers: Do what tasks of this process delegate; None: the agents that live here.
             flush: Returns when all that was published and told has arrived.
         """
@@ -137,6 +140,7 @@ class TaskHost:
             services=services,
             tool_metrics=tool_metrics,
             spending=spending,
+            memory=memory,
         )
         run_id = context.run_id
 

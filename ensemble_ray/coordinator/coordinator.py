@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, assert_never
 
 from ensemble_ray.coordinator.ports import Order, Result
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule.instructions import (
     Announce,
@@ -175,7 +175,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
         is_wish = isinstance(stimuli[0], CancelRequested)
         facts = self._tasks.encode(stimuli)
         if facts:
-            await self._journal.append(*facts, until=Until.WRITTEN if is_wish else Until.TAKEN)
+            await self._journal.append(*facts, until=Persistence.COMMITTED if is_wish else Persistence.QUEUED)
         self._carry_out(self._source.handle(*stimuli))
         if is_wish and self._cancelling is not None and not self._cancelling.done():
             self._cancelling.set_result(None)

@@ -7,13 +7,12 @@ not grow the process that schedules it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar, overload
 
 from ensemble_ray.items.spool import Spool
-from ensemble_ray.values.ids import key_of
 
-__all__ = ["HeldOutputs", "KeyedOutputs", "OutputStore", "SpooledOutputs"]
+__all__ = ["HeldOutputs", "ListedOutputs", "OutputStore", "SpooledOutputs", "recalled"]
 
 Output = TypeVar("Output")
 #: What a run's outputs take in memory before they lie in a file: little, since ended runs wait for their drivers.
@@ -39,19 +38,47 @@ class OutputStore(Protocol[Output]):
         """
         ...
 
+    def keep_recorded(self, instance: str, body: bytes) -> None:
+        """Keep a recorded output as bytes; it is one of the run's only when it is recalled. The newest one counts."""
+        ...
+
+    def recall(self, instance: str) -> bool:
+        """Take up a recorded output; whether there is one."""
+        ...
+
     def forget(self, instances: Sequence[str]) -> None:
         """Let outputs go; those that it has not are none."""
         ...
 
 
-class HeldOutputs(Generic[Output]):
-    """Outputs in memory: of a run in the process of its caller, who gets these objects in the end."""
+def recalled(outputs: OutputStore[Output], instance: str) -> Output:
+    """Take up a recorded output, and return it.
 
-    def __init__(self) -> None:
+    Raises:
+        KeyError: there is none.
+    """
+    outputs.recall(instance)
+    return outputs.get(instance)
+
+
+class HeldOutputs(Generic[Output]):
+    """Outputs in memory: of a run in the process of its caller, who gets these objects in the end.
+
+    Recorded ones become objects when they are asked for.
+    """
+
+    def __init__(self, load: Callable[[str, bytes], Output] | None = None) -> None:
+        """Make a store without outputs.
+
+        Args:
+            load: Makes an output of its instance and its recorded bytes; None: none is ever kept here.
+        """
         self._outputs: dict[str, Output] = {}
+        self._load = load
+        self._recorded = SpooledOutputs()
 
     def __contains__(self, instance: str) -> bool:
-        return instance in self._outputs
+        return instance in self._outputs or instance in self._recorded
 
     def put(self, instance: str, output: Output) -> None:
         """Keep an output."""
@@ -59,10 +86,21 @@ class HeldOutputs(Generic[Output]):
 
     def get(self, instance: str) -> Output:
         """Return an output."""
+        if instance not in self._outputs and self._load is not None:
+            self._outputs[instance] = self._load(instance, self._recorded.get(instance))
         return self._outputs[instance]
+
+    def keep_recorded(self, instance: str, body: bytes) -> None:
+        """Keep a recorded output until it is recalled."""
+        self._recorded.keep_recorded(instance, body)
+
+    def recall(self, instance: str) -> bool:
+        """Take up a recorded output; whether there is one."""
+        return self._recorded.recall(instance)
 
     def forget(self, instances: Sequence[str]) -> None:
         """Let outputs go."""
+        self._recorded.forget(instances)
         for instance in instances:
             self._outputs.pop(instance, None)
 
@@ -73,6 +111,8 @@ class SpooledOutputs:
     def __init__(self) -> None:
         self._spool = Spool(memory_bytes=_MEMORY_BYTES)
         self._slots: dict[str, int] = {}
+        #: of recorded outputs that were not recalled
+        self._recorded: dict[str, int] = {}
 
     def __contains__(self, instance: str) -> bool:
         return instance in self._slots
@@ -89,14 +129,29 @@ class SpooledOutputs:
         """Return an output."""
         return self._spool.get(self._slots[instance])
 
+    def keep_recorded(self, instance: str, body: bytes) -> None:
+        """Keep a recorded output until it is recalled.
+
+        Raises:
+            RecordError: the file cannot be written.
+        """
+        self._recorded[instance] = self._spool.put(body)
+
+    def recall(self, instance: str) -> bool:
+        """Take up a recorded output; whether there is one."""
+        slot = self._recorded.pop(instance, None)
+        if slot is not None:
+            self._slots[instance] = slot
+        return slot is not None
+
     def forget(self, instances: Sequence[str]) -> None:
         """Let outputs go; what the file has of them stays until the run ends."""
         for instance in instances:
             self._slots.pop(instance, None)
 
 
-class KeyedOutputs(Sequence[tuple[str, Output]]):
-    """Outputs with the keys of their tasks, read when they are asked for."""
+class ListedOutputs(Sequence[tuple[str, Output]]):
+    """Outputs with their instances, in order; each is read when it is asked for."""
 
     def __init__(self, store: OutputStore[Output], instances: Sequence[str]) -> None:
         self._store = store
@@ -113,9 +168,9 @@ class KeyedOutputs(Sequence[tuple[str, Output]]):
 
     def __getitem__(self, index: int | slice) -> tuple[str, Output] | Sequence[tuple[str, Output]]:
         if isinstance(index, slice):
-            return KeyedOutputs(self._store, self._instances[index])
+            return ListedOutputs(self._store, self._instances[index])
         instance = self._instances[index]
-        return key_of(instance), self._store.get(instance)
+        return instance, self._store.get(instance)
 
     def __iter__(self) -> Iterator[tuple[str, Output]]:
         return (self[index] for index in range(len(self)))

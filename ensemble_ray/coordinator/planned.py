@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, Never, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
-from ensemble_ray.coordinator.outputs import KeyedOutputs
+from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
+from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import FailureSummary, Revision, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import ContextPart, End, Instruction, Start, TaskChanges, Warn
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.outputs import OutputStore
     from ensemble_ray.coordinator.ports import TaskReporter
     from ensemble_ray.coordinator.run_journal import RunJournal
+    from ensemble_ray.coordinator.unit_evaluations import UnitPorts
     from ensemble_ray.execute.outcomes import Resumed
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
@@ -66,6 +68,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         header: PlanRecorded,
         preamble: Sequence[Fact] = (),
         resumed: Resumed[Output, Failure] | None = None,
+        units: UnitPorts[Output, Failure] | None = None,
     ) -> None:
         """Make them.
 
@@ -77,18 +80,18 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             header: The record's first fact, but for its time.
             preamble: Effects of before scheduling.
             resumed: What is recorded of a run that goes on; None: it begins.
+            units: What its loops, phases and graph need; None: it has none.
         """
         self.plan = plan
         self.source = machine_for(plan)
+        self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
         self._header = header
         self._preamble = preamble
         self._resumed = resumed
-        #: results that the record gives when their tasks are started
-        self._recorded: dict[str, TaskResult[Output, Failure]] = {}
-        if resumed is not None:
-            self._recorded = {instance_of(key): result for key, result in resumed.results.items()}
+        #: tasks of which the record gives the result when they are started
+        self._recorded: set[str] = set() if resumed is None else set(resumed.results)
         self._outputs = outputs
         self._bodies = bodies
         self._completed: list[str] = []
@@ -106,18 +109,20 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Begin the run, or go on with it."""
         del source  # it is this one's
         self._reporter = reporter
+        if self._units is not None:
+            self._units.open(reporter.notify, reporter.break_off, self._journal.now)
         if self._resumed is not None:
             return await self._go_on(self._resumed)
         self._started_at = self._journal.now()
         first = self._journal.fact(RUN, replace(self._header, started_at=self._started_at))
-        await self._journal.append(first, *self._preamble, until=Until.WRITTEN)
+        await self._journal.append(first, *self._preamble, until=Persistence.COMMITTED)
         return Opening(stimuli=[Begun(at=self._started_at)])
 
     async def _go_on(self, resumed: Resumed[Output, Failure]) -> Opening:
         """Tell the source again what it was told; what is not resolved then is to be started."""
         self._started_at = resumed.started_at
         note = self._journal.fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
-        await self._journal.append(note, *self._preamble, until=Until.WRITTEN)
+        await self._journal.append(note, *self._preamble, until=Persistence.COMMITTED)
         if not resumed.stimuli:
             return Opening(stimuli=[Begun(at=self._started_at)])
         ending: list[Instruction] = []
@@ -134,7 +139,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         # Nothing starts any more; what the record does not know of has stopped with its process.
         ends: list[Stimulus] = []
         for instance in self.source.running:
-            recorded = self._recorded.pop(instance, None)
+            recorded = self._take_recorded(instance)
             ends.append(
                 Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
             )
@@ -149,17 +154,24 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
         is_running = self.source.is_running(stimulus.instance)
-        result = self._recorded.pop(stimulus.instance, None) if is_running else None
+        result = self._take_recorded(stimulus.instance) if is_running else None
         if result is None:
             return False
         self._keep(result)
         return True
 
+    def _take_recorded(self, instance: str) -> TaskResult[Output, Failure] | None:
+        """Return the recorded result of a task, once; None where there is none."""
+        if self._resumed is None or instance not in self._recorded:
+            return None
+        self._recorded.remove(instance)
+        return self._resumed.results[instance]
+
     # Orders.
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
         """Return what the record says came of a task."""
-        recorded = self._recorded.pop(start.instance, None)
+        recorded = self._take_recorded(start.instance)
         return () if recorded is None else (self._keep(recorded),)
 
     def make(self, starts: Sequence[Start]) -> None:
@@ -249,9 +261,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations.extend(result.failed_delegations)
         match result.status:
             case "completed":
-                if result.output is not None:
-                    self._outputs.put(instance, result.output)
-                    self._completed.append(instance)
+                self._keep_output(result)
                 return Completed(
                     at=result.at,
                     instance=instance,
@@ -265,20 +275,26 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 error_type, message = ("", "") if failure is None else (failure.error_type, failure.message)
                 self._note_failure(result, error_type, message)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
-            case "exited" if result.output is not None:  # a gate behind it ended the run
-                self._outputs.put(instance, result.output)
-                self._completed.append(instance)
-                return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=True)
             case _:
-                self._unfinished.extend(() if failure is None else ((result.key, failure),))
+                self._unfinished.extend(() if failure is None else ((result.instance, failure),))
                 if result.status == "exited":
-                    return Exited(at=result.at, instance=instance, reason=result.exit_reason)
+                    has_output = self._keep_output(result)  # where a gate behind it ended the run
+                    return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
                 return Cancelled(at=result.at, instance=instance)
+
+    def _keep_output(self, result: TaskResult[Output, Failure]) -> bool:
+        """Keep the output of a task, be it here or in the record; return whether there is one."""
+        if result.output is not None:
+            self._outputs.put(result.instance, result.output)
+        has_output = result.output is not None or self._outputs.recall(result.instance)
+        if has_output:
+            self._completed.append(result.instance)
+        return has_output
 
     def _note_failure(self, result: TaskResult[Output, Failure], error_type: str, message: str) -> None:
         if result.failure is not None:
             failed = FailedTask(
-                key=result.key, at=result.at, failure=result.failure, completed_before=len(self._completed)
+                instance=result.instance, at=result.at, failure=result.failure, completed_before=len(self._completed)
             )
             self._failed.append(failed)
         self._errors.append(RecordedError(result.key, error_type, message))
@@ -294,15 +310,27 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Let outputs go."""
         self._outputs.forget(instances)
 
-    # What a plan has not.
+    # Units.
 
-    def evaluate(self, question: Question) -> NoReturn:
-        """Refuse: a plan has no user code to ask."""
-        raise NotImplementedError(f"a planned run has no code that answers {question}")
+    def evaluate(self, question: Question) -> None:
+        """Ask user code, or reset memory.
 
-    def announce(self, what: IterationEnded | StepEnded) -> NoReturn:
-        """Refuse: a plan of tasks has neither."""
-        raise NotImplementedError(f"a planned run announces no {what}")
+        Raises:
+            TypeError: nobody here answers it.
+        """
+        if self._units is None:
+            raise TypeError(f"a run without units asks nothing: {question}")
+        self._units.ask(question)
+
+    def announce(self, what: IterationEnded | StepEnded) -> None:
+        """Tell listeners of an iteration or a step.
+
+        Raises:
+            TypeError: a run without units has neither.
+        """
+        if self._units is None:
+            raise TypeError(f"a run without units announces nothing: {what}")
+        self._units.announce(what)
 
     def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:
         """Log a warning of the source's."""
@@ -317,16 +345,21 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             exit_reason=ending.exit_reason,
             started_at=self._started_at,
             completed_at=self._journal.now(),
-            completed=KeyedOutputs(self._outputs, self._completed),
-            delegated=KeyedOutputs(self._outputs, self._delegated),
+            completed=ListedOutputs(self._outputs, self._completed),
+            delegated=ListedOutputs(self._outputs, self._delegated),
             failed_delegations=tuple(self._failed_delegations),
             failures=tuple(self._failed),
             unfinished=tuple(self._unfinished),
+            units=ending.units,
+            unit_failures=ending.unit_failures,
+            raised=() if self._units is None else tuple(self._units.raised),
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)
-        await self._journal.append(last, until=Until.WRITTEN)
+        await self._journal.append(last, until=Persistence.COMMITTED)
         return outcome
 
     def leave(self) -> None:
-        """Wait for nothing: whatever a planned run does, its executor does."""
+        """Wait for nothing any more."""
+        if self._units is not None:
+            self._units.leave()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.plan.units import LoopUnit
     from ensemble_ray.schedule.instructions import (
         EdgeMatches,
         End,
@@ -28,6 +29,7 @@ __all__ = [
     "EvaluationFailed",
     "Executor",
     "HistoryPart",
+    "MemoryResets",
     "Opening",
     "Order",
     "Predicates",
@@ -189,11 +191,23 @@ class Predicates(Protocol[Output]):
             new: The parts that follow those; none where another edge of the same step is asked.
 
         Returns:
-            The verdict, or what was raised. None: those who are asked have fewer than `known` parts, since their process
+            The verdict, or what was raised. None: those who are asked have fewer than `lookup_recorded` parts, since their process
             was replaced; they are to be asked again with `known=0` and the whole history.
         """
         ...
 
     def forget(self, unit: str) -> None:
         """Let the history of a unit go that has ended."""
+        ...
+
+
+class MemoryResets(Protocol):
+    """The memory of an ensemble, as its loops reset it."""
+
+    async def reset(self, unit: LoopUnit) -> EvaluationFailed | None:
+        """Do to a loop's memory scopes what its mode says before an iteration (S-LOOP-91, S-LOOP-93).
+
+        Returns:
+            What was raised, such as that the store cannot clear (S-LOOP-92); None: it is done.
+        """
         ...

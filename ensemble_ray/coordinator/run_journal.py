@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.facts.fact import Fact, FactData
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock, Journal
@@ -32,7 +32,7 @@ class RunJournal:
         moment = self.clock.now() if at is None else at
         return Fact(run=self.run_id, name=name, at=moment, data=data, epoch=self.epoch)
 
-    async def append(self, *facts: Fact, until: Until = Until.TAKEN) -> None:
+    async def append(self, *facts: Fact, until: Persistence = Persistence.QUEUED) -> None:
         """Put facts on record.
 
         Raises:

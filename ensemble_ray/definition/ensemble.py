@@ -26,6 +26,7 @@ from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints, ManagerPromptStrategy
 from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.memory import Remembers
 from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.run_rules import RunOptions, RunRules, Watched
 from ensemble_ray.definition.task import Task
@@ -138,7 +139,7 @@ class Leadership(Value):
         return {**arguments, "manager_llm": resolve_model(arguments.get("manager_llm"))}
 
 
-class EnsembleDefinition(Watched, Leadership, RunRules, Work):
+class EnsembleDefinition(Watched, Remembers, Leadership, RunRules, Work):
     """Tasks and the rules they run under; its fields are those of its bases, the last one's first."""
 
     _levels: Levels | None = PrivateAttr(default=None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, SkipValidation, model_validator
 
@@ -88,6 +88,15 @@ class Graph(Identified):
         """The tasks of its states, in declared order, a loop's body in its place."""
         return tuple(
             task for state in self.states.values() for task in (state.body if isinstance(state, Loop) else (state,))
+        )
+
+    def with_tasks_of(self, tasks: Mapping[str, Task]) -> Self:
+        """Return the same graph with rewritten tasks, by their ids; for the library's own use."""
+        return self.rewritten(
+            states={
+                name: state.with_tasks_of(tasks) if isinstance(state, Loop) else tasks[state.object_id]
+                for name, state in self.states.items()
+            }
         )
 
     @model_validator(mode="before")

@@ -147,9 +147,12 @@ class Loop(Identified):
         arguments["context"] = check_context(f"Loop '{name}' context", arguments.get("context"))
         return arguments
 
-    def with_body(self, body: Sequence[Task], context: Sequence[Task | UnitOutput]) -> Self:
-        """Return the same loop with rewritten tasks; for the library's own use."""
-        return self.rewritten(body=tuple(body), context=tuple(context))
+    def with_tasks_of(self, tasks: Mapping[str, Task]) -> Self:
+        """Return the same loop with rewritten tasks, by their ids; for the library's own use."""
+        return self.rewritten(
+            body=tuple(tasks[task.object_id] for task in self.body),
+            context=tuple(tasks.get(entry.object_id, entry) for entry in self.context),
+        )
 
 
 def body_key(task: Task) -> str:

@@ -99,6 +99,15 @@ class Phase(Identified):
         bodies = (task for loop in self.loops for task in loop.body)
         return (*self.tasks, *bodies, *(() if self.review is None else (self.review.task,)))
 
+    def with_tasks_of(self, tasks: Mapping[str, Task]) -> Self:
+        """Return the same phase with rewritten tasks, by their ids; for the library's own use."""
+        review = None if self.review is None else self.review.replace(task=tasks[self.review.task.object_id])
+        return self.rewritten(
+            tasks=tuple(tasks[task.object_id] for task in self.tasks),
+            loops=tuple(loop.with_tasks_of(tasks) for loop in self.loops),
+            review=review,
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:

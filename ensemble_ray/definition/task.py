@@ -27,6 +27,7 @@ from ensemble_ray.definition.fields import (
 )
 from ensemble_ray.definition.history import check_history
 from ensemble_ray.definition.identity import Identified
+from ensemble_ray.definition.memory import MemoryScopesField, check_scopes
 from ensemble_ray.definition.unit_output import UnitOutput, name_output
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.messages import ChatMessage, Effect
@@ -76,6 +77,8 @@ class Task(Identified, Generic[Parsed_co]):
             handler says, else `once`.
         history: What was said before: questions and answers in turns, sent to the model before the task. A manager, who
             hands tasks on as texts, does not see it.
+        memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after: a name, a `MemoryScope`,
+            or a list of these.
         review: Whether somebody is asked about its output: `Review.required()`, `Review.skip()`, or a `Review` with a
             prompt and a timeout; None: as the ensemble's `review_policy` says. No effect without a `review_handler`.
         before_review: Whether somebody is asked before it begins; None: nobody.
@@ -101,6 +104,7 @@ class Task(Identified, Generic[Parsed_co]):
     handler: Annotated[Handler | None, SkipValidation] = None
     effect: Effect | None = None
     history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
+    memory_scopes: MemoryScopesField = initially(())
     review: InstanceOf[Review] | None = None
     before_review: InstanceOf[Review] | None = None
     revision_feedback: StrictText | None = None
@@ -160,6 +164,7 @@ class Task(Identified, Generic[Parsed_co]):
         if isinstance(retries, int | float) and retries < 0:
             raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
         arguments["history"] = check_history(arguments.get("history"))
+        arguments["memory_scopes"] = check_scopes(arguments.get("memory_scopes"))
         _check_handler(arguments)
         arguments["llm"] = limit_own_model(arguments)
         return arguments

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.values.iterations import LoopIterationContext
+from ensemble_ray.values.iterations import GraphRoutingContext, LoopIterationContext
+
+if TYPE_CHECKING:
+    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["Predicate", "Until"]
 
@@ -21,7 +24,7 @@ Predicate: TypeAlias = Callable[[LoopIterationContext], bool | Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """A predicate for `Loop(until=...)`; made by `Until.parsed`, `Until.text_contains` or `Until.unchanged`.
+    """A predicate for `Loop(until=...)` and `GraphEdge(condition=...)`; made by `Until.parsed`, `Until.text_contains` or `Until.unchanged`.
 
     Example:
         >>> Until.text_contains("APPROVED", ignore_case=True)
@@ -62,16 +65,24 @@ class Until:
         """Stop when the last body task says the same as in the iteration before, but for space at the ends (S-LOOP-162)."""
         return cls(kind="unchanged")
 
-    def __call__(self, context: LoopIterationContext) -> bool | Awaitable[bool]:
-        """Return whether the loop is done after this iteration."""
-        output = context.last_body_output
+    def __call__(self, context: LoopIterationContext | GraphRoutingContext) -> bool | Awaitable[bool]:
+        """Return whether the loop is done after this iteration, or the edge is taken after this step."""
+        output, before = _outputs_of(context)
         if self.condition is not None:
             return self.condition(output.parsed)
         if self.kind == "unchanged":
-            if len(context.history) < 2:  # noqa: PLR2004  there is no iteration before the first
-                return False
-            *_, before = context.history[-2].values()
-            return before.raw.strip() == output.raw.strip()
+            return before is not None and before.raw.strip() == output.raw.strip()
         if self.ignore_case:
             return self.text.casefold() in output.raw.casefold()
         return self.text in output.raw
+
+
+def _outputs_of(context: LoopIterationContext | GraphRoutingContext) -> tuple[TaskOutput, TaskOutput | None]:
+    """Return the output that is judged, and the one before it: of the iteration before, or of the state's visit before."""
+    if isinstance(context, GraphRoutingContext):
+        visits = context.state_history[context.current_state]
+        return context.last_output, visits[-2] if len(visits) > 1 else None
+    if len(context.history) < 2:  # noqa: PLR2004  there is no iteration before the first
+        return context.last_body_output, None
+    *_, before = context.history[-2].values()
+    return context.last_body_output, before

@@ -12,9 +12,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast
 
+from ensemble_ray.execute.memory_use import MemoryUse
+from ensemble_ray.ports.memory import MemoryOperationListener
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
+from ensemble_ray.values.ids import is_inside_unit
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
-from ensemble_ray.values.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics, add_tokens
+from ensemble_ray.values.metrics import (
+    UNKNOWN_TOKENS,
+    CostConfiguration,
+    MemoryOperationCounts,
+    TaskMetrics,
+    add_tokens,
+)
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import (
     CapturedMessage,
@@ -27,10 +36,10 @@ from ensemble_ray.values.trace import (
 )
 from ensemble_ray.values.value import utc_of
 
-__all__ = ["DelegationEffect", "ModelEffect", "Outcome", "TaskEffects", "ToolEffect", "captured"]
+__all__ = ["CallOutcome", "DelegationEffect", "ModelEffect", "TaskEffects", "ToolEffect", "captured"]
 
 #: What came of a tool request (S-TRC-31, S-DUR-26).
-Outcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
+CallOutcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +47,7 @@ class ToolEffect:
     """One tool request and what came of it."""
 
     call: ToolCall
-    outcome: Outcome
+    outcome: CallOutcome
     text: str
     started_at: float
     duration_s: float
@@ -170,6 +179,12 @@ class TaskEffects:
     is_handler: bool = False
     #: whether nobody knows what came of the handler (S-DUR-26)
     is_outcome_unknown: bool = False
+    #: path of the execution
+    instance: str = ""
+    #: what it did with memory; None: nobody counts that
+    memory: MemoryUse | None = None
+    #: hears of what it does with memory while it is at work (S-MEM-100)
+    memory_listener: MemoryOperationListener | None = None
     #: its review gates in the order in which they were asked, as a trace shows them
     reviews: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
 
@@ -195,6 +210,8 @@ class TaskEffects:
             incomplete_answers=sum(incomplete_reason(model.response) is not None for model in self.models),
             delegation_count=sum(each.is_started for each in self.delegations),
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
+            memory_retrieval_time=timedelta() if self.memory is None else self.memory.reading_time,
+            memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,
         )
 
     def trace(
@@ -225,6 +242,8 @@ class TaskEffects:
     def metadata(self) -> dict[str, object]:
         """Return what the trace tells beside its fields."""
         data: dict[str, object] = {"outcome": "unknown"} if self.is_outcome_unknown else {}
+        if is_inside_unit(self.instance):
+            data["instance"] = self.instance
         return {**data, "reviews": list(self.reviews)} if self.reviews else data
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:

@@ -18,7 +18,7 @@ from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.execute.review.tool_reviews import tool_reviews
 from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.text.foreign_text import whole_text
@@ -27,7 +27,7 @@ from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.values.ids import effect_name
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.effects import Outcome
+    from ensemble_ray.execute.effects import CallOutcome
     from ensemble_ray.execute.orders import TaskOrder
     from ensemble_ray.execute.scope import TaskScope
 
@@ -58,11 +58,11 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
         lost = await resolve_unknown(scope, intent)
         if lost is not None:
             return _result_of(scope, await _noted(scope, name, "unknown", lost, began=intent.at))
-    # Also when it is called again: a house that was replaced is stopped here, before the effect.
+    # Also when it is called again: a process that was replaced is stopped here, before the effect.
     await scope.note(
         name,
         ToolIntended(tool_name=HANDLER, arguments="", effect=effect),
-        until=Until.TAKEN if effect == "none" else Until.SYNCED,
+        until=Persistence.QUEUED if effect == "none" else Persistence.SYNCED,
     )
     return await _called(scope, name)
 
@@ -106,7 +106,7 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
 
 
 async def _noted(
-    scope: TaskScope, name: str, outcome: Outcome, text: str, structured: object = None, *, began: float
+    scope: TaskScope, name: str, outcome: CallOutcome, text: str, structured: object = None, *, began: float
 ) -> ToolReturned:
     """Note the result."""
     result = ToolReturned(

@@ -20,6 +20,7 @@ from ensemble_ray.errors import StaleEpochError, message_of
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.delegation import DelegationContext
+from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
@@ -145,6 +146,8 @@ class RunContext:
     hierarchy: HierarchyRules | None = None
     #: which tasks have a gate behind them that say nothing of it; None: there is nobody to ask (S-REV-15)
     review_policy: ReviewPolicy | None = None
+    #: which kinds of memory it has; None: none
+    memory: MemoryRules | None = None
 
 
 class TaskBody(NamedTuple, Generic[Task_co]):

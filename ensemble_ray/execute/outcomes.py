@@ -15,6 +15,7 @@ from ensemble_ray.execute.orders import Failure_co, FailureSummary, Output_co
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskResult
+    from ensemble_ray.schedule.results import UnitFailure, UnitResult
     from ensemble_ray.schedule.stimuli import Stimulus
     from ensemble_ray.values.outputs import ExitReason, RunState
     from ensemble_ray.values.trace import TaskTrace
@@ -33,7 +34,8 @@ class Resumed(Generic[Output_co, Failure_co]):
     started_at: float
     #: what its source was told, in the groups in which it was; what a cancellation did is left out
     stimuli: Sequence[Sequence[Stimulus]]
-    #: by key: tasks whose output or failure is recorded, whether or not the source was told
+    #: by instance: tasks whose output or failure is recorded, whether or not the source was told; a result is made when it
+    #: is asked for, and has no output where the run's outputs have a recorded one to be recalled
     results: Mapping[str, TaskResult[Output_co, Failure_co]]
     #: whether only its owner's process was replaced; else somebody wants it to go on, also after a cancellation
     is_restart: bool = False
@@ -43,7 +45,7 @@ class Resumed(Generic[Output_co, Failure_co]):
 class FailedTask(Generic[Failure_co]):
     """A failed task of an ended run."""
 
-    key: str
+    instance: str
     at: float
     failure: Failure_co
     #: how many tasks were completed when it failed (S-PAR-22)
@@ -58,15 +60,21 @@ class RunOutcome(Generic[Output_co, Failure_co]):
     exit_reason: ExitReason
     started_at: float
     completed_at: float
-    #: (task key, output) in completion order
+    #: (instance, output) in completion order
     completed: Sequence[tuple[str, Output_co]] = ()
     #: outputs of a manager's workers in completion order
     delegated: Sequence[tuple[str, Output_co]] = ()
     #: what workers of a manager did that gave nothing
     failed_delegations: Sequence[TaskTrace] = ()
     failures: Sequence[FailedTask[Failure_co]] = ()
-    #: (task key, failure) of unfinished tasks: cancelled or exited ones
+    #: (instance, failure) of unfinished tasks: cancelled or exited ones
     unfinished: Sequence[tuple[str, Failure_co]] = ()
+    #: what became of loops, phases and graphs, in the order in which they ended
+    units: tuple[UnitResult, ...] = ()
+    #: of units where no task's failure is the reason, in order
+    unit_failures: tuple[UnitFailure, ...] = ()
+    #: by path of the unit: what the user's predicates and conditions raised
+    raised: Sequence[tuple[str, Failure_co]] = ()
 
     def convert(
         self, output: Callable[[Output_co], NewOutput], failure: Callable[[Failure_co], NewFailure]
@@ -80,4 +88,5 @@ class RunOutcome(Generic[Output_co, Failure_co]):
                 replace(cast("FailedTask[NewFailure]", each), failure=failure(each.failure)) for each in self.failures
             ],
             unfinished=[(key, failure(each)) for key, each in self.unfinished],
+            raised=[(unit, failure(each)) for unit, each in self.raised],
         )

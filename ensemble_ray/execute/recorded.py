@@ -72,7 +72,7 @@ async def recorded_workers(journal: Journal, recorded: Mapping[tuple[str, str], 
         if fact_kind != DelegationDecided.KIND or result is None:
             continue
         instance = delegated_instance(name)
-        of_worker = await journal.known(instance)
+        of_worker = await journal.lookup_recorded(instance)
         output = recorded_output(of_worker, instance)
         if output is not None and result.data.is_success:
             outputs.append((output.agent_role, output))

@@ -1,6 +1,6 @@
 """TaskRunner: carries out one task through ports. Package: execute. Async; knows no Ray, decides nothing about the run.
 
-In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole house gets past it. Effects are noted in
+In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole process gets past it. Effects are noted in
 the journal before the next step depends on them; a recorded effect is taken from there instead of being done again,
 and a recorded end of the task is its result.
 """
@@ -31,6 +31,7 @@ from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
+from ensemble_ray.execute.memory import memory_counted, remember
 from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
 from ensemble_ray.execute.review.gates import Reviewed, ask_before, recorded_exit, review_output
@@ -40,7 +41,7 @@ from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, FactData, find_fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
@@ -91,13 +92,15 @@ class TaskRunner:
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
         with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
             try:
-                if order.epoch:  # handed out before: an earlier house may have recorded something
-                    scope = self._scope(order, await self.ports.journal.known(order.instance), slot)
+                if order.epoch:  # handed out before: an earlier process may have recorded something
+                    scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
                 await ask_before(scope)
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
-                return await self._completed(scope, await review_output(scope, await self._execute(scope)))
+                with memory_counted(scope):
+                    output = await remember(scope, await self._execute(scope))
+                return await self._completed(scope, await review_output(scope, output))
             except asyncio.CancelledError as error:
                 if is_stopped():
                     return self._unfinished(scope, "cancelled", None)
@@ -123,6 +126,7 @@ class TaskRunner:
             ),
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
+            instance=order.instance,
         )
         return TaskScope(
             context=self.context,
@@ -186,7 +190,7 @@ class TaskRunner:
     # Endings.
 
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
-        """How the task ended, when an earlier house recorded it and died before it could tell."""
+        """How the task ended, when an earlier process recorded it and died before it could tell."""
         instance, recorded_facts = scope.order.instance, scope.recorded_facts
         if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
             reviewed = Reviewed(output, recorded_exit(recorded_facts, instance))
@@ -217,7 +221,7 @@ class TaskRunner:
         facts: list[FactData] = [OutputRecorded(output=reviewed.output)]
         if reviewed.exit_reason is not None:
             facts.append(ExitRecorded(reason=reviewed.exit_reason))
-        await scope.note(scope.order.instance, *facts, until=Until.WRITTEN)
+        await scope.note(scope.order.instance, *facts, until=Persistence.COMMITTED)
         return self._report_completion(scope, reviewed)
 
     def _report_completion(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
@@ -259,7 +263,7 @@ class TaskRunner:
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Until.WRITTEN)
+        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Persistence.COMMITTED)
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
@@ -275,7 +279,7 @@ class TaskRunner:
             attempts=result.attempts,
         )
         try:
-            await scope.note(scope.order.instance, failure, until=Until.WRITTEN)
+            await scope.note(scope.order.instance, failure, until=Persistence.COMMITTED)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear

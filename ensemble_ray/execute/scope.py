@@ -14,7 +14,7 @@ from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.limits.endpoints import EndpointService, process_endpoints
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.messages import ChatMessage
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
     from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.ports import Clock, EventSink, Journal, Reviewer, ToolMetrics
+    from ensemble_ray.ports.memory import RunMemory
     from ensemble_ray.ports.services import Services
 
 __all__ = ["RunnerPorts", "TaskScope"]
@@ -54,6 +55,8 @@ class RunnerPorts:
     ask_unknown: Callable[[UnknownEffect], object] | None = None
     #: asks at review gates, in the process that started the run; None: another one has it, or there is nobody to ask
     reviewer: Reviewer | None = None
+    #: the run's memory; None where it has none, or nobody answers for it
+    memory: RunMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ class TaskScope:
     ports: RunnerPorts
     order: TaskOrder
     effects: TaskEffects
-    #: what an earlier house of this task recorded: (name, kind) -> fact
+    #: what an earlier process of this task recorded: (name, kind) -> fact
     recorded_facts: Mapping[tuple[str, str], Fact] = field(default_factory=dict[tuple[str, str], Fact])
     #: its place among its agent's tasks
     slot: Slot = field(default_factory=Slot)
@@ -91,11 +94,11 @@ class TaskScope:
         found = find_fact(self.recorded_facts, RUN, LossAccepted)
         return found if found is not None and found.data.has_effect else None
 
-    async def note(self, name: str, *data: FactData, until: Until = Until.TAKEN) -> None:
+    async def note(self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED) -> None:
         """Put a fact, or several at once, into the journal; return when that is as safe as the next step needs.
 
         Raises:
-            StaleEpochError: another house has this task now; nothing more of it must be done here.
+            StaleEpochError: another process has this task now; nothing more of it must be done here.
             RecordError: the store refused it.
         """
         order = self.order

@@ -226,6 +226,15 @@ _STIMULUS: Mapping[str, Check] = {
     "duration_s": DURATION,
     "delegated_roles": list_of(TEXT),
     "has_output": FLAG,
+    "text": optional(TEXT),
+    "question": TEXT,
+    "unit": TEXT,
+    "iteration": NUMBER,
+    "step": NUMBER,
+    "edge": NUMBER,
+    "answer": optional(FLAG),
+    "error_type": TEXT,
+    "message": TEXT,
 }
 
 

@@ -6,50 +6,75 @@ In: a request and the run's record. Out: the outcome. A coordinator, a runner, a
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ensemble_ray.coordinator.announcements import build_announcement
 from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import HeldOutputs
+from ensemble_ray.coordinator.outputs import HeldOutputs, recalled
 from ensemble_ray.coordinator.planned import PlannedTasks
+from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.coordinator.run_journal import RunJournal
+from ensemble_ray.coordinator.unit_evaluations import UnitPorts
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError
+from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.local_executor import LocalExecutor
-from ensemble_ray.execute.orders import TaskBody
+from ensemble_ray.execute.orders import TaskBody, TaskFailure
+from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.recovery import Recovered, resumed_inline
-from ensemble_ray.record.spent import with_account
 from ensemble_ray.runs.ownership import GRACE_S, watch_for_cancel
+from ensemble_ray.schedule.instructions import IterationEnded
+from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
+    from ensemble_ray.coordinator.ports import EvaluationFailed
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.execute.orders import TaskFailure, TaskResult
+    from ensemble_ray.execute.orders import TaskResult
     from ensemble_ray.execute.outcomes import RunOutcome
-    from ensemble_ray.ports import Journal
+    from ensemble_ray.plan.planner import Planned
+    from ensemble_ray.ports import EventSink, Journal
     from ensemble_ray.ports.services import Services
-    from ensemble_ray.record.stores import OwnedRun
+    from ensemble_ray.runs.claimed import ClaimedRun
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
+    from ensemble_ray.schedule.instructions import StepEnded
     from ensemble_ray.values.outputs import TaskOutput
 
-__all__ = ["InlineRun"]
+__all__ = ["InlineRun", "outputs_of"]
+
+
+def outputs_of(planned: Planned) -> HeldOutputs[TaskOutput]:
+    """Return where the outputs of a plan's tasks are kept; recorded ones become objects of the types that tasks declare."""
+
+    def load(instance: str, body: bytes) -> TaskOutput:
+        task = planned.tasks.get(node_key(instance))
+        return typed_output(json.loads(body), None if task is None else task.output_type)
+
+    return HeldOutputs(load)
 
 
 class InlineRun:
-    """One run in this process: a conductor, a runner, and the houses between them."""
+    """One run in this process: a coordinator, a runner, and the executor between them."""
 
-    def __init__(self, request: RunRequest, work: PlannedWork, owned: OwnedRun | None, services: Services) -> None:
+    def __init__(
+        self,
+        request: RunRequest,
+        work: PlannedWork,
+        claimed: ClaimedRun,
+        outputs: HeldOutputs[TaskOutput],
+        services: Services,
+    ) -> None:
         self.run_id = request.run_id
         self._planned = planned = work.planned
-        recorded = () if owned is None else owned.recorded
-        context = with_account(request.context, (*recorded, *work.preliminary))
-        self._owned = owned
+        context = claimed.context
+        self._owned = owned = claimed.owned
         self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
         clock = SystemClock()
         ports = RunnerPorts(
@@ -62,20 +87,23 @@ class InlineRun:
             spending=spending_here(context.budget, context.cost),
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
             reviewer=request.reviewer,
+            memory=request.memory,
         )
         runner = TaskRunner(context, ports, planned.agents)
         self._executor = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
-        types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
         epoch = 0 if owned is None else owned.epoch
         journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=clock)
         self._tasks: PlannedTasks[Task, TaskOutput, TaskFailure] = PlannedTasks(
             planned.plan,
             journal,
-            HeldOutputs(),
+            outputs,
             self._body,
             header=work.header,
             preamble=work.preliminary,
-            resumed=resumed_inline(Recovered(owned.recorded), types) if owned is not None and owned.recorded else None,
+            resumed=None
+            if claimed.recovery is None
+            else claimed.recovery.resumed(lambda instance: recalled(outputs, instance), lambda failure: failure),
+            units=self._unit_ports(planned, request.events) if planned.units else None,
         )
         self._coordinator = Coordinator(journal, self._tasks)
         self._running: asyncio.Task[RunOutcome]
@@ -103,7 +131,7 @@ class InlineRun:
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
             raise
         finally:
-            self._executor.stop(self._executor.running)  # none, unless conducting itself broke
+            self._executor.stop(self._executor.running)  # none, unless coordinating itself broke
             if self._watching is not None:
                 self._watching.cancel()
             if self._owned is not None:
@@ -114,9 +142,29 @@ class InlineRun:
         """Ask the run to end."""
         await self._coordinator.cancel()
 
+    def _unit_ports(self, planned: Planned, events: EventSink) -> UnitPorts[TaskOutput, TaskFailure]:
+        """Return what units need, in this process: events are delivered before a predicate is asked (S-LOOP-107)."""
+        units = {unit.key: unit for unit in planned.plan.units}
+
+        def announce(what: IterationEnded | StepEnded, outputs: Sequence[TaskOutput]) -> None:
+            event_type = LoopIterationCompletedEvent if isinstance(what, IterationEnded) else GraphStateCompletedEvent
+            if events.wants(event_type):
+                unit = units[what.unit.rpartition("/")[2]]
+                events.emit(build_announcement(self.run_id, unit, what, outputs))
+
+        return UnitPorts(
+            predicates=LocalPredicates(list_predicates(planned.units)), announce=announce, failure_of=_failure_of
+        )
+
     def _body(self, key: str) -> TaskBody:
         task = self._planned.tasks[key]
         return TaskBody(task, len(task.input_guardrails), len(task.output_guardrails))
 
     def _deliver(self, results: Sequence[TaskResult]) -> None:
         self._coordinator.deliver(results)
+
+
+def _failure_of(raised: EvaluationFailed) -> TaskFailure:
+    """Return what a predicate raised as failures are held here."""
+    assert isinstance(raised.error, BaseException), "raised in this process"  # noqa: S101  for the type
+    return TaskFailure(error=raised.error)

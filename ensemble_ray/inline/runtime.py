@@ -5,16 +5,17 @@ Everything runs on the library's loop; synchronous user code runs in threads, CP
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Self
 
-from ensemble_ray.inline.run import InlineRun
+from ensemble_ray.inline.run import InlineRun, outputs_of
 from ensemble_ray.inline.session import InlineSession
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.ports.services import Services
 from ensemble_ray.process.loop import bridge, run_blocking
-from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.runs.ownership import claim_run, release_run
+from ensemble_ray.runs.claimed import claim_planned
+from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.tools.cpu import LokyCpuPool
 
 if TYPE_CHECKING:
@@ -49,19 +50,19 @@ class InlineRuntime:
 
     async def submit(self, request: RunRequest, work: PlannedWork) -> InlineRun:
         """Begin a planned run in this process, or go on with one."""
-        owned = None
-        if request.store is not None:
-            owned = await claim_run(
-                store_at(request.store),
-                request.run_id,
-                origin=work.header.origin,
-                durability=request.context.durability,
-                submission=work.submission,
-            )
+        outputs = outputs_of(work.planned)
+        claimed = await claim_planned(
+            request.store,
+            request.context,
+            work.header,
+            submission=work.submission,
+            preliminary=work.preliminary,
+            keep=lambda instance, given: outputs.keep_recorded(instance, json.dumps(given.output_data()).encode()),
+        )
         try:
-            run = InlineRun(request, work, owned, self._services())
+            run = InlineRun(request, work, claimed, outputs, self._services())
         except BaseException:
-            await release_run(owned)
+            await release_run(claimed.owned)
             raise
         await run.begin()
         return run

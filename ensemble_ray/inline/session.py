@@ -30,7 +30,7 @@ __all__ = ["InlineSession"]
 
 
 class InlineSession:
-    """Does a run's tasks on the library's loop. Fulfils `Executor`."""
+    """Does a run's tasks on the library's loop. Fulfils `ExecutorSession`."""
 
     def __init__(self, request: RunRequest, services: Services, *, journal: Journal, deliver: Deliver) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -48,6 +48,7 @@ class InlineSession:
             spending=self.spending,
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
             reviewer=request.reviewer,
+            memory=request.memory,
         )
         self._executor = LocalExecutor(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)
 

@@ -26,7 +26,7 @@ from ensemble_ray.process.threads import threads
 __all__ = [
     "AsyncReader",
     "Entries",
-    "Entry",
+    "ItemEntry",
     "ItemReader",
     "ListReader",
     "Pulled",
@@ -63,16 +63,16 @@ class RefusedItem:
 
 
 #: An item with its index, or what is refused.
-Entry: TypeAlias = tuple[int, object] | RefusedItem
+ItemEntry: TypeAlias = tuple[int, object] | RefusedItem
 #: What a synchronous source gives; it is closed where it is left before its end.
-Entries: TypeAlias = Generator[Entry, None, None]
+Entries: TypeAlias = Generator[ItemEntry, None, None]
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """What one pull gave."""
 
-    items: Sequence[Entry]
+    items: Sequence[ItemEntry]
     #: nothing comes any more; a source may tell so only at the pull after its last item
     is_exhausted: bool
 
@@ -115,7 +115,7 @@ class _PumpedReader(ABC):
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._come: deque[Entry] = deque()
+        self._come: deque[ItemEntry] = deque()
         self._wanted = 0
         #: the reader has waited long enough and takes the very next entry
         self._is_due = False
@@ -173,7 +173,7 @@ class _PumpedReader(ABC):
             self._stop(self._pump)
             await asyncio.wait({self._pump}, timeout=_CLOSE_S)
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: ItemEntry) -> None:
         with self._lock:
             self._come.append(entry)
             self._wanted -= 1

@@ -14,7 +14,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import Pulled, RefusedItem
 
 if TYPE_CHECKING:
-    from ensemble_ray.items.pulling import Entry, ItemReader
+    from ensemble_ray.items.pulling import ItemEntry, ItemReader
     from ensemble_ray.items.sources import ItemSource
 
 __all__ = ["screened"]
@@ -67,7 +67,7 @@ class _ScreenedReader:
         items = pulled.items if self._problem is None else [self._passed(entry) for entry in pulled.items]
         return Pulled(items, is_exhausted=is_exhausted)
 
-    def _passed(self, entry: Entry) -> Entry:
+    def _passed(self, entry: ItemEntry) -> ItemEntry:
         if isinstance(entry, RefusedItem) or self._problem is None:
             return entry
         index, item = entry

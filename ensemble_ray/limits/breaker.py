@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum, auto
 
-__all__ = ["FAILURES_TO_OPEN", "FIRST_OPEN_S", "LONGEST_OPEN_S", "SHARE_TO_OPEN", "WINDOW", "Breaker", "Entry"]
+__all__ = ["FAILURES_TO_OPEN", "FIRST_OPEN_S", "LONGEST_OPEN_S", "SHARE_TO_OPEN", "WINDOW", "Admission", "Breaker"]
 
 FAILURES_TO_OPEN = 5
 #: Share of failures among the last calls that opens it, at least.
@@ -32,7 +32,7 @@ FIRST_OPEN_S = 5.0
 LONGEST_OPEN_S = 60.0
 
 
-class Entry(Enum):
+class Admission(Enum):
     """What a call may do."""
 
     GO = auto()
@@ -67,14 +67,14 @@ class Breaker:
         """Whether nothing has happened that a breaker would remember."""
         return self._open_s is None and not self._failures
 
-    def enter(self, at: float) -> Entry:
+    def enter(self, at: float) -> Admission:
         """Whether a call may go; the call that gets `PROBE` is the probe."""
         if self._open_s is None:
-            return Entry.GO
+            return Admission.GO
         if self._is_probing or at < self._probe_at:
-            return Entry.WAIT
+            return Admission.WAIT
         self._is_probing = True
-        return Entry.PROBE
+        return Admission.PROBE
 
     def wakes_at(self) -> float | None:
         """Return when a waiting call should ask again; None: when the probe of this process has ended."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.limits.adaptive import AdaptiveLimit
-from ensemble_ray.limits.breaker import Breaker, Entry
+from ensemble_ray.limits.breaker import Admission, Breaker
 from ensemble_ray.limits.waiting import MonotonicClock, Wakeup
 from ensemble_ray.process.bounded_log import bounded_logger
 
@@ -164,9 +164,9 @@ class Visit:
         if self._is_probe:
             self._service.publish(EndpointUpdate(endpoint=self._endpoint.name, category="probing"))
 
-    def begun(self, endpoint: _Endpoint, entry: Entry) -> None:
+    def begun(self, endpoint: _Endpoint, entry: Admission) -> None:
         """Begin the attempt; called by the service alone, under its lock."""
-        self._is_probe = entry is Entry.PROBE
+        self._is_probe = entry is Admission.PROBE
         self._generation = endpoint.limit.generation
         endpoint.sent.add(self)
 
@@ -222,7 +222,7 @@ class EndpointService:
             if endpoint.waiters:
                 return False
             entry = self._entry(endpoint, self._clock.now())
-            if entry is Entry.WAIT:
+            if entry is Admission.WAIT:
                 return False
             visit.begun(endpoint, entry)
         visit.announce_probe()
@@ -327,15 +327,15 @@ class EndpointService:
     # Under the lock.
 
     @staticmethod
-    def _entry(endpoint: _Endpoint, at: float) -> Entry:
+    def _entry(endpoint: _Endpoint, at: float) -> Admission:
         # The limit first: asking the breaker may make the call its probe.
-        return endpoint.breaker.enter(at) if endpoint.limit.lets_in(len(endpoint.sent)) else Entry.WAIT
+        return endpoint.breaker.enter(at) if endpoint.limit.lets_in(len(endpoint.sent)) else Admission.WAIT
 
     def _admit_waiters(self, endpoint: _Endpoint, at: float) -> None:
         """Admit the waiters that may go now, and wake those for whom waiting changed."""
         while endpoint.waiters:
             entry = self._entry(endpoint, at)
-            if entry is Entry.WAIT:
+            if entry is Admission.WAIT:
                 break
             waiter = endpoint.waiters.popleft()
             waiter.may_go = True
@@ -343,7 +343,7 @@ class EndpointService:
             if not waiter.wakeup.wake():  # nobody is there any more
                 endpoint.sent.discard(waiter.visit)
                 endpoint.wanted.discard(waiter.visit)
-                if entry is Entry.PROBE:
+                if entry is Admission.PROBE:
                     endpoint.breaker.probe_left()
         opening = (endpoint.breaker.is_open, endpoint.breaker.wakes_at())
         if opening != endpoint.announced:

@@ -19,7 +19,8 @@ _SECTIONS = frozenset({"llm", "manager_llm", "inputs"})
 #: And these values, wherever they stand: who agents are, files, folders, addresses, numbers.
 _KEYS = frozenset({
     "role", "goal", "background", "items", "results", "dead_letters", "directory", "base_directory", "url",
-    "max_tokens", "max_cost", "max_parallel_tasks", "max_concurrency", "replicas", "max_iterations",
+    "max_tokens", "max_cost", "max_parallel_tasks", "max_concurrency", "replicas", "max_iterations", "max_steps",
+    "max_retries", "max_predecessor_retries",
 })  # fmt: skip
 _SECRET = frozenset({"api_key", "api_key_env", "headers", "extra_headers", "env"})
 

@@ -5,12 +5,16 @@ In: the sections' models. Out: a schema of draft 7, which editors of YAML know b
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any, cast
 
 from ensemble_ray.loader.sections import TeamKeys
 from ensemble_ray.values.messages import JsonValue
 
 __all__ = ["team_schema"]
+
+#: What a team does; of these, tasks and loops may stand side by side.
+_WORK = ("tasks", "loops", "phases", "graph", "map_reduce")
 
 
 def team_schema() -> dict[str, JsonValue]:
@@ -22,7 +26,8 @@ def team_schema() -> dict[str, JsonValue]:
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "ensemble-ray team",
         "description": "A team of agents and its tasks; run it with `ensemble-ray run FILE`.",
-        "oneOf": [{"required": ["tasks"]}, {"required": ["map_reduce"]}],
+        "anyOf": [{"required": [name]} for name in _WORK],
+        "not": {"anyOf": [{"required": list(pair)} for pair in combinations(_WORK, 2) if pair != ("tasks", "loops")]},
         "definitions": definitions,
     }
     return cast("dict[str, JsonValue]", _convert(schema, is_map=False))

@@ -9,104 +9,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationInfo
+from pydantic import Field, PlainValidator, ValidationInfo
 
-from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.run_rules import Watched
-from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.items.dead_letters import DeadLetters
 from ensemble_ray.items.sources import ItemSource, source_of
-from ensemble_ray.loader.document import Entries, Items, Loc, Located, Scalar
+from ensemble_ray.loader.document import Entries, Items, Scalar
 from ensemble_ray.loader.kinds import (
     Flag,
-    Number,
     PathText,
-    Text,
-    Whole,
     convert_freely,
-    mapping,
     one_of,
     text_in,
 )
-from ensemble_ray.loader.models import Model
+from ensemble_ray.loader.member_sections import AgentMembers, ItemTaskKeys, TaskMembers
+from ensemble_ray.loader.memory import Memory, StoreName
 from ensemble_ray.loader.reading import context_of, refuse
-from ensemble_ray.loader.reviews import ReviewHandlerName, ReviewName
-from ensemble_ray.loader.section import KINDS, Section, key, keys_of
-from ensemble_ray.loader.tools import Tool
+from ensemble_ray.loader.reviews import ReviewHandlerName
+from ensemble_ray.loader.section import Section, key, keys_of
+from ensemble_ray.loader.unit_sections import GraphKeys, LoopMembers, PhaseMembers
 from ensemble_ray.loader.user_code import (
     CallableName,
     CallbackNames,
-    GuardrailNames,
-    HandlerName,
     ListenerName,
     MetricsName,
-    OutputTypeName,
     StrategyName,
     SynthesizerName,
     object_with,
 )
-from ensemble_ray.ports import ChatModel
-from ensemble_ray.values.metrics import CostConfiguration
-from ensemble_ray.values.rate_limit import RateLimit
-from ensemble_ray.values.reviews import Review
+from ensemble_ray.loader.value_sections import Retry
 
-__all__ = ["AgentKeys", "ItemTaskKeys", "MapReduceKeys", "MapTeamKeys", "TaskKeys", "TeamKeys"]
-
-
-# Sections that become objects at once.
-
-
-@keys_of(RateLimit)
-class RateLimitKeys(Section):
-    """So many requests in each period."""
-
-    called = "a rate limit"
-    requests: Whole = key(is_required=True)
-    period: Number = key(is_required=True)
-
-
-@keys_of(CostConfiguration)
-class CostKeys(Section):
-    """Money per token."""
-
-    called = "a cost configuration"
-    currency: Text = key("Shown behind amounts; USD unless told.")
-
-
-@keys_of(RetryPolicy)
-class RetryKeys(Section):
-    """How patient a run is with model calls that fail by the provider's fault."""
-
-    called = "a retry policy"
-
-
-@keys_of(HierarchicalConstraints)
-class ConstraintKeys(Section):
-    """What the manager is held to, whatever its model says."""
-
-    called = "the constraints"
-    max_calls_per_worker: Annotated[dict[str, Whole], mapping("must be a mapping of roles to whole numbers")] = key()
-
-
-_Retry = Annotated[RetryKeys, AfterValidator(RetryKeys.build)]
-_TOOLS = "Tools it may call: a built-in one by name, or module:attribute; parameters as `name: {...}`."
-KINDS.update(
-    {
-        ChatModel: Model,
-        tuple: Annotated[list[Tool], Field(description=_TOOLS)],
-        RateLimit: Annotated[RateLimitKeys, AfterValidator(RateLimitKeys.build)],
-        CostConfiguration: Annotated[CostKeys, AfterValidator(CostKeys.build)],
-        Review: ReviewName,
-        HierarchicalConstraints: Annotated[ConstraintKeys, AfterValidator(ConstraintKeys.build)],
-    }
-)
+__all__ = ["MapReduceKeys", "MapTeamKeys", "TeamKeys"]
 
 
 # Values by their words.
@@ -127,83 +65,6 @@ _Inputs = Annotated[
     dict[str, str],
     PlainValidator(_read_inputs, json_schema_input_type=dict[str, str | float | bool | None]),
 ]
-
-# Agents and tasks.
-
-
-class _Member(Section):
-    """An agent or a task: one of several, by name or in a list."""
-
-    @classmethod
-    def explain_kind(cls, path: Loc, node: Located) -> str:
-        """Say that something else stands in its place."""
-        return f"{_each(cls) if isinstance(path[-1], int) else cls.name_for(path, node)} must be a mapping"
-
-    @classmethod
-    def explain_missing(cls, name: str, path: Loc, node: Located) -> str:
-        """Say that a key is missing."""
-        return f"{f'{_each(cls)} of a list' if name == 'name' else cls.name_for(path, node)} needs the key '{name}'"
-
-
-def _each(section: type[Section]) -> str:
-    return f"each {section.called.partition(' ')[0]}"
-
-
-@keys_of(Agent)
-class AgentKeys(_Member):
-    """An agent."""
-
-    called = "agent '{name}'"
-    role: Text = key("Who it is; shown in prompts, events and traces. Default: its name.")
-
-
-@keys_of(Task, without={"name", "context", "history", "revision_feedback", "prior_attempt_output", "attempt_number"})
-class ItemTaskKeys(Section):
-    """The task of an item, of a group or of all items: a task without a context."""
-
-    called = "the section '{name}'"
-
-    expected_output: Text = key("What the result looks like; a template as well. May be left out.")
-    agent: Text = key("Name of the agent that does it; default: an agent is made for the run.")
-    output_type: OutputTypeName = key("Type of the answer, as module:Class.")
-    input_guardrails: GuardrailNames = key("Asked before anything else, each as module:function.")
-    output_guardrails: GuardrailNames = key("Asked about the answer, each as module:function.")
-    handler: HandlerName = key("Does the task without a model, as module:function.")
-
-
-class TaskKeys(_Member, ItemTaskKeys):
-    """A task."""
-
-    called = "task '{name}'"
-    context: list[Text] = key("Names of the tasks whose outputs it is given, in this order.")
-
-
-class _ListedAgentKeys(AgentKeys):
-    name: Text = key("What the others call it by.", is_required=True)
-
-
-class _ListedTaskKeys(TaskKeys):
-    name: Text = key("What the others call it by.")
-
-
-def _members(one: str, by_name: Any, listed: Any) -> PlainValidator:
-    """Read the members of a section, by name or as a list."""
-    adapters = {Entries: TypeAdapter[object](by_name), Items: TypeAdapter[object](listed)}
-
-    def read(node: object, info: ValidationInfo) -> object:
-        if not isinstance(node, Entries | Items):
-            raise refuse(f"must be a mapping of names to {one}s, or a list of {one}s", at="key")
-        if not node:
-            raise refuse(f"there must be at least one {one}", at="key")
-        return adapters[type(node)].validate_python(node, context=info.context)
-
-    forms: list[Any] = [Annotated[form, Field(min_length=1)] for form in (by_name, listed)]
-    return PlainValidator(read, json_schema_input_type=forms[0] | forms[1])
-
-
-_Agents = Annotated[object, _members("agent", dict[str, AgentKeys], list[_ListedAgentKeys])]
-_Tasks = Annotated[object, _members("task", dict[str, TaskKeys], list[_ListedTaskKeys])]
-
 
 # The map-reduce.
 
@@ -271,12 +132,12 @@ class MapTeamKeys(Section):
     """A team with a map-reduce."""
 
     called = "a team with a map-reduce"
-    first = ("agents", "tasks", "map_reduce")
+    first: ClassVar[tuple[str, ...]] = ("agents", "tasks", "map_reduce")
     nullable = frozenset({*first, "workflow", "retry"})
     misplaced: ClassVar[Mapping[str, str]] = {
         "tasks": "a file with 'map_reduce' has no tasks beside it: its tasks are made of its items"
     }
-    agents: _Agents = key("Agents by name.")
+    agents: AgentMembers = key("Agents by name.")
     map_reduce: MapReduceKeys = key(
         "In place of tasks: a task for each of many items, and how their outputs are brought together."
     )
@@ -295,20 +156,27 @@ class MapTeamKeys(Section):
     review_handler: ReviewHandlerName = key(
         "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it gates are passed."
     )
-    retry: _Retry | None = key()
+    retry: Retry | None = key()
 
 
-@keys_of(EnsembleDefinition, without={"loops", "phases", "graph"})
+@keys_of(EnsembleDefinition)
 class TeamKeys(MapTeamKeys):
     """A team."""
 
     called = "a team"
     misplaced: ClassVar[Mapping[str, str]] = {}
-    tasks: _Tasks = key("What to do, in order; tasks by name.")
+    first: ClassVar[tuple[str, ...]] = ("agents", "tasks", "loops", "phases", "graph", "map_reduce")
+    nullable = frozenset({*first, "workflow", "retry"})
+    tasks: TaskMembers = key("What to do, in order; tasks by name.")
+    loops: LoopMembers = key("Tasks that are repeated until a predicate holds or a cap is reached; loops by name.")
+    phases: PhaseMembers = key("In place of tasks and loops: named groups of them, and which comes after which.")
+    graph: GraphKeys = key("In place of all others: a state machine of tasks and loops.")
     workflow: Annotated[str, one_of(Workflow, "workflow")] | None = key(
         "`sequential`, in list order, unless told; `parallel`: each task as soon as its context is there; "
         "`hierarchical`: a manager hands the tasks to the agents."
     )
+    memory: Memory = key("Memory that all tasks use.")
+    memory_store: StoreName = key("Keeps the scopes that tasks declare: `in_memory`, or module:attribute.")
     manager_prompt_strategy: StrategyName = key("Writes the manager's prompts, as module:attribute.")
     delegation_policies: list[Annotated[object, object_with("evaluate")]] = key(
         "Asked in order about each delegation, each as module:attribute: allow, reject or change it."

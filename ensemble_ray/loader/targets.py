@@ -225,7 +225,7 @@ def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:
         return agents.setdefault(agent.object_id, agent.rewritten(llm=model))
 
     tasks: dict[str, Task] = {}
-    for task in TaskDependencyGraph(ensemble.tasks).in_dependency_order():
+    for task in TaskDependencyGraph(ensemble.all_tasks).in_dependency_order():
         changes: dict[str, object] = {"context": tuple(tasks.get(each.object_id, each) for each in task.context)}
         if task.agent is not None:
             changes["agent"] = agent_replace_models(task.agent)
@@ -233,9 +233,17 @@ def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:
             changes["llm"] = model
         tasks[task.object_id] = task.rewritten(**changes)
     listed = None if ensemble.agents is None else [agent_replace_models(agent) for agent in ensemble.agents]
-    if len(tasks) < len({task.object_id for task in ensemble.tasks}):
+    if len(tasks) < len({task.object_id for task in ensemble.all_tasks}):
         return ensemble  # the tasks wait for each other in a circle; the run says so
     # None stays None: the manager has the model of the first agent then, which is the given one.
     manager = None if ensemble.manager_llm is None else model
     listed_tasks = [tasks[task.object_id] for task in ensemble.tasks]
-    return ensemble.replace(tasks=listed_tasks, agents=listed, llm=model, manager_llm=manager)
+    return ensemble.replace(
+        tasks=listed_tasks,
+        loops=[loop.with_tasks_of(tasks) for loop in ensemble.loops],
+        phases=[phase.with_tasks_of(tasks) for phase in ensemble.phases],
+        graph=None if ensemble.graph is None else ensemble.graph.with_tasks_of(tasks),
+        agents=listed,
+        llm=model,
+        manager_llm=manager,
+    )

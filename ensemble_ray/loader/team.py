@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pydantic
 
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.graph import Graph
+from ensemble_ray.definition.identity import Identified
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.phase import Phase, PhaseReview
 from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.loader.document import MAX_BYTES, Entries, Items, Loc, locate, read_document
-from ensemble_ray.loader.kinds import text_in
-from ensemble_ray.loader.problems import Problems, Spot, known_names, suggestion
+from ensemble_ray.loader.document import MAX_BYTES, Entries, Loc, locate, read_document
+from ensemble_ray.loader.members import Member, Members
+from ensemble_ray.loader.problems import Problems, Spot
 from ensemble_ray.loader.reading import Reading
 from ensemble_ray.loader.section import Section, is_null, report
 from ensemble_ray.loader.sections import MapTeamKeys, TeamKeys
@@ -40,6 +42,9 @@ S = TypeVar("S", bound=Section)
 _MAP_REDUCE = "map_reduce"
 #: Sections of a map-reduce that stand for factories.
 _SIDES = ("map", "reduce", "direct")
+#: Sections that say what a team does; a map-reduce takes the place of all of them.
+_WORK = ("tasks", "loops", "phases", "graph")
+_EXPECTED_OUTPUT = Task.of("any").expected_output
 
 
 def load_team_file(
@@ -99,18 +104,6 @@ def _suggest_file(path: Path) -> str:
     return f" Did you mean '{path.parent / close[0]}'?" if close else ""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Member:
-    """An agent or a task of the file."""
-
-    name: str | None
-    node: Entries
-    path: Loc
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
-    #: positions, among its like, of the tasks that this one waits for
-    waits_for: list[int] = field(default_factory=list[int])
-
-
 class _Team:
     """One file on its way to an ensemble."""
 
@@ -118,48 +111,47 @@ class _Team:
         self._root = root
         self._reading = reading
         self._problems = problems
-        #: paths of what pydantic refused, down to members
+        self._members = Members(root, problems)
+        #: paths of what pydantic refused
         self._refused: set[Loc] = set()
 
     def build(self) -> Ensemble | MapReduceEnsemble | MapEnsemble | None:
         """Return the ensemble; None: something was noted."""
         has_items = _MAP_REDUCE in self._root
         section = self._validate(MapTeamKeys if has_items else TeamKeys)
-        agents = list(self._list_members("agents"))
-        tasks = list(self._list_members("tasks"))
+        members = self._members
         if has_items:
-            node = self._root[_MAP_REDUCE]
-            sides = [side for side in _SIDES if isinstance(node, Entries) and isinstance(node.get(side), Entries)]
-            tasks = [
-                _Member(name=None, node=cast("Entries", cast("Entries", node)[side]), path=(_MAP_REDUCE, side))
-                for side in sides
-            ]
-        elif "tasks" not in self._root:
-            self._problems.add(self._root.spot, "", "a team needs the key 'tasks', or 'map_reduce'")
-        self._look_up(agents, tasks)
+            members.add_sides(_MAP_REDUCE, _SIDES)
+        members.collect()
+        if not has_items and not any(name in self._root for name in _WORK):
+            text = f"a team needs the key 'tasks', or one of [{', '.join((*_WORK[1:], _MAP_REDUCE))}]"
+            self._problems.add(self._root.spot, "", text)
+        self._look_up()
         if section is None or self._problems:
             return None
         values = section.values()
         if self._reading.llm is not None:
             values["llm"] = self._reading.llm
-        for member in (*agents, *tasks):
+        for member in (*members.agents, *members.work):
             member.values = _values_at(section, member.path)
-        built_agents = [self._make(Agent, _agent_values(each), each.path) for each in agents]
-        built_tasks = self._make_tasks(tasks, dict(zip((each.name for each in agents), built_agents, strict=True)))
+        agents = [self._make(Agent, _agent_values(each), each.path) for each in members.agents]
+        made = self._make_work(dict(zip((each.name for each in members.agents), agents, strict=True)))
         if self._problems:
             return None
         if has_items:
             values.pop("agents", None)
-            by_name = dict(zip((str(each.path[-1]) for each in tasks), built_tasks, strict=True))
+            by_name = {str(each.path[-1]): cast("Task", made[at]) for at, each in enumerate(members.work)}
             fields = {name: value for name, value in values.pop(_MAP_REDUCE).values().items() if name not in _SIDES}
             return self._bring_together({**values, **fields}, by_name)
-        return self._make(Ensemble, {**values, "tasks": built_tasks, "agents": built_agents or None}, ())
+        work: dict[str, object] = {name: [made[at] for at in members.top.get(name, ())] for name in _WORK[:-1]}
+        graph = next((made[at] for at in members.top.get("graph", ())), None)
+        return self._make(Ensemble, {**values, **work, "graph": graph, "agents": agents or None}, ())
 
     def _validate(self, kind: type[S]) -> S | None:
         try:
             return kind.model_validate(self._root, context=self._reading)
         except pydantic.ValidationError as error:
-            self._refused = {found["loc"][:2] for found in error.errors(include_url=False, include_input=False)}
+            self._refused = {found["loc"] for found in error.errors(include_url=False, include_input=False)}
             report(error, self._root, self._problems)
             return None
 
@@ -194,85 +186,59 @@ class _Team:
             values["direct_task"] = AllItemsPrompt(tasks["direct"], inputs)
         return self._make(kind, values, (_MAP_REDUCE,), ())
 
-    # Members.
-
-    def _list_members(self, section: str) -> Iterator[_Member]:
-        node = self._root.get(section)
-        members = node.items() if isinstance(node, Entries) else enumerate(node) if isinstance(node, Items) else ()
-        seen: dict[str, int] = {}
-        for step, member in members:
-            if not isinstance(member, Entries):
-                continue
-            name = step if isinstance(step, str) else text_in(member.get("name"))
-            if name is not None and name in seen:
-                text = f"two {section} are named '{name}'; the first is in line {seen[name]}"
-                self._problems.add(member.spot, f"{section}[{step}]", text)
-            elif name is not None:
-                seen[name] = member.spot.line
-            yield _Member(name=name, node=member, path=(section, step))
-
-    # Names.
-
-    def _look_up(self, agents: Sequence[_Member], tasks: Sequence[_Member]) -> None:
-        agent_names = [each.name for each in agents if each.name]
-        positions = {each.name: position for position, each in enumerate(tasks) if each.name}
+    def _look_up(self) -> None:
         has_llm = self._reading.llm is not None or _gives(self._root, "llm")
-        for agent in agents:
-            if not has_llm and agent.path not in self._refused and not _gives(agent.node, "llm"):
+        for agent in self._members.agents:
+            if not has_llm and not self._is_refused(agent) and not _gives(agent.node, "llm"):
                 text = "it has no llm: give it one, or one to the whole team (key 'llm' at the top), or use --llm"
                 place = locate(self._root, agent.path)
                 self._problems.add(place.key_spot, place.path, text)
-        for task in tasks:
-            if task.path in self._refused:
-                continue
-            if (named := text_in(task.node.get("agent"))) is not None and named not in agent_names:
-                self._refuse_name(named, (*task.path, "agent"), "agent", agent_names)
-            context = task.node.get("context")
-            for position, node in enumerate(context if isinstance(context, Items) else ()):
-                name = str(text_in(node))
-                if name in positions:
-                    task.waits_for.append(positions[name])
-                else:
-                    self._refuse_name(name, (*task.path, "context", position), "task", list(positions))
-        self._check_order(tasks)
+        self._members.look_up(self._refused)
 
-    def _refuse_name(self, name: str, path: Loc, what: str, known: Sequence[str]) -> None:
-        listed = known_names(known) if known else f"The file declares no {what}s by name"
-        place = locate(self._root, path)
-        self._problems.add(place.value.spot, place.path, f"unknown {what} '{name}'.{suggestion(name, known)} {listed}")
-
-    def _check_order(self, tasks: Sequence[_Member]) -> None:
-        """Note it when tasks wait for each other."""
-        try:
-            TopologicalSorter({index: task.waits_for for index, task in enumerate(tasks)}).prepare()
-        except CycleError as error:
-            circle: list[int] = error.args[1][:0:-1]  # each waits for the next, and the last for the first
-            first = circle.index(min(circle))
-            circle = [*circle[first:], *circle[: first + 1]]
-            shown = " -> ".join(tasks[position].name or "?" for position in circle)
-            path = (*tasks[circle[0]].path, "context")
-            spot = locate(self._root, (*path, 0)).value.spot
-            where = locate(self._root, path).path
-            self._problems.add(spot, where, f"the tasks wait for each other in a circle: {shown}")
+    def _is_refused(self, member: Member) -> bool:
+        return any(path[: len(member.path)] == member.path for path in self._refused)
 
     # Making.
 
-    def _make_tasks(self, tasks: Sequence[_Member], agents: Mapping[str | None, Agent | None]) -> list[Task]:
-        """Make the tasks, each behind those that it waits for; return them in file order."""
-        built: dict[int, Task] = {}
-        default = Task.of("any").expected_output
-        order = TopologicalSorter({index: task.waits_for for index, task in enumerate(tasks)})
-        for position in order.static_order():
-            task = tasks[position]
-            if any(each not in built for each in task.waits_for):
+    def _make_work(self, agents: Mapping[str | None, Agent | None]) -> dict[int, Identified]:
+        """Make tasks and units, each behind what it waits for; return them by their positions."""
+        made: dict[int, Identified] = {}
+        work = self._members.work
+        for position in self._members.in_order():
+            member = work[position]
+            if any(each not in made for each in member.waits_for):
                 continue  # one of those that it waits for was refused
-            values = {"expected_output": default, **task.values, "name": task.name}
-            if "agent" in values:
-                values["agent"] = agents[values["agent"]]
-            values["context"] = [built[each] for each in task.waits_for]
-            if (done := self._make(Task, values, task.path)) is not None:
-                built[position] = done
-        return [built[position] for position in sorted(built)]
+            done = self._make_member(member, made, agents)
+            if done is not None:
+                made[position] = done
+        return made
+
+    def _make_member(
+        self, member: Member, made: Mapping[int, Identified], agents: Mapping[str | None, Agent | None]
+    ) -> Identified | None:
+        values: dict[str, object] = {**member.values, "name": member.name}
+        parts = {name: [made[at] for at in positions] for name, positions in member.parts.items()}
+        context = [cast("Loop | Phase", made[at]).output if is_output else made[at] for at, is_output in member.context]
+        match member.kind:
+            case "loop":
+                return self._make(Loop, {**values, **parts, "context": context}, member.path)
+            case "phase":
+                review = values.pop("review", None)
+                if review is not None:
+                    rules = {**cast("Section", review).values(), "task": parts.pop("review")[0]}
+                    values["review"] = self._make(PhaseReview, rules, (*member.path, "review"))
+                values["after"] = [made[at] for at in member.after]
+                return self._make(Phase, {**values, **parts}, member.path)
+            case "graph":
+                names = (str(self._members.work[at].path[-1]) for at in member.parts["states"])
+                values["states"] = dict(zip(names, parts["states"], strict=True))
+                return self._make(Graph, values, member.path)
+            case _:
+                if "agent" in values:
+                    values["agent"] = agents[cast("str", values["agent"])]
+                return self._make(
+                    Task, {"expected_output": _EXPECTED_OUTPUT, **values, "context": context}, member.path
+                )
 
     def _make(self, kind: type[V], values: Mapping[str, object], *paths: Loc) -> V | None:
         """Make an object of what stands at these paths; None: the class refused it, which is noted."""
@@ -306,5 +272,5 @@ def _values_at(section: Section, path: Sequence[str | int]) -> dict[str, Any]:
     return cast("Section", found).values()
 
 
-def _agent_values(agent: _Member) -> dict[str, Any]:
+def _agent_values(agent: Member) -> dict[str, Any]:
     return {"role": agent.name, **{name: value for name, value in agent.values.items() if name != "name"}}

@@ -123,6 +123,7 @@ class _Planner:
             output_mode=loop.output_mode.value,
             memory_mode=loop.memory_mode.value,
             memory_window_size=loop.memory_window_size,
+            memory_scopes=() if self._definition.memory_store is None else _scopes_of(loop),
             inject_feedback=loop.inject_feedback,
             max_tokens=loop.max_tokens,
         )
@@ -228,6 +229,11 @@ def _entry_of(edge: GraphEdge | GraphFork | GraphJoin) -> GraphEntry:
             return ForkEntry(from_state=edge.from_state, to_states=tuple(edge.to_states))
         case GraphJoin():
             return JoinEntry(from_states=tuple(edge.from_states), to_state=edge.to_state, count=edge.count)
+
+
+def _scopes_of(loop: Loop) -> tuple[str, ...]:
+    """Return the names of the memory scopes that a body declares, each once (S-LOOP-94, S-LOOP-95)."""
+    return tuple(dict.fromkeys(scope.name for task in loop.body for scope in task.memory_scopes))
 
 
 def _keys_in(context: Iterable[Task | UnitOutput], scope: Mapping[str, str]) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ class PhaseUnit:
     unit: Literal["phase"] = "phase"
     key: str
     name: str
-    #: tasks in declared order, then loops
+    #: tasks in declared order, then loops; in a sequential phase what waits for a loop stands behind it (S-LOOP-168)
     members: tuple[str, ...]
     workflow: Literal["sequential", "parallel"] = "sequential"
     #: keys of the phases that have to be completed first

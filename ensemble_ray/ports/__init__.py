@@ -26,12 +26,12 @@ __all__ = [
     "EventSink",
     "Journal",
     "Limiter",
+    "Persistence",
     "Reviewer",
     "SpendingAccount",
     "StreamingChatModel",
     "StructuredChatModel",
     "ToolMetrics",
-    "Until",
 ]
 
 
@@ -95,13 +95,13 @@ class EventSink(Protocol):
         ...
 
 
-class Until(IntEnum):
+class Persistence(IntEnum):
     """How safe a fact must be before whoever appends it goes on; later values include the earlier ones."""
 
     #: in order in this process's queue, on its way to the store
-    TAKEN = 0
+    QUEUED = 0
     #: committed: it survives the death of every process
-    WRITTEN = 1
+    COMMITTED = 1
     #: on the disk itself: it survives a loss of power too
     SYNCED = 2
 
@@ -109,19 +109,19 @@ class Until(IntEnum):
 class Journal(Protocol):
     """One run's append-only list of facts, as one writer sees it."""
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order; return when they are as safe as asked, those appended before them included.
 
         A buffered journal (durability `run`) and one in memory return at once.
 
         Raises:
             StaleEpochError: a newer epoch has been seen; the writer must stop before its next effect. Facts that were
-                only `TAKEN` may be refused later: then the next `append` for that instance raises.
+                only `QUEUED` may be refused later: then the next `append` for that instance raises.
             RecordError: the store refused what was appended.
         """
         ...
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance, by any writer: (name, kind) -> its newest fact, stimuli left out."""
         ...
 

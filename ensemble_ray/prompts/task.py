@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from ensemble_ray.definition.task import Task
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.context import context_section, warn_of_long_outputs
+from ensemble_ray.prompts.memory import memory_sections, scope_sections, short_term_section
+from ensemble_ray.values.memory import RecalledMemory
 from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["build_user_prompt", "context_section"]
@@ -16,16 +18,27 @@ _log = bounded_logger(__name__)
 _REVISION = "A previous attempt at this task was not accepted. Take the feedback into account."
 
 
-def build_user_prompt(task: Task, context_outputs: Sequence[TaskOutput] = ()) -> str:
-    """Context, revision notes, the task, the expected output and the output format; sections without content are left out.
+def build_user_prompt(
+    task: Task, context_outputs: Sequence[TaskOutput] = (), memory: RecalledMemory | None = None
+) -> str:
+    """Memory, context, revision notes, the task, the expected output and the output format (S-MEM-50).
+
+    Sections without content are left out.
 
     Args:
         task: With its variables resolved.
         context_outputs: Outputs of its context tasks, in the order of its context list.
+        memory: What it is reminded of; where short-term memory is on, that stands in place of the context (S-MEM-22).
     """
-    warn_of_long_outputs(context_outputs)
+    if memory is not None and memory.short_term is not None:
+        earlier = short_term_section(memory.short_term)
+    else:
+        warn_of_long_outputs(context_outputs)
+        earlier = context_section(context_outputs)
     sections = [
-        context_section(context_outputs),
+        *scope_sections(memory),
+        earlier,
+        *memory_sections(memory),
         _revision_section(task),
         f"## Task\n{task.description}",
         f"## Expected Output\n{task.expected_output}",

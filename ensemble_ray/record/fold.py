@@ -8,7 +8,7 @@ Never: events, clocks, files; a torn record is no error, it is a run of which le
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.facts.fact import Fact
@@ -19,11 +19,16 @@ from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.levels import level_summaries, placed
 from ensemble_ray.record.result import RunDescription, RunEnd, RunResults, make_trace, output_with, violation_trace
 from ensemble_ray.record.task_fold import TaskFold
+from ensemble_ray.record.trace_parts import agent_summary, error_of_task
+from ensemble_ray.record.units.histories import UnitParts, unit_outputs, unit_results
+from ensemble_ray.record.units.recorded import RecordedUnits
+from ensemble_ray.record.units.replayed import Verdict
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.values.ids import delegating_call, instance_of
-from ensemble_ray.values.metrics import ExecutionMetrics
+from ensemble_ray.values.ids import delegating_call, instance_of, node_key
+from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
-from ensemble_ray.values.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
+from ensemble_ray.values.trace import CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
+from ensemble_ray.values.unit_outputs import UnitOutputs
 from ensemble_ray.values.value import utc_of
 
 __all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
@@ -87,6 +92,8 @@ class RunFold:
         self._delegated: dict[str, TaskFold] = {}
         #: instances in the order in which the scheduler was told of their completion
         self._completed: list[str] = []
+        #: of a plan that has any
+        self._units: RecordedUnits | None = None
         #: what the record has lost
         self._lost: list[str] = []
         for fact in facts:
@@ -98,16 +105,21 @@ class RunFold:
             self._run_id = fact.run
             self._started_at = fact.at
         self._last_at = max(self._last_at, fact.at)
+        if self._units is not None and isinstance(fact.data, StimulusRecorded):
+            self._units.apply(cast("Fact[StimulusRecorded]", fact))
         match fact.data:
             case PlanRecorded(plan=plan, started_at=started_at) as header:
                 self._header, self._plan = header, plan or {}
                 self._read_places(self._plan)
+                self._units = RecordedUnits(self._plan) if self._plan.get("units") else None
                 self._started_at = fact.at if started_at is None else started_at
             case RunEnded() as end:
                 self._end = end
                 self._last_at = max(fact.at, self._started_at or 0.0)
-            case RunResumed():
+            case RunResumed(is_restart=is_restart):
                 self._end = None  # it goes on: a cancelled run ended, and has not ended any more
+                if self._units is not None and not is_restart:
+                    self._units.resume()
             case LossAccepted(reason=reason):
                 self._lost.append(reason)
             case told if not fact.is_of_run:
@@ -193,27 +205,32 @@ class RunFold:
         )
 
     def _results(self, tasks: _Tasks) -> RunResults:
-        by_task = [(fold.key, self._traces(fold, node, self.state.value)) for fold, node in tasks]
+        by_task = [(fold, self._traces(fold, node, self.state.value)) for fold, node in tasks]
         traces = tuple(each for _, of_task in by_task for each in of_task)
+        units = UnitParts()
+        if self._units is not None:
+            ended = self._units.ended(self._outputs({}))
+            units = unit_results(ended, [(fold.instance, own) for fold, (own, *_) in by_task])
         return RunResults(
             traces=traces,
-            agents=tuple(_agent(each) for each in self._header.agents or ()),
+            agents=tuple(agent_summary(each) for each in self._header.agents or ()),
             metrics=ExecutionMetrics.from_outputs(
                 [each for trace in traces for each in trace.with_workers()],
-                by_task={key: own.metrics for key, (own, *_workers) in by_task},
+                by_task=metrics_by_key((fold.key, own.metrics) for fold, (own, *_workers) in by_task),
             ),
             levels=level_summaries(traces),
+            **units,
         )
 
     def _run_end(self, tasks: _Tasks) -> RunEnd:
         _, started = self._begun()
-        failed = (_error(fold, node) for fold, node in tasks if fold.failure is not None)
+        failed = (error_of_task(fold, node) for fold, node in tasks if fold.failure is not None)
         return RunEnd(
             state=self.state,
             exit_reason=self.exit_reason,
             started_at=utc_of(started),
             completed_at=utc_of(max(self._last_at, started)),
-            errors=(*failed, *self._run_errors()),
+            errors=(*failed, *self._unit_errors(), *self._run_errors()),
             metadata={"lost": list(self._lost)} if self._lost else {},
         )
 
@@ -256,17 +273,17 @@ class RunFold:
                 f"Run '{run_id}' has no output: it {'has not ended' if self._end is None else f'is {self.state.value}'}"
             )
             raise IllegalStateError(msg)
-        outputs_by_key: list[tuple[str, TaskOutput]] = []
         workers: list[TaskOutput] = []
-        for fold in self._in_order():
-            output = fold.task_output(output_types.get(fold.key))
-            if self.is_hierarchical:
+        if self.is_hierarchical:
+            for fold in self._in_order():
                 workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
-            if output is not None:
-                if output.trace is not None:
-                    trace = _placed(output.trace, self._nodes.get(fold.key, {}))
-                    output = output.model_copy(update={"trace": trace})
-                outputs_by_key.append((fold.key, output))
+        by_instance = self._outputs(output_types)
+        ended = None if self._units is None else self._units.ended(by_instance)
+        outputs_by_key = (
+            [(node_key(instance), output) for instance, output in by_instance.items()]
+            if ended is None
+            else ended.shown()
+        )
         outputs = (*workers, *(output for _, output in outputs_by_key))
         places = enumerate(outputs_by_key, start=len(workers))
         results = RunResults(
@@ -274,8 +291,29 @@ class RunFold:
             raw=outputs_by_key[-1][1].raw if outputs_by_key else "",
             tool_calls=sum(output.tool_call_count for output in outputs),
             positions={object_ids[key]: place for place, (key, _) in places if key in object_ids},
+            units=UnitOutputs() if ended is None else unit_outputs(ended),
         )
         return output_with(self.trace(), results, exit_reason=self.exit_reason, run_id=run_id)
+
+    def _outputs(self, output_types: Mapping[str, type[Any]]) -> dict[str, TaskOutput]:
+        """Return the outputs of the plan's tasks by instance, in order of completion."""
+        found: dict[str, TaskOutput] = {}
+        for fold in self._in_order():
+            output = fold.task_output(output_types.get(fold.key))
+            if output is not None:
+                if output.trace is not None:
+                    trace = _placed(output.trace, self._nodes.get(fold.key, {}))
+                    output = output.model_copy(update={"trace": trace})
+                found[fold.instance] = output
+        return found
+
+    def verdicts(self) -> Sequence[Verdict]:
+        """Return what the user's predicates and conditions answered, in order."""
+        return () if self._units is None else self._units.verdicts()
+
+    def _unit_errors(self) -> Sequence[ErrorTrace]:
+        """Return the errors of loops, phases and graphs that failed where none of their tasks did."""
+        return () if self._units is None else self._units.errors(self._units.ended(self._outputs({})))
 
     def _begun(self) -> tuple[str, float]:
         if self._run_id is None or self._started_at is None:
@@ -301,6 +339,7 @@ class RunFold:
     def _run_errors(self) -> Iterable[ErrorTrace]:
         """Return what the end tells of and no task: errors of the run itself."""
         of_tasks = {(f.data.error_type, f.data.message) for t in self._tasks.values() if (f := t.failure)}
+        of_tasks.update((each.error_type, each.message) for each in self._unit_errors())
         for error in () if self._end is None else self._end.errors:
             if (error.error_type, error.message) not in of_tasks:
                 yield ErrorTrace(
@@ -324,36 +363,3 @@ def _placed(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
 def _outputs_of(folds: Iterable[TaskFold], *, has_traces: bool = False) -> list[TaskOutput]:
     outputs = (fold.task_output() if has_traces else fold.summary() for fold in folds)
     return [output for output in outputs if output is not None]
-
-
-def _error(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:
-    failure = fold.failure
-    if failure is None:
-        msg = "only failed tasks have an error"
-        raise IllegalStateError(msg)
-    trace = failure.data.trace
-    if isinstance(trace, TaskTrace):
-        role, description = trace.agent_role, trace.task_description
-    else:
-        seen = as_mapping(trace)
-        role = as_text(seen.get("agent_role"), as_text(node.get("agent_role")))
-        description = as_text(seen.get("task_description"), as_text(node.get("description"), fold.key))
-    return ErrorTrace(
-        agent_role=role,
-        task_description=description,
-        error_type=failure.data.error_type,
-        message=failure.data.message,
-        stack_trace=failure.data.stack_trace or "",
-        occurred_at=utc_of(failure.at),
-    )
-
-
-def _agent(data: Mapping[str, object]) -> AgentSummary:
-    background = data.get("background")
-    return AgentSummary(
-        role=as_text(data.get("role")),
-        goal=as_text(data.get("goal")),
-        background=background if isinstance(background, str) else None,
-        tool_names=tuple(str(name) for name in as_sequence(data.get("tool_names"))),
-        allow_delegation=data.get("allow_delegation") is True,
-    )

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ensemble_ray.errors import IllegalStateError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import LossAccepted, StimulusRecorded
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.values.ids import RUN
 
@@ -71,7 +71,7 @@ class MemoryJournal:
             self._gate.learn(fact.fence, fact.epoch)
             self._facts.append((fact, fact.epoch))
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:  # noqa: ARG002  memory is as safe as it gets
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:  # noqa: ARG002  memory is as safe as it gets
         """Add facts in order; their data must not change afterwards.
 
         Raises:
@@ -84,7 +84,7 @@ class MemoryJournal:
         self._gate.admit(facts, epoch)
         self._facts.extend((fact, epoch) for fact in facts)
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance: (name, kind) -> its newest fact, stimuli left out."""
         return {
             (fact.name, fact.kind): in_json_form(fact, epoch=epoch, seq=seq)
@@ -110,7 +110,7 @@ class ForgetfulJournal:
     def __init__(self, run_id: str) -> None:
         self._gate = EpochGate(run_id)
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:  # noqa: ARG002  as safe as it gets
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:  # noqa: ARG002  as safe as it gets
         """Let facts pass.
 
         Raises:
@@ -118,7 +118,7 @@ class ForgetfulJournal:
         """
         self._gate.admit(facts, epoch)
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:  # noqa: ARG002  nothing is known of any
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:  # noqa: ARG002  nothing is known of any
         """Nothing."""
         return {}
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.trace import MapReduceLevelSummary, TaskTrace
 
 if TYPE_CHECKING:
@@ -34,27 +35,31 @@ def placed_outcome(plan: Plan, outcome: RunOutcome) -> RunOutcome:
         return outcome
     places = {node.key: (node.node_type, node.level) for node in plan.nodes}
 
-    def output_of(key: str, output: TaskOutput) -> TaskOutput:
-        trace = None if output.trace is None else placed(output.trace, *places[key])
+    def output_of(instance: str, output: TaskOutput) -> TaskOutput:
+        trace = None if output.trace is None else placed(output.trace, *places[node_key(instance)])
         return output.model_copy(update={"trace": trace})
 
-    def failure_of(key: str, failure: TaskFailure) -> TaskFailure:
-        return failure if failure.trace is None else replace(failure, trace=placed(failure.trace, *places[key]))
+    def failure_of(instance: str, failure: TaskFailure) -> TaskFailure:
+        return (
+            failure
+            if failure.trace is None
+            else replace(failure, trace=placed(failure.trace, *places[node_key(instance)]))
+        )
 
     return replace(
         outcome,
-        completed=[(key, output_of(key, output)) for key, output in outcome.completed],
-        failures=[replace(each, failure=failure_of(each.key, each.failure)) for each in outcome.failures],
-        unfinished=[(key, failure_of(key, each)) for key, each in outcome.unfinished],
+        completed=[(instance, output_of(instance, output)) for instance, output in outcome.completed],
+        failures=[replace(each, failure=failure_of(each.instance, each.failure)) for each in outcome.failures],
+        unfinished=[(instance, failure_of(instance, each)) for instance, each in outcome.unfinished],
     )
 
 
 def in_level_order(plan: Plan, keyed: Sequence[tuple[str, _T]]) -> Sequence[tuple[str, _T]]:
-    """Return what belongs to tasks, by key, in the order of levels; unchanged where the plan has none."""
+    """Return what belongs to tasks, by instance, in the order of levels; unchanged where the plan has none."""
     if not plan.has_levels:
         return keyed
     positions = {node.key: position for position, node in enumerate(plan.nodes)}
-    return sorted(keyed, key=lambda entry: positions[entry[0]])
+    return sorted(keyed, key=lambda entry: positions[node_key(entry[0])])
 
 
 def level_summaries(traces: Iterable[TaskTrace]) -> tuple[MapReduceLevelSummary, ...]:

@@ -8,7 +8,7 @@ that work again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +20,7 @@ from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import PlanRecorded, RunResumed
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
+from ensemble_ray.record.resume.reading import KeepFailure, KeepOutput, read_pages
 from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
 from ensemble_ray.values.ids import effect_name, instance_of
 from ensemble_ray.values.outputs import ExitReason, RunState
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAP_REDUCE_KINDS",
-    "Keep",
-    "KeepFailure",
     "MapReduceRecovery",
-    "Outcome",
+    "RecordedOutcome",
     "fails_on_item",
     "read_map_reduce",
     "refusal_of",
@@ -43,15 +42,11 @@ MAP_REDUCE_KINDS = (
     *HEAD_KINDS,
     *kinds_of(ItemsRecorded, GroupRecorded, ModelAnswered, OutputRecorded, FailureRecorded, ExitRecorded),
 )
-#: Takes the key of some work and what it gave.
-Keep = Callable[[str, OutputRecorded], None]
-#: Takes the key of some work and how it failed.
-KeepFailure = Callable[[str, Fact[FailureRecorded]], None]
 #: What calls that made the agent of some work have in their names.
 _MAKING = "synthesis"
 
 
-class Outcome(IntEnum):
+class RecordedOutcome(IntEnum):
     """What is recorded of some work."""
 
     #: nothing, or it is to be done again
@@ -76,7 +71,7 @@ class MapReduceRecovery:
         answers: By effect name: answers to calls that made the agents of work that has not ended (S-SET-46).
     """
 
-    def __init__(self, keep: Keep | None = None, keep_failure: KeepFailure | None = None) -> None:
+    def __init__(self, keep: KeepOutput | None = None, keep_failure: KeepFailure | None = None) -> None:
         """Begin without facts.
 
         Args:
@@ -127,15 +122,15 @@ class MapReduceRecovery:
 
     # What is known.
 
-    def outcome(self, key: str) -> Outcome:
+    def outcome(self, key: str) -> RecordedOutcome:
         """Return what is recorded of some work; nothing of what a run that goes on tries again."""
         work = work_of(key)
         if work is None:
-            return Outcome(self._named.get(key, 0))
+            return RecordedOutcome(self._named.get(key, 0))
         codes = self._levels.get(work[0])
-        return Outcome(0 if codes is None else codes[work[1]])
+        return RecordedOutcome(0 if codes is None else codes[work[1]])
 
-    def count(self, outcome: Outcome, level: int | None = None) -> int:
+    def count(self, outcome: RecordedOutcome, level: int | None = None) -> int:
         """How much work of a level, or of all levels, has that outcome; not asked for UNKNOWN."""
         levels = self._levels.values() if level is None else [self._levels[level]] if level in self._levels else []
         named = sum(each == outcome for each in self._named.values()) if level is None else 0
@@ -154,7 +149,7 @@ class MapReduceRecovery:
     def _forgive(self) -> None:
         """Work whose failure ended the run is to be done again, as another execution (S-MR-163, S-MR-155)."""
         for key in self._refused:
-            self._set(key, Outcome.UNKNOWN)
+            self._set(key, RecordedOutcome.UNKNOWN)
             self._repeat(key)
         self._refused.clear()
         if self.head.state is not RunState.FAILED:
@@ -162,12 +157,12 @@ class MapReduceRecovery:
         for level, codes in self._levels.items():
             # What was left out stays left out: others went on without it, and the reduces above were grouped so.
             is_to_blame = fails_on_item(self.head.header) or (
-                level > 0 and not self._named.get(FINAL) and not codes.count(Outcome.COMPLETED)
+                level > 0 and not self._named.get(FINAL) and not codes.count(RecordedOutcome.COMPLETED)
             )
-            for number in list(codes.places(Outcome.FAILED)) if is_to_blame else ():
-                codes[number] = Outcome.UNKNOWN
+            for number in list(codes.places(RecordedOutcome.FAILED)) if is_to_blame else ():
+                codes[number] = RecordedOutcome.UNKNOWN
                 self._repeat(reduce_key(level, number) if level else map_key(number))
-        for key in [key for key, code in self._named.items() if code == Outcome.FAILED]:
+        for key in [key for key, code in self._named.items() if code == RecordedOutcome.FAILED]:
             del self._named[key]
             self._repeat(key)
 
@@ -190,21 +185,21 @@ class MapReduceRecovery:
     def _apply_outcome(self, key: str, fact: Fact, end: OutputRecorded | FailureRecorded | ExitRecorded) -> None:
         match end:
             case OutputRecorded():
-                self._set(key, Outcome.COMPLETED)
+                self._set(key, RecordedOutcome.COMPLETED)
                 if self._keep is not None:
                     self._keep(key, end)
             case FailureRecorded():
-                self._set(key, Outcome.FAILED)
+                self._set(key, RecordedOutcome.FAILED)
                 if is_refusal_data(end.error):
                     self._refused.append(key)
                 if self._keep_failure is not None:
                     self._keep_failure(key, cast("Fact[FailureRecorded]", fact))
             case ExitRecorded(reason=reason):
                 if reason is not ExitReason.BUDGET_EXHAUSTED:  # that goes on with a larger one
-                    self._set(key, Outcome.EXITED)
+                    self._set(key, RecordedOutcome.EXITED)
                     self.exits[key] = reason
 
-    def _set(self, key: str, outcome: Outcome) -> None:
+    def _set(self, key: str, outcome: RecordedOutcome) -> None:
         work = work_of(key)
         if work is not None:
             self._levels.setdefault(work[0], Codes())[work[1]] = outcome
@@ -241,7 +236,7 @@ def refusal_of(head: RunHead) -> str:
 
 
 async def read_map_reduce(
-    store: RunStore, run_id: str, keep: Keep | None = None, keep_failure: KeepFailure | None = None
+    store: RunStore, run_id: str, keep: KeepOutput | None = None, keep_failure: KeepFailure | None = None
 ) -> MapReduceRecovery:
     """Read what is known of a dynamic run, page by page; see `MapReduceRecovery`. `keep` and `keep_failure` are called here.
 
@@ -249,6 +244,5 @@ async def read_map_reduce(
         RecordError: the record is damaged, of a newer format, or was removed meanwhile.
     """
     found = MapReduceRecovery(keep, keep_failure)
-    async for page in store.read(run_id, kinds=MAP_REDUCE_KINDS):
-        found.apply(page)
+    await read_pages(store, run_id, MAP_REDUCE_KINDS, found.apply)
     return found

@@ -17,12 +17,14 @@ from typing import cast
 from pydantic_core import from_json, to_json
 
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.values.trace import jsonable
 
 __all__ = [
     "BODY_LIMIT",
     "BODY_MARK",
     "FORMAT",
+    "accepted_loss",
     "body_digest",
     "data_of",
     "in_json_form",
@@ -114,6 +116,15 @@ def stored_text(body: object) -> str:
 def missing_text(digest: str) -> str:
     """Return what a reader shows in place of a body that is not there."""
     return f"[text {digest} is missing from the record]"
+
+
+def accepted_loss(text: object) -> LossAccepted:
+    """Return what the JSON text of a fact tells of a loss that somebody accepted; an empty one where it cannot be read."""
+    try:
+        read: object = json.loads(str(text))
+        return LossAccepted.from_data(cast("dict[str, object]", read) if isinstance(read, dict) else {}, 0.0)
+    except ValueError:  # the reader of that fact is told
+        return LossAccepted.from_data({}, 0.0)
 
 
 def _as_text(data: object) -> bytes:

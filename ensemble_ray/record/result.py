@@ -25,12 +25,15 @@ from ensemble_ray.values.trace import (
     ErrorTrace,
     ExecutionTrace,
     MapReduceLevelSummary,
+    PhaseTrace,
     TaskTrace,
 )
+from ensemble_ray.values.unit_outputs import UnitOutputs
+from ensemble_ray.values.unit_traces import GraphTrace, LoopTrace
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.plan.plan import Node, Plan
 
 __all__ = [
     "RunDescription",
@@ -44,6 +47,7 @@ __all__ = [
     "output_with",
     "summaries",
     "task_error",
+    "task_label",
     "violation_trace",
 ]
 
@@ -78,6 +82,11 @@ class RunResults:
     positions: Mapping[str, int] = field(default_factory=dict[str, int])
     #: items of a map that gave no output, where they are collected (S-MR-150)
     failed_items: Sequence[FailedItem] = ()
+    #: histories of loops, phases and a graph
+    units: UnitOutputs = field(default_factory=UnitOutputs)
+    loop_traces: tuple[LoopTrace, ...] = ()
+    phases: tuple[PhaseTrace, ...] = ()
+    graph_trace: GraphTrace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +132,9 @@ def make_trace(run: RunDescription, results: RunResults, end: RunEnd) -> Executi
         errors=tuple(end.errors),
         trace_id=run.trace_id,
         map_reduce_levels=tuple(results.levels),
+        loop_traces=results.loop_traces,
+        phases=results.phases,
+        graph_trace=results.graph_trace,
         metadata={**state, **end.metadata},
     )
 
@@ -139,7 +151,7 @@ def output_with(trace: ExecutionTrace, results: RunResults, *, exit_reason: Exit
         trace=trace,
         run_id=run_id,
         failed_items=results.failed_items,
-    ).with_positions(results.positions)
+    ).with_positions(results.positions, results.units)
 
 
 def not_begun(run_id: str, exit_reason: ExitReason) -> EnsembleOutput:
@@ -211,3 +223,9 @@ def task_error(
         failed.__cause__, error = error, failed
     error.completed_task_outputs = completed
     return error
+
+
+def task_label(node: Node) -> str:
+    """Return what a person calls a task: its name where it has one, else its description."""
+    is_named = node.level is None and node.key.partition("~")[0] != f"task-{node.index}"
+    return node.key if is_named else node.description

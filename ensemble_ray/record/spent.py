@@ -55,17 +55,17 @@ class SpentTally:
             self.total += price(self._costs, *_tokens(fact.data))
 
 
-def with_account(context: RunContext, facts: Iterable[Fact]) -> RunContext:
+def with_account(context: RunContext, spent: Amount) -> RunContext:
     """Return the context for whoever owns the run now: its budget knows what is spent, and has an account of its own.
 
     Args:
         context: The context as it was made.
-        facts: What is recorded of the run, and the effects of before scheduling.
+        spent: By what is recorded of the run, and by the effects of before scheduling.
     """
     if context.budget is None:
         return context
     account = f"{context.run_id}/{new_object_id()}"
-    return replace(context, budget=replace(context.budget, spent=spent_of(facts, context.cost), account=account))
+    return replace(context, budget=replace(context.budget, spent=spent, account=account))
 
 
 def _tokens(answer: ModelAnswered) -> tuple[int, int]:

@@ -53,11 +53,6 @@ class OwnedRun(Protocol):
         """The epoch that this owner writes under: 0 for a new run, above every earlier one for a run taken over."""
         ...
 
-    @property
-    def recorded(self) -> Sequence[Fact]:
-        """All facts recorded before this owner came, in order; none for a new run, or if they were not to be read."""
-        ...
-
     async def write_state(self, state: RunState) -> None:
         """Say how the run stands; after a final state the run has no owner any more.
 
@@ -97,16 +92,13 @@ class RunStore(Protocol):
         """
         ...
 
-    async def claim(
-        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_facts: bool = True
-    ) -> OwnedRun:
+    async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
 
         Args:
             run_id: The run's id.
             is_buffered: As for `begin`.
             by_force: Take it also from an owner that still holds it (S-DUR-17).
-            reads_facts: Whether its facts are read too, as `recorded`; a run of many tasks is read page by page.
 
         Raises:
             RunExistsError: somebody owns it; the message names the process.

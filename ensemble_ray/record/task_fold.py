@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast, get_args
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.agent.recorded_model import effect_of
 from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT
-from ensemble_ray.execute.effects import DelegationEffect, ModelEffect, Outcome, TaskEffects, ToolEffect
+from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ModelEffect, TaskEffects, ToolEffect
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.effects import (
     DelegationDecided,
@@ -29,11 +29,12 @@ from ensemble_ray.facts.effects import (
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_text
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
 from ensemble_ray.record.review_fold import GateFold
-from ensemble_ray.values.ids import delegating_call
+from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.messages import ToolCall
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
@@ -43,7 +44,7 @@ _V = TypeVar("_V", bound=Value)
 
 __all__ = ["NO_RESULT", "TaskFold"]
 
-_OUTCOMES = get_args(Outcome)
+_OUTCOMES = get_args(CallOutcome)
 #: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`; a task's key may hold anything.
 _EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+)|(?P<handler>handler))", re.DOTALL)
 #: What a tool call shows that was begun and never came back.
@@ -83,8 +84,10 @@ class TaskFold:
 
     @property
     def key(self) -> str:
-        """The task's key: the instance without its occurrence."""
-        return self.instance.rpartition("#")[0] or self.instance
+        """Its task's key in the plan; of work that was handed on, its instance without the occurrence."""
+        if delegating_call(self.instance) is None:
+            return node_key(self.instance) or self.instance
+        return self.instance.rpartition("#")[0]
 
     def apply(self, fact: Fact) -> None:
         """Take the next fact of this instance."""
@@ -102,6 +105,8 @@ class TaskFold:
                 self.failure = cast("Fact[FailureRecorded]", fact)
             case ReviewRequested() | ReviewDecided():
                 self._gates.setdefault(fact.name, GateFold()).apply(fact)
+            case MemoryRecalled() | MemoryStored():
+                pass  # what the task was reminded of stands in its prompt
             case _ if data.IS_EFFECT:
                 self._apply_effect(fact)
             case _:
@@ -307,6 +312,7 @@ class TaskFold:
             is_handler=not models and "agent_key" in node and node["agent_key"] is None,
             is_outcome_unknown=self._is_handler_unknown,
             reviews=[entry for gate in self._gates.values() if (entry := gate.entry) is not None],
+            instance=self.instance,
         )
 
     @property
@@ -339,7 +345,7 @@ class TaskFold:
             return ToolEffect(call=call, outcome="unknown", text=text, started_at=begun, duration_s=0.0)
         return ToolEffect(
             call=call,
-            outcome=cast("Outcome", result.outcome) if result.outcome in _OUTCOMES else "error",
+            outcome=cast("CallOutcome", result.outcome) if result.outcome in _OUTCOMES else "error",
             text=result.text,
             started_at=result.started_at,
             duration_s=result.duration_s,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.record.task_fold import NO_RESULT
-from ensemble_ray.record.view.tree import TreeRow, one_line
+from ensemble_ray.record.view.tree import TreeRow, row_text
 from ensemble_ray.values.ids import task_instance
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class UnknownOutcomes:
         """Return the first of them as rows of a tree."""
         shown = self.describe(is_over)
         for name, text in shown.items():
-            title = f"{one_line(_key_of(name), _TITLE)}: {text}"
+            title = f"{row_text(_key_of(name), _TITLE)}: {text}"
             yield TreeRow(depth=1, kind="tool", title=title, details=("unknown",), is_bad=True)
         more = self.counts(is_over).total() - len(shown)
         if more > 0:
@@ -87,4 +87,4 @@ def _key_of(name: str) -> str:
 
 def _call(asked: ToolIntended | None, text: str) -> str:
     tool, arguments = ("?", "?") if asked is None else (asked.tool_name, asked.arguments)
-    return f"{one_line(tool, _TITLE)}({one_line(arguments, _TITLE)}) -> {one_line(text, _TITLE)}"
+    return f"{row_text(tool, _TITLE)}({row_text(arguments, _TITLE)}) -> {row_text(text, _TITLE)}"

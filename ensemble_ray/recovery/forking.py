@@ -18,19 +18,19 @@ from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.runs import RecordedFork
+from ensemble_ray.facts.runs import PlanRecorded, RecordedFork
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
+from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 from ensemble_ray.record.resume.run_budget import recorded_options
-from ensemble_ray.record.resume.run_head import located, read_head
+from ensemble_ray.record.resume.run_head import located, origin_in, read_head
 from ensemble_ray.record.stores import RunStore, RunSummary
 from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.runs.handle import Run
@@ -38,7 +38,7 @@ from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import Begun, encode_stimulus
-from ensemble_ray.values.ids import RUN
+from ensemble_ray.values.ids import RUN, node_key
 from ensemble_ray.values.ids import new_run_id as fresh_run_id
 from ensemble_ray.values.messages import ChatResponse
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
@@ -141,7 +141,8 @@ class ForkOffer:
     #: the recorded inputs, with other ones in their place
     inputs: Mapping[str, object]
     planned: Planned
-    recovered: Recovered
+    #: first fact of the run that is forked
+    header: PlanRecorded
     facts: Sequence[Fact]
     store: RunStore
 
@@ -187,16 +188,17 @@ async def offer_fork(
         )
     facts = await store.facts(found.run_id)
     with located(found.place):
-        recovered = Recovered(facts)
-    _check(found, recovered)
+        recorded = RunFold(facts)
+    header = recorded.header
+    _check(found, header)
     call = f"fork('{found.run_id}', TASK, ensemble)"
-    loaded = await threads.run(recorded_definition, found, recovered.source, call) if ensemble is None else ensemble
+    loaded = await threads.run(recorded_definition, found, origin_in(header), call) if ensemble is None else ensemble
     definition = planned_form(loaded)
-    recorded_inputs = recovered.header.inputs or {}
+    recorded_inputs = header.inputs or {}
     chosen = {**recorded_inputs, **(inputs or {})}
-    planned = await _planned(_as_run(definition, recovered), chosen, facts)
-    recorded = {key for key, task in recovered.tasks.items() if task.output is not None}
-    plan = plan_fork(planned.plan, recorded, from_task)
+    planned = await _planned(_as_run(definition, header), chosen, facts)
+    done = {node_key(instance) for instance, task in recorded.tasks.items() if task.output is not None}
+    plan = plan_fork(planned.plan, done, from_task)
     if inputs:
         _check_inputs(
             found.run_id,
@@ -210,15 +212,15 @@ async def offer_fork(
         plan=plan,
         descriptions={node.key: node.description for node in planned.plan.nodes},
         differences=reused_differences(
-            recovered.header,
-            run_data(planned, _as_run(definition, recovered)),
+            header,
+            run_data(planned, _as_run(definition, header)),
             plan.reused,
             asked=asked_agents(facts, plan.reused),
         ),
         ensemble=definition,
         inputs=chosen,
         planned=planned,
-        recovered=recovered,
+        header=header,
         facts=facts,
         store=store,
     )
@@ -247,7 +249,7 @@ async def accept_fork(
             f"{'; '.join(offer.differences[:_NAMED])}{more}. Fork from an earlier task, or allow the changes "
             "(allow_changes=True, --allow-changes): then what is recorded is used as it is"
         )
-    if _as_run(offer.ensemble, offer.recovered).durability == Durability.OFF:
+    if _as_run(offer.ensemble, offer.header).durability == Durability.OFF:
         raise ValidationError(
             f"Fork of run '{offer.run_id}': with durability 'off' a run has no record, and a fork lives by one. "
             "Choose 'effects' or 'run'"
@@ -268,9 +270,9 @@ async def accept_fork(
 async def _write(offer: ForkOffer, run_id: str) -> None:
     """Write the beginning of the new run's record, as of a run that was interrupted there."""
     source, now = offer.ensemble.source, time.time()
-    recorded = offer.recovered.header
+    recorded = offer.header
     header = replace(
-        run_data(offer.planned, _as_run(offer.ensemble, offer.recovered)),
+        run_data(offer.planned, _as_run(offer.ensemble, offer.header)),
         ensemble_id=run_id,
         options=recorded.options,
         budget=recorded.budget,
@@ -282,14 +284,14 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
         started_at=now,
         rest=recorded.rest,
     )
-    synthesized = {fact.instance.rpartition("#")[0] for fact in offer.facts if is_making_agent(fact)}
-    same = [key for key in synthesized if not reused_differences(offer.recovered.header, header, [key])]
+    synthesized = {node_key(fact.instance) for fact in offer.facts if is_making_agent(fact)}
+    same = [key for key in synthesized if not reused_differences(offer.header, header, [key])]
     started = Fact(run=run_id, name=RUN, at=now, data=encode_stimulus(Begun(at=now)))
     copies = copied_facts(offer.facts, run_id, offer.plan.reused, redone=same)
     owned = await offer.store.begin(run_id, origin=header.origin or "")
     try:
         planned, answers = await _plan_with_agents(offer, run_id, copies)
-        described = run_data(planned, _as_run(offer.ensemble, offer.recovered))
+        described = run_data(planned, _as_run(offer.ensemble, offer.header))
         header = replace(
             header,
             plan=described.plan,
@@ -300,7 +302,7 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
             digest=described.digest,
         )
         first = Fact(run=run_id, name=RUN, at=now, data=header)
-        await owned.journal.append((first, *answers, started, *copies), until=Until.WRITTEN)
+        await owned.journal.append((first, *answers, started, *copies), until=Persistence.COMMITTED)
     finally:
         await owned.close(RunState.INTERRUPTED)
 
@@ -310,7 +312,7 @@ async def _plan_with_agents(offer: ForkOffer, run_id: str, copies: Sequence[Fact
 
     They are made before the plan is recorded: whoever goes on with the fork must find the definition that it has.
     """
-    definition = _as_run(offer.ensemble, offer.recovered)
+    definition = _as_run(offer.ensemble, offer.header)
     answers: list[Fact] = []
     if not needs_synthesis(definition.all_tasks):
         return offer.planned, answers
@@ -326,20 +328,20 @@ async def _plan_with_agents(offer: ForkOffer, run_id: str, copies: Sequence[Fact
     return await threads.run(plan_run, definition, resolved, agents), answers
 
 
-def _check(found: RunSummary, recovered: Recovered) -> None:
+def _check(found: RunSummary, header: PlanRecorded) -> None:
     if found.state.is_going_on:
         raise RunExistsError(
             f"Run '{found.run_id}' is running: wait for its end, or end it (ensemble-ray cancel {found.run_id}), then fork it"
         )
-    if recovered.header.is_empty:
+    if header.is_empty:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to fork", found.place
         )
 
 
-def _as_run(definition: Ensemble, recovered: Recovered) -> Ensemble:
+def _as_run(definition: Ensemble, header: PlanRecorded) -> Ensemble:
     """Return the definition with the options of the run that is forked, which the new run has too."""
-    return definition.with_options(recorded_options(recovered.header))
+    return definition.with_options(recorded_options(header))
 
 
 def _check_inputs(run_id: str, reused: Sequence[str], recorded: ResolvedTasks, now: ResolvedTasks) -> None:

@@ -22,6 +22,7 @@ from ensemble_ray.process.threads import threads
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.progress import tasks_done
+from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import SpentTally
@@ -170,8 +171,7 @@ async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amo
     """Read what the recorded answers of a run cost, page by page; nothing where it has no budget now."""
     tally = SpentTally(definition.cost_configuration)
     if _budget(definition) is not None:
-        async for page in store.read(run_id, kinds=kinds_of(ModelAnswered)):
-            tally.apply(page)
+        await read_pages(store, run_id, kinds_of(ModelAnswered), tally.apply)
     return tally.total
 
 

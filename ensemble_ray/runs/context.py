@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
 from ensemble_ray.reviews.reviewer import LocalReviewer
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.tools.tool import NoOpToolMetrics
@@ -73,6 +74,7 @@ def run_context_of(
             most_at_once=definition.max_parallel_tasks,
         ),
         hierarchy=plan.hierarchy,
+        memory=rules_of(definition.memory, definition.memory_store),
         review_policy=None if definition.review_handler is None else definition.review_policy,
     )
 
@@ -105,4 +107,5 @@ def request_of(
         reviewer=None if definition.review_handler is None else LocalReviewer(definition.review_handler),
         store=scope.store_address,
         cancelled=scope.cancelled,
+        memory=None if context.memory is None else LocalRunMemory(definition.memory, definition.memory_store),
     )

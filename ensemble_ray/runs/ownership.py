@@ -37,7 +37,6 @@ async def claim_run(
     origin: object,
     durability: str,
     submission: SubmissionReason,
-    reads_facts: bool = True,
 ) -> OwnedRun:
     """Begin the record of a run, or take it over, and mark the run as running.
 
@@ -47,7 +46,6 @@ async def claim_run(
         origin: Where its definition came from.
         durability: `effects` or `run`.
         submission: Why it is submitted.
-        reads_facts: Whether its facts are wanted as a list.
 
     Raises:
         RunExistsError: another process owns it, or there is a run of that id.
@@ -55,8 +53,7 @@ async def claim_run(
     """
     is_buffered = durability == Durability.RUN
     if submission.is_recorded:
-        by_force = submission.takes_over
-        owned = await store.claim(run_id, is_buffered=is_buffered, by_force=by_force, reads_facts=reads_facts)
+        owned = await store.claim(run_id, is_buffered=is_buffered, by_force=submission.takes_over)
     else:
         owned = await store.begin(run_id, origin=str(origin or ""), is_buffered=is_buffered)
     try:

@@ -32,10 +32,12 @@ from ensemble_ray.process.threads import USER_ERRORS, threads
 from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.rerun import recorded_output
+from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.planned_result import conclude, manager_failure
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
+from ensemble_ray.runs.remembered import restore_short_term
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
@@ -131,6 +133,7 @@ class PlannedLauncher:
             submission=scope.submission,
         )
         request = request_of(scope, self.definition, self._planned, capture_mode=mode)
+        await restore_short_term(request, scope)
         try:
             self._submitted = await scope.runtime.submit(request, work)
         except asyncio.CancelledError:
@@ -220,9 +223,12 @@ class PlannedLauncher:
 async def _read_answers(scope: RunScope) -> Mapping[str, Sequence[Fact[ModelAnswered]]]:
     """Return the recorded answers of before scheduling, by effect name, in the order of the calls."""
     answers: dict[str, list[Fact[ModelAnswered]]] = {}
-    async for page in scope.store.read(scope.run_id, kinds=kinds_of(ModelAnswered)):
+
+    def take(page: Sequence[Fact]) -> None:
         for name, found in answers_before(page).items():
             answers.setdefault(name, []).extend(found)
+
+    await read_pages(scope.store, scope.run_id, kinds_of(ModelAnswered), take)
     return answers
 
 

@@ -9,29 +9,19 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import (
-    ConstraintViolationError,
-    EnsembleError,
-    ParallelExecutionError,
-    TaskExecutionError,
-    ValidationError,
-)
-from ensemble_ray.errors.texts import reason_of, tasks_failure
+from ensemble_ray.errors import ConstraintViolationError, EnsembleError, TaskExecutionError, ValidationError
+from ensemble_ray.errors.texts import reason_of
 from ensemble_ray.execute.exits import describe_exhaustion
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.record.levels import in_level_order, level_summaries, placed_outcome
-from ensemble_ray.record.result import (
-    RunEnd,
-    RunResults,
-    error_trace,
-    failures_by_label,
-    summaries,
-    task_error,
-    violation_trace,
-)
+from ensemble_ray.record.result import RunEnd, RunResults, summaries, violation_trace
+from ensemble_ray.record.units.ended import EndedUnits
+from ensemble_ray.record.units.failures import FailureSeen, failure_of, failures_seen
+from ensemble_ray.record.units.histories import unit_results
 from ensemble_ray.runs.launching import Conclusion
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.values.metrics import ExecutionMetrics
+from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import utc_of
@@ -40,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ensemble_ray.execute.outcomes import RunOutcome
-    from ensemble_ray.plan.plan import Node, Plan
+    from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.outputs import TaskOutput
     from ensemble_ray.values.trace import DelegationTrace, ErrorTrace
 
@@ -50,46 +40,58 @@ __all__ = ["conclude", "manager_failure"]
 def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
     """Return how a run ended and what its tasks gave."""
     outcome = placed_outcome(plan, outcome)
+    ended = EndedUnits(
+        plan=plan, results=outcome.units, failures=outcome.unit_failures, outputs=dict(outcome.completed)
+    )
+    failures = _failures(ended, outcome)
     end = RunEnd(
         state=outcome.state,
         exit_reason=outcome.exit_reason,
         started_at=utc_of(outcome.started_at),
         # Whoever goes on with a run may have another clock than who began it.
         completed_at=utc_of(max(outcome.started_at, outcome.completed_at)),
-        errors=tuple(_errors(plan, outcome)),
+        errors=tuple(_errors(plan, outcome, failures)),
     )
-    failure = _failure_of(plan, outcome) if outcome.state is RunState.FAILED else None
+    failure = _failure_of(plan, outcome, ended, failures) if outcome.state is RunState.FAILED else None
     is_spent = outcome.state is RunState.BUDGET_EXHAUSTED
     warning = describe_exhaustion(each.error for _, each in outcome.unfinished) if is_spent else ""
-    return Conclusion(end=end, results=_results_of(plan, outcome), failure=failure, warning=warning)
+    return Conclusion(end=end, results=_results_of(plan, outcome, ended), failure=failure, warning=warning)
 
 
-def _results_of(plan: Plan, outcome: RunOutcome) -> RunResults:
+def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResults:
     """Return what the tasks gave, in the order of levels where the plan has any."""
-    keyed = [(key, output.trace) for key, output in outcome.completed if output.trace is not None]
-    ended = [*((failed.key, failed.failure) for failed in outcome.failures), *outcome.unfinished]
-    keyed += [(key, failure.trace) for key, failure in ended if failure.trace is not None]
-    ordered = in_level_order(plan, keyed)
+    by_instance = [(instance, output.trace) for instance, output in outcome.completed if output.trace is not None]
+    left = [*((failed.instance, failed.failure) for failed in outcome.failures), *outcome.unfinished]
+    by_instance += [(instance, failure.trace) for instance, failure in left if failure.trace is not None]
+    ordered = in_level_order(plan, by_instance)
     traces = [trace for _, trace in ordered]
     if plan.hierarchy is not None:
         traces += _worker_traces(traces[0] if traces else None, outcome)
-    completed = in_level_order(plan, outcome.completed)
-    outputs = (*(output for _, output in outcome.delegated), *(output for _, output in completed))
+    shown = _shown(plan, outcome, ended)
+    outputs = (*(output for _, output in outcome.delegated), *(output for _, output in shown))
     object_ids = {node.key: node.object_id for node in plan.nodes}
-    places = enumerate(completed, start=len(outcome.delegated))
+    places = enumerate(shown, start=len(outcome.delegated))
     return RunResults(
         outputs=outputs,
-        raw=completed[-1][1].raw if completed else "",
+        raw=shown[-1][1].raw if shown else "",
         traces=tuple(traces),
         agents=summaries(plan),
         metrics=ExecutionMetrics.from_outputs(
             [each for trace in traces for each in trace.with_workers()],
-            by_task={key: trace.metrics for key, trace in ordered},
+            by_task=metrics_by_key((node_key(instance), trace.metrics) for instance, trace in ordered),
         ),
         tool_calls=sum(output.tool_call_count for output in outputs),
         levels=level_summaries(traces) if plan.has_levels else (),
         positions={object_ids[key]: place for place, (key, _) in places},
+        **unit_results(ended, ordered),
     )
+
+
+def _shown(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> Sequence[tuple[str, TaskOutput]]:
+    """Return the outputs that the caller sees, by the keys of their tasks."""
+    if plan.units:
+        return ended.shown()
+    return [(node_key(instance), output) for instance, output in in_level_order(plan, outcome.completed)]
 
 
 def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:
@@ -111,10 +113,22 @@ def _end_of(trace: TaskTrace | DelegationTrace) -> datetime:
     return trace.completed_at
 
 
-def _errors(plan: Plan, outcome: RunOutcome) -> Iterator[ErrorTrace]:
-    for failed in outcome.failures:
-        node, error = _node(plan, failed.key), failed.failure.cause
-        yield error_trace(error, at=failed.at, agent_role=node.agent_role, task_description=node.description)
+def _failures(ended: EndedUnits, outcome: RunOutcome) -> list[FailureSeen]:
+    tasks = [
+        FailureSeen(
+            at=failed.at,
+            error=failed.failure.cause,
+            completed_before=failed.completed_before,
+            node=ended.nodes[node_key(failed.instance)],
+        )
+        for failed in outcome.failures
+    ]
+    return failures_seen(ended, tasks, [(unit, failure.cause) for unit, failure in outcome.raised])
+
+
+def _errors(plan: Plan, outcome: RunOutcome, failures: Sequence[FailureSeen]) -> Iterator[ErrorTrace]:
+    for failed in failures:
+        yield failed.as_trace()
     if violations := _violations(plan, outcome):
         yield violation_trace(violations, outcome.completed_at)
 
@@ -126,27 +140,9 @@ def _violations(plan: Plan, outcome: RunOutcome) -> tuple[str, ...]:
     return violations_of(plan.hierarchy, {output.agent_role for _, output in outcome.delegated})
 
 
-def _failure_of(plan: Plan, outcome: RunOutcome) -> EnsembleError:
+def _failure_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits, failures: Sequence[FailureSeen]) -> BaseException:
     """Return what a failed run raises."""
-    if plan.hierarchy is not None:
-        return _failure_of_manager(plan, outcome)
-    outputs = tuple(output for _, output in outcome.completed)
-    if plan.workflow == "parallel" and plan.error_strategy == "continue_on_error":
-        failed = ((_node(plan, each.key).description, each.failure.cause) for each in outcome.failures)
-        causes = failures_by_label(failed)
-        return ParallelExecutionError(tasks_failure(len(causes), len(plan.nodes), causes), outputs, causes)
-    first = outcome.failures[0]
-    error = first.failure.cause
-    if isinstance(error, ValidationError):
-        return error
-    node = _node(plan, first.key)
-    return task_error(
-        error,
-        outputs[: first.completed_before],
-        label=_label(node),
-        task_description=node.description,
-        agent_role=node.agent_role,
-    )
+    return failure_of(ended, failures) if plan.hierarchy is None else _failure_of_manager(plan, outcome)
 
 
 def _failure_of_manager(plan: Plan, outcome: RunOutcome) -> EnsembleError:
@@ -168,13 +164,3 @@ def manager_failure(
     wrapped = TaskExecutionError(text, task_description, MANAGER_ROLE, completed)
     wrapped.__cause__ = error
     return wrapped
-
-
-def _node(plan: Plan, key: str) -> Node:
-    return next(node for node in plan.nodes if node.key == key)
-
-
-def _label(node: Node) -> str:
-    """Return what a person calls a task: its name where it has one, else its description."""
-    is_named = node.level is None and node.key.partition("~")[0] != f"task-{node.index}"
-    return node.key if is_named else node.description

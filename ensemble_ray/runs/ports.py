@@ -12,20 +12,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+from ensemble_ray.coordinator.ports import Executor
 from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.runs.submission import SubmissionReason
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+    from ensemble_ray.execute.orders import RunContext, TaskResult
     from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
+    from ensemble_ray.memory.run_memory import LocalRunMemory
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import EventSink, Journal, Reviewer, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
 
-__all__ = ["Deliver", "Executor", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
+__all__ = ["Deliver", "ExecutorSession", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
 
 
 #: Takes results of orders, several at a time.
@@ -50,6 +53,8 @@ class RunRequest:
     store: StoreAddress | None = None
     #: set when the run is cancelled: a runtime that is only being started need not be waited for
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    #: its memory, in this process; None: it has none
+    memory: LocalRunMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +83,8 @@ class SubmittedRun(Protocol):
         ...
 
 
-class Executor(Protocol):
-    """Where the tasks of a run are done that is coordinated in this process."""
+class ExecutorSession(Executor[TaskOrder], Protocol):
+    """The executor of a run that is coordinated in this process, from its opening to its end."""
 
     @property
     def failed(self) -> asyncio.Future[None]:
@@ -94,14 +99,6 @@ class Executor(Protocol):
     @property
     def spending(self) -> Spending | None:
         """What this process's own requests for the run may spend, such as those that make agents; None: no budget."""
-        ...
-
-    def start(self, orders: Sequence[TaskOrder]) -> None:
-        """Do these tasks; never waits."""
-        ...
-
-    def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks; the result of each is still delivered, within a grace."""
         ...
 
     async def close(self) -> None:
@@ -132,7 +129,7 @@ class Runtime(Protocol):
         """
         ...
 
-    async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> Executor:
+    async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> ExecutorSession:
         """Open an executor for tasks that are made while their run goes on.
 
         Args:

@@ -61,7 +61,8 @@ class Machine:
         self._ready: deque[str] = deque()
         self._running: set[str] = set()
         self._open = len(members)
-        self._story: list[tuple[float, str, str]] = []
+        #: time, instance and state of each move, one behind the other: a tuple for each costs more than the move itself
+        self._story: list[float | str | TaskState] = []
         self._completed: list[str] = []
         self._failed: list[str] = []
         self._exit: ExitReason | None = None
@@ -121,7 +122,8 @@ class Machine:
 
     def story(self, instance: str) -> str:
         """Return everything that happened to a task, oldest first."""
-        return ", ".join(f"{what} at {at:.3f}" for at, who, what in self._story if who == instance)
+        moves = zip(self._story[::3], self._story[1::3], self._story[2::3], strict=True)
+        return ", ".join(f"{after} at {at:.3f}" for at, who, after in moves if who == instance)
 
     # The door.
 
@@ -202,7 +204,8 @@ class Machine:
         done.extend(Cancel(instance=each) for each in sorted(self._running))
 
     def _stop(self, stimulus: StopRequested, done: list[Instruction]) -> None:
-        """Start nothing more, since the run is ending around this; what had all started already just ends."""
+        """Start nothing more, since the run is ending around this; where all had started, that just ends, units sooner."""
+        self._is_stopping = True
         if any(state in _UNSTARTED for state in self._states.values()):
             self._exit = self._exit or stimulus.exit_reason
             self._is_cancelled = self._is_cancelled or stimulus.exit_reason is None
@@ -213,7 +216,7 @@ class Machine:
         if (before, after) not in TRANSITIONS:
             raise InvalidTransitionError(key_of(instance), before, after, self.story(instance))
         self._states[instance] = after
-        self._story.append((at, instance, after.value))
+        self._story += (at, instance, after)
         if after.is_resolved:
             self._open -= 1
 

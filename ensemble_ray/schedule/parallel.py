@@ -46,20 +46,21 @@ class ParallelMachine(Machine):
         super().__init__(members, parent=parent, changes=changes)
         self._is_fail_fast = error_strategy == "fail_fast"
         self._cap = max_parallel
+        #: open dependencies, of those that have some
         self._waits_for: dict[str, int] = {}
         #: of those that have some
         self._dependents: dict[str, list[str]] = {}
-        own = {each.key for each in members}
-        for each in members:
-            needed = own.intersection(each.context)
-            instance = self._instance(each.key)
-            self._waits_for[instance] = len(needed)
-            for key in needed:
-                self._dependents.setdefault(self._instance(key), []).append(instance)
+        own = dict(zip((each.key for each in members), self._states, strict=True))
+        for each, instance in zip(members, self._states, strict=True):
+            needed = [own[key] for key in dict.fromkeys(each.context) if key in own] if each.context else ()
+            if needed:
+                self._waits_for[instance] = len(needed)
+            for other in needed:
+                self._dependents.setdefault(other, []).append(instance)
 
     def _begin(self, at: float) -> None:
-        for instance, count in self._waits_for.items():
-            if not count:
+        for instance in self._states:
+            if instance not in self._waits_for:
                 self._make_ready(instance, at)
 
     def _after_completion(self, instance: str, at: float) -> None:

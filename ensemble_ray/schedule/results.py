@@ -20,6 +20,8 @@ class UnitFailure:
     reason: Literal["cap", "no_edge", "rejected", "evaluation"]
     #: how many outputs the run had when it failed (S-PAR-22)
     completed_before: int
+    #: of a graph: the number of the step after which it failed; 0: of no single one
+    step: int = 0
     #: of a rejected phase: the reviewer's reason; of an evaluation: what the error says
     message: str = ""
     #: of an evaluation: class of the error
@@ -43,7 +45,8 @@ class PhaseResult:
 
     unit: str
     status: Literal["completed", "failed", "skipped"]
-    #: instances with outputs of the accepted attempt; of a failed one, of its last; in the order of S-PHASE-41
+    #: instances with outputs of the accepted attempt, of a loop its path without an occurrence; of a phase that failed or
+    #: was cut short, of its last attempt; in the order of S-PHASE-41
     outputs: tuple[str, ...] = ()
     #: instances of its review's executions, in order
     reviews: tuple[str, ...] = ()
@@ -59,8 +62,13 @@ class StepResult:
     state: str
     #: of the state's task; of a state that is a loop, its path without an occurrence
     instance: str
-    #: what routing chose, `__END__` included; None: the step was not routed
+    #: what routing chose, `__END__` included; of a fork all its states; None: the step was not routed
     next_state: str | None
+
+    @property
+    def number(self) -> int:
+        """Return its number, 1-based; steps are numbered over all branches in the order of their starts (S-GRAPH-93)."""
+        return int(self.instance.rpartition("/")[0].rpartition("#")[2]) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +76,7 @@ class GraphResult:
     """A graph that was begun."""
 
     unit: str
+    #: of branches in declared order (S-GRAPH-99)
     steps: tuple[StepResult, ...]
     #: None: it failed, exited early or was cancelled
     termination_reason: Literal["terminal", "max_steps"] | None

@@ -51,7 +51,7 @@ class Scopes:
         self._scopes.get(scope, {}).pop(key, None)
 
     def enclose(self, scope: str, outer: Sequence[str]) -> None:
-        """Look from this scope into these next, in order, and not where its path says.
+        """Look from this scope into these next, in order, and nowhere else; not where they look, nor where its path says.
 
         So a phase sees the attempts that were accepted when it started (S-PHASE-36).
         """
@@ -72,7 +72,7 @@ class Scopes:
             if (parts := self.own(scope).get(key)) is not None:
                 return parts
             if scope in self._outer:
-                found = (self.find(outer, key) for outer in self._outer[scope])
+                found = (self.own(outer).get(key) for outer in self._outer[scope])
                 return next((parts for parts in found if parts is not None), None)
             if not scope:
                 return None

@@ -12,7 +12,7 @@ from typing import Literal, Union
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import StimulusRecorded
-from ensemble_ray.schedule.instructions import Question
+from ensemble_ray.schedule.instructions import EdgeMatches, Question, ResetMemory, UntilHolds
 from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason
 
@@ -135,13 +135,22 @@ Stimulus = Union[Begun, Completed, Failed, Exited, Cancelled, Evaluated, Decided
 #: What a record calls them, and which of their fields it has. What is not here is not recorded.
 _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Begun: ("RunStarted", ()),
-    Completed: ("TaskCompleted", ("duration_s", "total_tokens", "tool_call_count", "delegated_roles")),
+    Completed: ("TaskCompleted", ("duration_s", "total_tokens", "tool_call_count", "delegated_roles", "text")),
     Failed: ("TaskFailed", ("error_type", "message")),
     Exited: ("TaskExited", ("reason", "has_output")),
     Cancelled: ("TaskCancelled", ()),
+    Evaluated: ("Evaluated", ("answer", "error_type", "message")),
     Decided: ("Decided", ("gate", "verdict", "text")),
     CancelRequested: ("CancelRequested", ()),
 }
+#: The same of questions whose answers are recorded: those of units.
+_QUESTIONS: Mapping[type[Question], tuple[str, tuple[str, ...]]] = {
+    UntilHolds: ("until", ("unit", "iteration")),
+    EdgeMatches: ("edge", ("unit", "step", "edge")),
+    ResetMemory: ("memory", ("unit", "iteration")),
+}
+#: Fields that say something of a few stimuli alone, and are left out of the others.
+_LEFT_OUT: Mapping[str, object] = {"delegated_roles": (), "text": None, "has_output": False}
 _BY_NAME: Mapping[str, type[Stimulus]] = {name: stimulus_type for stimulus_type, (name, _) in _RECORDED.items()}
 
 
@@ -156,9 +165,13 @@ def encode_stimulus(stimulus: Stimulus, *, more: int = 0) -> StimulusRecorded:
     if (instance := getattr(stimulus, "instance", "")) != "":
         fields["key"] = key_of(instance)
     fields.update({field: getattr(stimulus, field) for field in names})
-    for rare in ("delegated_roles", "has_output"):  # of managers, and of tasks whose gate ended the run
-        if not fields.get(rare):
-            fields.pop(rare, None)
+    for field, nothing in _LEFT_OUT.items():
+        if field in fields and fields[field] == nothing:
+            del fields[field]
+    if isinstance(stimulus, Evaluated):
+        fields.update(_encode_question(stimulus.question))
+        if stimulus.answer is not None:
+            del fields["error_type"], fields["message"]
     return StimulusRecorded(type=name, fields=fields, more=more)
 
 
@@ -174,4 +187,26 @@ def decode_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
     fields = {"at": fact.at, **fact.data.fields}
     if isinstance(key := fields.pop("key", None), str):
         fields["instance"] = fact.name if key_of(fact.name) == key else instance_of(key)
+    if stimulus_type is Evaluated:
+        fields = _decode_question(fields)
     return stimulus_type(**fields)  # type: ignore[arg-type]  # what a record lacks or has too much is the TypeError
+
+
+def _encode_question(question: Question) -> dict[str, object]:
+    name, names = _QUESTIONS[type(question)]
+    return {"question": name, **{field: getattr(question, field) for field in names}}
+
+
+def _decode_question(fields: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of an answer, its question among them.
+
+    Raises:
+        TypeError: there is no such question, or it lacks a field.
+    """
+    rest = dict(fields)
+    name = rest.pop("question", None)
+    for question_type, (known, names) in _QUESTIONS.items():
+        if known == name:
+            asked = {field: rest.pop(field) for field in names if field in rest}
+            return {**rest, "question": question_type(**asked)}  # type: ignore[arg-type]  # as above
+    raise TypeError(f"there is no question '{name}'")

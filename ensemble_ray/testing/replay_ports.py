@@ -19,7 +19,7 @@ from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorde
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, kinds_of
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import StimulusRecorded
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 
@@ -179,7 +179,7 @@ class ReplayJournal:
 
     # The journal, as the runner sees it.
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Keep nothing; the beginning of a call means that its result is not recorded.
 
         Raises:
@@ -201,7 +201,7 @@ class ReplayJournal:
                 )
                 self.report(difference, instance=fact.instance, is_at_end=True)
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of a task; its end, and what comes of its delegations, are left out."""
         facts = self._of.get(instance, {})
 

@@ -17,7 +17,7 @@ from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.execute.recorded import answers_before, typed_output
+from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.facts.effects import ModelAnswered
@@ -29,16 +29,19 @@ from ensemble_ray.ports.services import Services
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.process.threads import threads
+from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.digest import compared
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.record.resume.run_budget import recorded_options
-from ensemble_ray.record.resume.run_head import located, read_head
+from ensemble_ray.record.resume.run_head import located, origin_in, read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress
+from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.recovery.resuming import planned_form
 from ensemble_ray.runs.context import run_context_of
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import check
+from ensemble_ray.testing.replay_memory import UnaskedMemory
 from ensemble_ray.testing.replay_ports import (
     Difference,
     RecordedAnswer,
@@ -51,12 +54,14 @@ from ensemble_ray.testing.replay_workers import ReplayedWorkers
 from ensemble_ray.testing.sink import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.tools.tool import NoOpToolMetrics
+from ensemble_ray.values.ids import instance_of, node_key
 from ensemble_ray.values.outputs import EnsembleOutput, TaskOutput
 from ensemble_ray.values.trace import CaptureMode, jsonable
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.loader import Runnable
     from ensemble_ray.plan.plan import Node
     from ensemble_ray.values.messages import ChatMessage
@@ -125,35 +130,36 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
         )
     facts = await store.facts(found.run_id)
     with located(found.place):
-        recovered = Recovered(facts)
-    if recovered.header.is_empty:
+        recorded = RunFold(facts)
+    if recorded.header.is_empty:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to replay", found.place
         )
-    loaded = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
+    loaded = await threads.run(_definition, found, recorded.header) if ensemble is None else ensemble
     definition = planned_form(loaded)
-    options = recorded_options(recovered.header)
-    planned = await _planned(definition.with_options(options), recovered, facts)
-    changed = _plan_difference(recovered, planned)
+    options = recorded_options(recorded.header)
+    planned = await _planned(definition.with_options(options), recorded.header, facts)
+    changed = _plan_difference(recorded.header, planned)
     if changed is not None:
         return Replay(run_id=found.run_id, difference=changed)
-    repetition = _Repetition(recovered, planned, facts, definition.with_options(options))
+    repetition = _Repetition(recorded, planned, facts, definition.with_options(options))
     difference = await repetition.difference()
     return Replay(run_id=found.run_id, difference=difference, tasks=repetition.tasks, effects=repetition.journal.used)
 
 
-def _definition(found: RunSummary, recovered: Recovered) -> Runnable:
-    if not recovered.source.place:
+def _definition(found: RunSummary, header: PlanRecorded) -> Runnable:
+    source = origin_in(header)
+    if not source.place:
         raise ValidationError(
             f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "
             f"call replay('{found.run_id}', ensemble)"
         )
-    return load_source(recovered.source, needs_keys=False)
+    return load_source(source, needs_keys=False)
 
 
-async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[Fact]) -> Planned:
+async def _planned(definition: Ensemble, header: PlanRecorded, facts: Sequence[Fact]) -> Planned:
     """Today's plan with the recorded inputs; agents that a model made are made of its recorded answers."""
-    resolved = check(definition, recovered.header.inputs or {})
+    resolved = check(definition, header.inputs or {})
     if not needs_synthesis(resolved.tasks):
         return await threads.run(plan_run, definition, resolved)  # a manager's prompts are user code
     answers = answers_before(facts)
@@ -163,8 +169,8 @@ async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[F
     return await threads.run(plan_run, definition, resolved, agents)
 
 
-def _plan_difference(recovered: Recovered, planned: Planned) -> Difference | None:
-    found = compared(recovered.header.plan or {}, planned.plan.to_dict())
+def _plan_difference(header: PlanRecorded, planned: Planned) -> Difference | None:
+    found = compared(header.plan or {}, planned.plan.to_dict())
     if not found:
         return None
     first = found[0]
@@ -174,8 +180,9 @@ def _plan_difference(recovered: Recovered, planned: Planned) -> Difference | Non
 class _Repetition:
     """All tasks of a run, one after the other, each on its record."""
 
-    def __init__(self, recovered: Recovered, planned: Planned, facts: Sequence[Fact], definition: Ensemble) -> None:
-        self._recovered = recovered
+    def __init__(self, recorded: RunFold, planned: Planned, facts: Sequence[Fact], definition: Ensemble) -> None:
+        self._tasks, self._workers = recorded.tasks, recorded.delegated
+        self._ends = PlannedRecovery.of(facts)
         self._planned = planned
         self._nodes = {node.key: node for node in planned.plan.nodes}
         self.journal = ReplayJournal(facts)
@@ -203,13 +210,14 @@ class _Repetition:
             services=Services(limiter=process_limiter(), cpu=cpu),
             tool_metrics=NoOpToolMetrics(),
             compare=self._compare,
+            memory=UnaskedMemory(self.journal),
         )
         agents = {key: agent.rewritten(llm=UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
         runner = TaskRunner(self._context, ports, agents)
         runner.peers = ReplayedWorkers(self.journal, runner)
         try:
             for node in self._planned.plan.nodes:
-                if node.key not in self._recovered.tasks:
+                if instance_of(node.key) not in self._tasks:
                     continue
                 self.tasks += 1
                 found = await self._of_task(runner, node)
@@ -224,7 +232,7 @@ class _Repetition:
         with self.journal.at(order.instance):
             result = await runner.run(order, is_stopped=lambda: False)
         where = f"task '{node.key}'"
-        task, found = self._recovered.tasks[node.key], self.journal.found(order.instance)
+        task, found = self._tasks[order.instance], self.journal.found(order.instance)
         if found is not None and not (self.journal.is_at_end(order.instance) and task.output is None):
             return replace(found, where=f"{where}, {found.where}")
         if found is not None:  # the record of this task ends here, and it did not complete
@@ -236,9 +244,10 @@ class _Repetition:
 
     def _ending(self, where: str, node: Node, result: TaskResult) -> Difference | None:
         """How what the task gave differs from what is recorded."""
-        recorded = self._output(node.key)
+        instance = instance_of(node.key)
+        recorded = self._output(instance)
         if recorded is None:
-            failure = self._recovered.failure(node.key)
+            failure = self._ends.failure(instance)
             if failure is None:
                 return None  # it was interrupted
             return _first(where, ("the end", failure.status, result.status), _errors(failure, result))
@@ -252,12 +261,12 @@ class _Repetition:
             ("the parsed output", jsonable(recorded.parsed_output), jsonable(current_output.parsed_output)),
         )
 
-    def _output(self, key: str) -> TaskOutput | None:
-        data = self._recovered.output_data(key)
-        return None if data is None else typed_output(data, self._planned.tasks[key].output_type)
+    def _output(self, instance: str) -> TaskOutput | None:
+        fold = self._tasks.get(instance)
+        return None if fold is None else fold.task_output(self._planned.tasks[node_key(instance)].output_type)
 
     def _order(self, node: Node) -> TaskOrder:
-        context = [(key, self._output(key)) for key in node.context]
+        context = [(key, self._output(instance_of(key))) for key in node.context]
         missing = None
         if self._planned.plan.workflow == "sequential":
             absent = [self._nodes[key].description for key, output in context if output is None]
@@ -266,7 +275,7 @@ class _Repetition:
         return TaskOrder(
             run_id=self._context.run_id,
             key=node.key,
-            instance=self._recovered.tasks[node.key].instance,
+            instance=instance_of(node.key),
             epoch=1,  # so that the runner looks at what is recorded
             index=node.index,
             task=task,
@@ -282,7 +291,7 @@ class _Repetition:
         """Told where a recorded answer is used: the request must be the recorded one."""
         if fact.data.request_digest != digest:
             instance = name.rsplit("/", 2)[0]
-            fold = self._recovered.fold_of(instance)
+            fold = self._tasks.get(instance) or self._workers.get(instance) or TaskFold(instance=instance)
             self.journal.report(request_difference(self.journal, name, messages, fold), instance=instance)
 
 

@@ -47,7 +47,7 @@ class ScriptedCall:
         return (self.messages[-1].content or "") if self.messages else ""
 
 
-Entry = (
+ScriptEntry = (
     str
     | ToolCall
     | Sequence[ToolCall]
@@ -79,7 +79,7 @@ class ScriptedModel:
         'hello'
     """
 
-    def __init__(self, *entries: Entry, otherwise: Entry | None = None) -> None:
+    def __init__(self, *entries: ScriptEntry, otherwise: ScriptEntry | None = None) -> None:
         self._entries = entries
         self._otherwise = otherwise
         self._calls: list[ScriptedCall] = []

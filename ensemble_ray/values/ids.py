@@ -17,6 +17,7 @@ __all__ = [
     "delegating_call",
     "effect_name",
     "instance_of",
+    "is_inside_unit",
     "key_of",
     "new_object_id",
     "new_run_id",
@@ -87,6 +88,16 @@ def delegating_call(instance: str) -> str | None:
     """
     call = instance.rpartition(f"/{_DELEGATE}#")[0]
     return None if "#" in call.rpartition("/")[2] else call or None
+
+
+def is_inside_unit(instance: str) -> bool:
+    """Whether an instance is an execution of a task of the plan inside of a loop, a phase or a graph.
+
+    Example:
+        >>> is_inside_unit("loop:refine#2/writer#0"), is_inside_unit("writer#0/0/call-1/delegate#0")
+        (True, False)
+    """
+    return "/" in instance and delegating_call(instance) is None
 
 
 def task_instance(name: str) -> str:

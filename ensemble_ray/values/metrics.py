@@ -144,8 +144,31 @@ class TaskMetrics(Value):
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     cost_estimate: CostEstimate | None = None
 
+    def add(self, other: TaskMetrics) -> TaskMetrics:
+        """Return the sum of both, as of a task that ran twice (S-MET-28)."""
+        mine, its = self.cost_estimate, other.cost_estimate
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
+        tokens = {name: add_tokens((getattr(self, name), getattr(other, name))) for name in _TOKENS}
+        rest = {
+            "memory_operations": self.memory_operations.add(other.memory_operations),
+            "cost_estimate": its if mine is None else mine.add(its),
+        }
+        return self.model_copy(update={**sums, **tokens, **rest})
 
+
+_TOKENS = ("input_tokens", "output_tokens", "total_tokens")
+_SUMMED = tuple(
+    name for name in TaskMetrics.model_fields if name not in {*_TOKENS, "memory_operations", "cost_estimate"}
+)
 TaskMetrics.EMPTY = TaskMetrics()
+
+
+def metrics_by_key(entries: Iterable[tuple[str, TaskMetrics]]) -> dict[str, TaskMetrics]:
+    """Return the metrics of tasks by key; of a task that ran several times their sum (S-MET-27, S-MET-28)."""
+    found: dict[str, TaskMetrics] = {}
+    for key, metrics in entries:
+        found[key] = found[key].add(metrics) if key in found else metrics
+    return found
 
 
 class _HasMetrics(Protocol):

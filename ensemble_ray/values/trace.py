@@ -259,6 +259,8 @@ class PhaseTrace(Value):
     """A phase that ended or was skipped (S-PHASE-44); the reviews of one are an entry of their own (S-PHASE-64)."""
 
     name: str
+    #: `phase:draft`
+    path: str
     status: PhaseStatus
     #: all executions, those of attempts that were not accepted included, in the order in which they ended
     task_traces: tuple[TaskTrace, ...] = ()

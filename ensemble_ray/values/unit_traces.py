@@ -38,6 +38,8 @@ class LoopTrace(Value):
 class GraphTraceStep(Value):
     """A step of a graph (S-GRAPH-74)."""
 
+    #: `graph:triage#4`
+    path: str
     state_name: str
     #: 1-based
     step_number: int
@@ -49,6 +51,7 @@ class GraphTrace(Value):
     """A graph that ran (S-GRAPH-74)."""
 
     graph_name: str
+    path: str
     start_state: str
     #: `terminal` or `max_steps`; None: it failed, exited early or was cancelled
     termination_reason: str | None

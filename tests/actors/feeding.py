@@ -45,7 +45,7 @@ class Waiting:
 
 
 class Driver:
-    """The caller of a fed run."""
+    """The caller of a dynamic run."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Driver:
         events: EventSink | None = None,
         interest: frozenset[str] = frozenset(),
     ) -> None:
-        self.run_id = run_id or f"fed-{new_object_id()[:8]}"
+        self.run_id = run_id or f"dynamic-{new_object_id()[:8]}"
         self.results: dict[str, TaskResult] = {}
         self.kinds = AgentTemplates()
         self._runtime = runtime

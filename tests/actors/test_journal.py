@@ -16,7 +16,7 @@ from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.sqlite.journal import SqliteJournal
@@ -41,11 +41,11 @@ async def test_facts_arrive_in_order_when_the_journal_actor_was_killed(
     address = StoreAddress(home=str(tmp_path))
     owned = await store_at(address).begin(RUN)
     line = line_to(address, RUN, "elsewhere")
-    await line.append([fact(0)], until=Until.WRITTEN)
+    await line.append([fact(0)], until=Persistence.COMMITTED)
     ray.kill(
         ray.get_actor(f"journal-{ray.get_runtime_context().get_node_id()}", namespace="ensemble_ray"), no_restart=False
     )
-    await asyncio.gather(*(line.append([fact(number)], until=Until.WRITTEN) for number in range(1, 20)))
+    await asyncio.gather(*(line.append([fact(number)], until=Persistence.COMMITTED) for number in range(1, 20)))
     numbers = [each.data.to_data()["number"] for each in await store_at(address).facts(RUN)]
     assert list(dict.fromkeys(numbers)) == list(range(20))
     await line.close()
@@ -57,12 +57,12 @@ async def test_everybody_who_waits_is_told_when_there_is_no_such_record(ray_clus
     del ray_cluster
     line = line_to(StoreAddress(home=str(tmp_path)), RUN, "elsewhere")
     told = await asyncio.gather(
-        *(line.append([fact(number)], until=Until.WRITTEN) for number in range(3)), return_exceptions=True
+        *(line.append([fact(number)], until=Persistence.COMMITTED) for number in range(3)), return_exceptions=True
     )
     assert [type(each) for each in told] == [RecordError] * 3
     assert str(tmp_path) in str(told[0])
     with pytest.raises(RecordError):
-        await line.append([fact(9)], until=Until.WRITTEN)
+        await line.append([fact(9)], until=Persistence.COMMITTED)
 
 
 class OutOfReach:
@@ -88,7 +88,7 @@ async def test_nothing_is_recorded_behind_facts_that_were_lost() -> None:
     actor = OutOfReach()
     line = RemoteJournal(actor, StoreAddress(home="/nowhere"), RUN, writer="elsewhere")
     await line.append([fact(0)])
-    for attempt in (line.append([fact(1)], until=Until.SYNCED), line.append([fact(2)]), line.flush()):
+    for attempt in (line.append([fact(1)], until=Persistence.SYNCED), line.append([fact(2)]), line.flush()):
         with pytest.raises(RecordError, match="cannot be reached"):
             await attempt
     assert actor.numbers == []
@@ -119,7 +119,7 @@ async def test_journals_of_a_writer_are_let_go_when_its_process_died(ray_cluster
     process = pool.claim()
     lines = [line_to(address, RUN, writer) for writer in (process.name, "other")]
     for line in lines:
-        await line.append([fact(0)], until=Until.WRITTEN)
+        await line.append([fact(0)], until=Persistence.COMMITTED)
     actor = ray.get_actor(f"journal-{ray.get_runtime_context().get_node_id()}", namespace="ensemble_ray")
 
     async def writers() -> set[str]:
@@ -132,7 +132,7 @@ async def test_journals_of_a_writer_are_let_go_when_its_process_died(ray_cluster
     async with asyncio.timeout(90):  # the journal is told of it and not waited for
         while await writers() != {"other"}:  # noqa: ASYNC110  the state of another process
             await asyncio.sleep(0.05)
-    await lines[1].append([fact(1)], until=Until.WRITTEN)
+    await lines[1].append([fact(1)], until=Persistence.COMMITTED)
     assert len(await store_at(address).facts(RUN)) == 3
     await lines[1].close()
     await owned.close(RunState.COMPLETED)

@@ -8,8 +8,9 @@ from typing import Any
 from ensemble_ray.actors.link.wire import EndPage, WireFailure, WireOutcome
 from ensemble_ray.actors.scheduler import run_end
 from ensemble_ray.actors.scheduler.run_end import RunEnd
-from ensemble_ray.coordinator.outputs import KeyedOutputs, SpooledOutputs
+from ensemble_ray.coordinator.outputs import ListedOutputs, SpooledOutputs
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
+from ensemble_ray.schedule.results import LoopResult
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 LARGE = 400_000
@@ -26,7 +27,7 @@ def an_end(*, outputs: int = 0, size: int = 1, **others: Any) -> WireOutcome:
         exit_reason=ExitReason.COMPLETED,
         started_at=1.0,
         completed_at=2.0,
-        completed=KeyedOutputs(store, names),
+        completed=ListedOutputs(store, names),
         **others,
     )
 
@@ -49,18 +50,22 @@ async def test_end_without_entries_is_one_page() -> None:
 
 async def test_every_entry_comes_once_and_pages_are_bounded() -> None:
     """Outputs, outputs of workers, failures and what was not finished, in their order; pages of some megabyte."""
-    failed = [FailedTask(key=f"f{number}", at=1.0, failure=WireFailure(body=b"f" * LARGE)) for number in range(4)]
+    failed = [FailedTask(instance=f"f{number}", at=1.0, failure=WireFailure(body=b"f" * LARGE)) for number in range(4)]
     given = [(f"d{number}", b"d" * LARGE) for number in range(4)]
     left = [(f"u{number}", WireFailure(body=b"u" * LARGE)) for number in range(4)]
-    whole = an_end(outputs=4, size=LARGE, delegated=given, failures=failed, unfinished=left)
+    raised = [("loop:refine", WireFailure(body=b"r" * LARGE))]
+    units = (LoopResult(unit="loop:refine", iterations=(), termination_reason=None),)
+    whole = an_end(outputs=4, size=LARGE, delegated=given, failures=failed, unfinished=left, raised=raised, units=units)
     end = RunEnd()
     end.result.set_result(whole)
     pages = await pages_of(end)
-    assert [page.cursor for page in pages] == [3, 6, 9, 12, 15, 16]
+    assert [page.cursor for page in pages] == [3, 6, 9, 12, 15, 17]
     assert [each for page in pages for each in page.end.completed] == list(whole.completed)
     assert [each for page in pages for each in page.end.delegated] == given
     assert [each for page in pages for each in page.end.failures] == failed
     assert [each for page in pages for each in page.end.unfinished] == left
+    assert [each for page in pages for each in page.end.raised] == raised
+    assert [each for page in pages for each in page.end.units] == list(units)
     assert {page.end_id for page in pages} == {end.id}
 
 

@@ -1,10 +1,14 @@
 """The pictures of the documentation are drawn from the tables that the code obeys."""
 
 import importlib.util
+from enum import StrEnum
 from types import ModuleType
 
 import pytest
 
+from ensemble_ray.schedule.branches import BRANCH_TRANSITIONS, BranchState
+from ensemble_ray.schedule.loop_states import LOOP_TRANSITIONS, LoopState
+from ensemble_ray.schedule.phase_states import PHASE_TRANSITIONS, PhaseState
 from ensemble_ray.schedule.states import TRANSITIONS, TaskState
 from tests.architecture.project import ROOT
 
@@ -24,13 +28,26 @@ def test_page_is_what_the_script_draws(script: ModuleType) -> None:
     """A changed table changes the page in the same commit: python docs/make_diagrams.py."""
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     assert script.drawn(page) == page
+    page = (ROOT / "docs/units.md").read_text(encoding="utf-8")
+    assert script.drawn_units(page) == page
 
 
-def test_every_transition_is_in_the_picture(script: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("name", "states", "pairs"),
+    [
+        ("tasks", TaskState, list(TRANSITIONS)),
+        ("loops", LoopState, [(before, after) for (before, _), after in LOOP_TRANSITIONS.items()]),
+        ("phases", PhaseState, [(before, after) for (before, _), after in PHASE_TRANSITIONS.items()]),
+        ("branches", BranchState, [(before, after) for (before, _), after in BRANCH_TRANSITIONS.items()]),
+    ],
+)
+def test_every_transition_is_in_the_picture(
+    script: ModuleType, name: str, states: type[StrEnum], pairs: list[tuple[str, str]]
+) -> None:
     """Each pair of the table is an arrow, each state a row; nothing else is drawn."""
-    arrows = [line for line in script.state_diagram().splitlines() if " --> " in line and "[*]" not in line]
-    assert [line.strip().partition(":")[0] for line in arrows] == [f"{a} --> {b}" for a, b in TRANSITIONS]
-    assert len(script.state_table().splitlines()) == 2 + len(TaskState)
+    arrows = [line for line in script.state_diagram(name).splitlines() if " --> " in line and "[*]" not in line]
+    assert [line.strip().partition(":")[0] for line in arrows] == list(dict.fromkeys(f"{a} --> {b}" for a, b in pairs))
+    assert len(script.state_table(name).splitlines()) == 2 + len(states)
 
 
 def test_rules_of_a_manager_are_what_its_machine_says(script: ModuleType) -> None:

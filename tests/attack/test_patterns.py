@@ -20,7 +20,7 @@ from ensemble_ray import Task
 from ensemble_ray.cli.demo.digest import whole_sentences
 from ensemble_ray.cli.demo.passages import passages_of
 from ensemble_ray.cli.inputs.arguments import read_inputs
-from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.definition.templates import escape_template
 from ensemble_ray.errors import PromptTemplateError, ValidationError
 from ensemble_ray.execute.agent.structured import extract_json, parse_output
@@ -160,7 +160,7 @@ READERS: Mapping[str, Reader] = {
     "age": Reader(age_from, refuses=(ValidationError,)),
     "demo: passages": Reader(lambda text: list(passages_of("x", text)), size=40_000),
     "demo: sentences": Reader(whole_sentences, ("", "a. ")),
-    "terminal line": Reader(lambda text: one_line(text, 80)),
+    "terminal line": Reader(lambda text: screen_line(text, 80)),
     "charset name": Reader(codec_of),
 }
 

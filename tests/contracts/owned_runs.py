@@ -14,7 +14,7 @@ from pathlib import Path
 import ensemble_ray
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress
 from ensemble_ray.values.outputs import RunState
 
@@ -27,7 +27,7 @@ import asyncio, json, os, signal, sys, time
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.values.outputs import RunState
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 
@@ -53,7 +53,7 @@ def fact(name: str = "a#0/0/model", kind: str = "model", **data: object) -> Fact
 async def begun(store: RunStore, run_id: str = RUN, facts: Sequence[Fact] = ()) -> OwnedRun:
     """A run that is running and has recorded something."""
     run = await store.begin(run_id, origin="team.yaml")
-    await run.journal.append(facts or [fact("run", "plan")], until=Until.WRITTEN)
+    await run.journal.append(facts or [fact("run", "plan")], until=Persistence.COMMITTED)
     await run.write_state(RunState.RUNNING)
     return run
 

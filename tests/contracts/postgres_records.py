@@ -22,7 +22,7 @@ OTHER = """
 import asyncio, sys
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.store import PostgresStore
 
 def fact(number):
@@ -36,7 +36,7 @@ async def main():
         owned = await store.begin("run-1")
         journal = owned.journal
     for number in range(50):
-        await journal.append([fact(number)], until=Until.WRITTEN)
+        await journal.append([fact(number)], until=Persistence.COMMITTED)
     if sys.argv[2] == "join":
         await journal.close()
         return
@@ -44,7 +44,7 @@ async def main():
     while True:
         number += 1
         try:
-            await journal.append([fact(number)], until=Until.WRITTEN)
+            await journal.append([fact(number)], until=Persistence.COMMITTED)
         except Exception as error:
             print(type(error).__name__, error, flush=True)
             return

@@ -10,7 +10,7 @@ import pytest
 from ensemble_ray.errors import EnsembleError, IllegalStateError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.ports import Journal, Until
+from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress
@@ -94,14 +94,14 @@ def _fact(name: str = "facts#0/0/model", kind: str = "model", at: float = 1.0, *
 
 async def test_nothing_is_known_at_first(journal: Journal) -> None:
     """A runner that asks first performs its effect."""
-    assert await journal.known("facts#0") == {}
+    assert await journal.lookup_recorded("facts#0") == {}
 
 
-@pytest.mark.parametrize("until", Until)
-async def test_appended_effect_is_known(journal: Journal, until: Until) -> None:
+@pytest.mark.parametrize("until", Persistence)
+async def test_appended_effect_is_known(journal: Journal, until: Persistence) -> None:
     """S-DUR-22: however safe it is already, with its name, kind and data."""
     await journal.append([_fact(text="answer", input_tokens=5)], until=until)
-    found = await journal.known("facts#0")
+    found = await journal.lookup_recorded("facts#0")
     assert list(found) == [("facts#0/0/model", "model")]
     fact = found["facts#0/0/model", "model"]
     assert (fact.run, fact.kind, fact.name, fact.at, fact.seq) == (RUN, "model", "facts#0/0/model", 1.0, 1)
@@ -116,7 +116,7 @@ async def test_known_are_the_newest_facts_of_that_instance_without_stimuli(journ
     await journal.append(
         [_fact("a/b#0", "stimulus"), _fact("a/b#0", "output"), _fact("a/b#1/0/model"), _fact("a/b", "output")]
     )
-    found = await journal.known("a/b#0")
+    found = await journal.lookup_recorded("a/b#0")
     assert set(found) == {("a/b#0", "output"), *((f"a/b#0/1/{kind}", kind) for kind in kinds)}
     assert {fact.data.to_data().get("text", "new") for fact in found.values()} == {"new"}
 
@@ -124,14 +124,14 @@ async def test_known_are_the_newest_facts_of_that_instance_without_stimuli(journ
 async def test_effects_of_other_writers_are_known(record: Record, journal: Journal) -> None:
     """S-DUR-31: another process goes on with a task from its last recorded step."""
     other = await record.second()
-    await other.append([_fact(text="other")], until=Until.WRITTEN)
-    assert (await journal.known("facts#0"))["facts#0/0/model", "model"].data.to_data() == {"text": "other"}
+    await other.append([_fact(text="other")], until=Persistence.COMMITTED)
+    assert (await journal.lookup_recorded("facts#0"))["facts#0/0/model", "model"].data.to_data() == {"text": "other"}
 
 
 async def test_data_is_json_data(journal: Journal, record: Record) -> None:
     """S-DUR-6: values are in the form in which any reader gets them."""
     await journal.append([_fact("facts#0", "output", output=OUTPUT, took=TOOK, ones={1})])
-    found = (await journal.known("facts#0"))["facts#0", "output"]
+    found = (await journal.lookup_recorded("facts#0"))["facts#0", "output"]
     assert found.data.to_data() == {"output": OUTPUT.model_dump(mode="json"), "took": "PT2S", "ones": [1]}
     assert await record.read() == [found]
 
@@ -139,8 +139,8 @@ async def test_data_is_json_data(journal: Journal, record: Record) -> None:
 @pytest.mark.parametrize("text", ["x" * 1025, "ÄÖ 😀" * 500, "\ud83d" * 2000, "\x00\r\n\u2028" * 500, "y" * 1_000_000])
 async def test_long_text_comes_back_unchanged(journal: Journal, record: Record, text: str) -> None:
     """S-DUR-4: with line feeds, with halves of surrogate pairs, in several facts."""
-    await journal.append([_fact(text=text, again=[text])], until=Until.SYNCED)
-    await journal.append([_fact("facts#0/1/model", text=text)], until=Until.WRITTEN)
+    await journal.append([_fact(text=text, again=[text])], until=Persistence.SYNCED)
+    await journal.append([_fact("facts#0/1/model", text=text)], until=Persistence.COMMITTED)
     assert [fact.data.to_data() for fact in await record.read()] == [{"text": text, "again": [text]}, {"text": text}]
 
 
@@ -148,7 +148,7 @@ async def test_effects_are_known_when_the_record_is_opened_again(journal: Journa
     """S-DUR-30: what an earlier process did need not be done again."""
     await journal.append([_fact(text="answer" * 1000), _fact("facts#0", "output", raw="x")])
     await journal.close()
-    found = await (await record.open()).known("facts#0")
+    found = await (await record.open()).lookup_recorded("facts#0")
     assert found["facts#0/0/model", "model"].data.to_data() == {"text": "answer" * 1000}
     assert ("facts#0", "output") in found
 
@@ -168,12 +168,14 @@ async def test_facts_of_all_writers_stand_in_the_order_of_their_commits(journal:
     other = await record.second()
     for number in range(6):
         writer = journal if number % 2 else other
-        await writer.append([_fact(f"facts#0/{number}/model", number=number)], until=Until.WRITTEN)
+        await writer.append([_fact(f"facts#0/{number}/model", number=number)], until=Persistence.COMMITTED)
     assert [fact.data.to_data()["number"] for fact in await record.read()] == list(range(6))
 
 
-@pytest.mark.parametrize("until", [Until.WRITTEN, Until.SYNCED])
-async def test_everything_before_is_committed_when_the_last_is(journal: Journal, record: Record, until: Until) -> None:
+@pytest.mark.parametrize("until", [Persistence.COMMITTED, Persistence.SYNCED])
+async def test_everything_before_is_committed_when_the_last_is(
+    journal: Journal, record: Record, until: Persistence
+) -> None:
     """S-DUR-2: one wait covers what this writer only handed over before."""
     for number in range(100):
         await journal.append([_fact(f"facts#0/{number}/model")])
@@ -183,9 +185,9 @@ async def test_everything_before_is_committed_when_the_last_is(journal: Journal,
 
 async def test_nothing_appended_is_a_wait_for_what_was(journal: Journal, record: Record) -> None:
     """S-DUR-2: also where there is nothing new."""
-    await journal.append([], until=Until.SYNCED)
+    await journal.append([], until=Persistence.SYNCED)
     await journal.append([_fact()])
-    await journal.append([], until=Until.WRITTEN)
+    await journal.append([], until=Persistence.COMMITTED)
     assert len(await record.read()) == 1
 
 
@@ -194,7 +196,7 @@ async def test_many_tasks_lose_nothing(journal: Journal, record: Record) -> None
 
     async def work(task: int) -> None:
         for turn in range(20):
-            await journal.append([_fact(f"t{task}#0/{turn}/model", turn=turn)], until=Until((turn + task) % 2))
+            await journal.append([_fact(f"t{task}#0/{turn}/model", turn=turn)], until=Persistence((turn + task) % 2))
 
     await asyncio.gather(*(work(task) for task in range(50)))
     await journal.flush()
@@ -223,8 +225,10 @@ async def test_older_epoch_of_an_instance_is_refused(journal: Journal, record: R
     ]
 
 
-@pytest.mark.parametrize("until", [Until.WRITTEN, Until.SYNCED])
-async def test_writer_is_refused_when_another_has_a_newer_epoch(journal: Journal, record: Record, until: Until) -> None:
+@pytest.mark.parametrize("until", [Persistence.COMMITTED, Persistence.SYNCED])
+async def test_writer_is_refused_when_another_has_a_newer_epoch(
+    journal: Journal, record: Record, until: Persistence
+) -> None:
     """S-DUR-16: at its commit, without having seen the other before; what it does elsewhere goes on."""
     other = await record.second()
     await journal.append([_fact("a#0/0/model")], until=until)
@@ -241,7 +245,7 @@ async def test_writer_is_refused_when_another_has_a_newer_epoch(journal: Journal
 async def test_next_append_tells_when_what_was_only_taken_was_refused(journal: Journal, record: Record) -> None:
     """S-DUR-16: nothing refused is passed over in silence."""
     other = await record.second()
-    await other.append([_fact("a#0/0/model")], epoch=3, until=Until.WRITTEN)
+    await other.append([_fact("a#0/0/model")], epoch=3, until=Persistence.COMMITTED)
 
     async def work() -> None:
         await journal.append([_fact("a#0/1/model")])
@@ -256,11 +260,11 @@ async def test_next_append_tells_when_what_was_only_taken_was_refused(journal: J
 async def test_everybody_else_in_a_commit_goes_on_when_one_is_refused(journal: Journal, record: Record) -> None:
     """S-DUR-16: tasks that write at the same time stand and fall for themselves."""
     other = await record.second()
-    await other.append([_fact("t3#0/0/model"), _fact("t5#0/0/model")], epoch=1, until=Until.WRITTEN)
+    await other.append([_fact("t3#0/0/model"), _fact("t5#0/0/model")], epoch=1, until=Persistence.COMMITTED)
 
     async def work(task: int) -> bool:
         try:
-            await journal.append([_fact(f"t{task}#0/0/model", text=f"{task}" * 2000)], until=Until.WRITTEN)
+            await journal.append([_fact(f"t{task}#0/0/model", text=f"{task}" * 2000)], until=Persistence.COMMITTED)
         except StaleEpochError:
             return False
         return True
@@ -275,20 +279,20 @@ async def test_everybody_else_in_a_commit_goes_on_when_one_is_refused(journal: J
 async def test_older_epoch_is_refused_everywhere_when_the_run_has_a_newer_one(journal: Journal, record: Record) -> None:
     """S-DUR-16: resuming raises the run's epoch: every writer of before must stop."""
     other = await record.second()
-    await other.append([_fact("run", "resume")], epoch=1, until=Until.WRITTEN)
+    await other.append([_fact("run", "resume")], epoch=1, until=Persistence.COMMITTED)
     with pytest.raises(StaleEpochError):
-        await journal.append([_fact("a#0/0/model")], until=Until.WRITTEN)
+        await journal.append([_fact("a#0/0/model")], until=Persistence.COMMITTED)
     with pytest.raises(StaleEpochError):
-        await journal.append([_fact("b#0/0/model")], until=Until.WRITTEN)
+        await journal.append([_fact("b#0/0/model")], until=Persistence.COMMITTED)
 
 
 async def test_group_is_refused_as_a_whole(journal: Journal, record: Record) -> None:
     """S-DUR-16: none of its facts is kept, and none of its instances goes on under that epoch."""
     other = await record.second()
-    await other.append([_fact("a#0/0/model")], epoch=3, until=Until.WRITTEN)
+    await other.append([_fact("a#0/0/model")], epoch=3, until=Persistence.COMMITTED)
     with pytest.raises(StaleEpochError):
-        await journal.append([_fact("b#0/0/model"), _fact("a#0/1/model")], epoch=2, until=Until.WRITTEN)
-    assert await journal.known("b#0") == {}
+        await journal.append([_fact("b#0/0/model"), _fact("a#0/1/model")], epoch=2, until=Persistence.COMMITTED)
+    assert await journal.lookup_recorded("b#0") == {}
     assert len(await record.read()) == 1
 
 
@@ -298,7 +302,7 @@ async def test_epochs_are_known_when_the_record_is_opened_again(journal: Journal
     await journal.close()
     again = await record.open()
     with pytest.raises(StaleEpochError):
-        await again.append([_fact("a#0/0/model")], epoch=3, until=Until.WRITTEN)
+        await again.append([_fact("a#0/0/model")], epoch=3, until=Persistence.COMMITTED)
 
 
 async def test_refusal_is_an_ensemble_error() -> None:
@@ -350,22 +354,22 @@ async def test_facts_of_delegated_work_are_its_own(journal: Journal) -> None:
     of_asker = [_fact("a#0/1/model"), _fact(CALL, "delegation", worker="b"), _fact(CALL, "tool_result")]
     of_worker = [_fact(f"{WORKER}/0/model"), _fact(f"{WORKER}/0/call-0", "delegation"), _fact(WORKER, "output")]
     of_deeper = [_fact(f"{DEEPER}/0/model"), _fact(DEEPER, "task_failed")]
-    await journal.append([*of_asker, *of_worker, *of_deeper], until=Until.WRITTEN)
+    await journal.append([*of_asker, *of_worker, *of_deeper], until=Persistence.COMMITTED)
     for instance, facts in (("a#0", of_asker), (WORKER, of_worker), (DEEPER, of_deeper)):
-        assert set(await journal.known(instance)) == {(fact.name, fact.kind) for fact in facts}
-    assert (await journal.known("a#0"))[CALL, "delegation"].data.to_data() == {"worker": "b"}
+        assert set(await journal.lookup_recorded(instance)) == {(fact.name, fact.kind) for fact in facts}
+    assert (await journal.lookup_recorded("a#0"))[CALL, "delegation"].data.to_data() == {"worker": "b"}
 
 
 async def test_delegated_work_is_fenced_for_itself(journal: Journal, record: Record) -> None:
     """S-DUR-72, S-DUR-16: a worker that was sent again is refused, neither who asks nor whom it asked is."""
     other = await record.second()
-    await other.append([_fact(f"{WORKER}/0/model")], epoch=5, until=Until.WRITTEN)
+    await other.append([_fact(f"{WORKER}/0/model")], epoch=5, until=Persistence.COMMITTED)
     with pytest.raises(StaleEpochError) as caught:
-        await journal.append([_fact(WORKER, "output")], epoch=4, until=Until.WRITTEN)
+        await journal.append([_fact(WORKER, "output")], epoch=4, until=Persistence.COMMITTED)
     assert (caught.value.name, caught.value.newest) == (WORKER, 5)
-    await journal.append([_fact(CALL, "tool_result")], epoch=4, until=Until.WRITTEN)
-    await journal.append([_fact(f"{DEEPER}/0/model")], epoch=4, until=Until.WRITTEN)
-    await other.append([_fact(CALL, "delegation")], epoch=6, until=Until.WRITTEN)
+    await journal.append([_fact(CALL, "tool_result")], epoch=4, until=Persistence.COMMITTED)
+    await journal.append([_fact(f"{DEEPER}/0/model")], epoch=4, until=Persistence.COMMITTED)
+    await other.append([_fact(CALL, "delegation")], epoch=6, until=Persistence.COMMITTED)
     with pytest.raises(StaleEpochError) as caught:
-        await journal.append([_fact("a#0/2/call-0", "delegation")], epoch=5, until=Until.WRITTEN)
+        await journal.append([_fact("a#0/2/call-0", "delegation")], epoch=5, until=Persistence.COMMITTED)
     assert caught.value.name == "a#0"

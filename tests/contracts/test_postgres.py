@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.postgres.group import name_of, text_of_name
 from ensemble_ray.record.postgres.store import PostgresStore
@@ -96,7 +96,7 @@ async def test_newer_format_is_refused(url: str, store: PostgresStore, postgres:
 async def test_database_that_only_reads_is_told(url: str, store: PostgresStore, postgres: PostgresServer) -> None:
     """S-DUR-8: at once, not after the time for lost connections; what is recorded stays readable."""
     owned = await store.begin(RUN)
-    await owned.journal.append([fact()], until=Until.WRITTEN)
+    await owned.journal.append([fact()], until=Persistence.COMMITTED)
     with postgres.connection(url) as connection:
         connection.execute(
             sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(
@@ -105,7 +105,7 @@ async def test_database_that_only_reads_is_told(url: str, store: PostgresStore, 
         )
     postgres.end_backends(url)
     with pytest.raises(RecordError, match=r"read-only.*use the URL of the primary"):
-        await owned.journal.append([fact("facts#0/1/model")], until=Until.WRITTEN)
+        await owned.journal.append([fact("facts#0/1/model")], until=Persistence.COMMITTED)
     with pytest.raises(RecordError, match="read-only"):
         await owned.close(RunState.FAILED)
     assert len(await store.facts(RUN)) == 1
@@ -130,7 +130,7 @@ async def test_text_is_kept_once_whoever_writes_it(url: str, store: PostgresStor
     owned = await store.begin(RUN)
     other = await elsewhere(url).join(RUN, writer="other")
     for number, journal in enumerate((owned.journal, owned.journal, other)):
-        await journal.append([fact(f"facts#0/{number}/model", text="long " * 1000)], until=Until.WRITTEN)
+        await journal.append([fact(f"facts#0/{number}/model", text="long " * 1000)], until=Persistence.COMMITTED)
     await other.close()
     await owned.close(RunState.COMPLETED)
     with postgres.connection(url) as connection:
@@ -151,7 +151,7 @@ async def test_more_than_one_group_is_written_in_order(store: PostgresStore) -> 
 async def test_facts_are_committed_soon_when_nobody_waits(store: PostgresStore) -> None:
     """S-DUR-2: durability `run` writes in groups, without being asked."""
     owned = await store.begin(RUN, is_buffered=True)
-    await owned.journal.append([fact()], until=Until.SYNCED)
+    await owned.journal.append([fact()], until=Persistence.SYNCED)
 
     async def is_committed() -> bool:
         return bool(await store.facts(RUN))
@@ -165,8 +165,8 @@ async def test_name_may_hold_what_a_database_cannot(store: PostgresStore, name: 
     """S-DUR-6: it comes back as it was, and is found by it."""
     assert name_of(text_of_name(name)) == name
     owned = await store.begin(RUN)
-    await owned.journal.append([fact(f"{name}#0/0/model", text="x")], until=Until.WRITTEN)
-    assert list(await owned.journal.known(f"{name}#0")) == [(f"{name}#0/0/model", "model")]
+    await owned.journal.append([fact(f"{name}#0/0/model", text="x")], until=Persistence.COMMITTED)
+    assert list(await owned.journal.lookup_recorded(f"{name}#0")) == [(f"{name}#0/0/model", "model")]
     await owned.close(RunState.COMPLETED)
 
 
@@ -177,7 +177,7 @@ async def test_connections_are_closed_with_the_last_journal(
     owned = await store.begin(RUN)
     journals = [await PostgresStore(url).join(RUN, writer=f"w{n}") for n in range(3)]
     for journal in journals:
-        await journal.append([fact()], until=Until.WRITTEN)
+        await journal.append([fact()], until=Persistence.COMMITTED)
 
     async def count() -> int:
         query = (
@@ -205,11 +205,11 @@ async def test_what_began_and_recorded_nothing_is_taken_over(url: str, store: Po
     await left.close(RunState.INTERRUPTED)
     owned = await store.begin(RUN, origin="new.yaml")
     with pytest.raises(RecordError, match="was deleted"):
-        await late.append([fact()], until=Until.WRITTEN)
+        await late.append([fact()], until=Persistence.COMMITTED)
     with pytest.raises(RecordError, match="was deleted"):
         await late.close()
     await left.write_state(RunState.FAILED)
-    await owned.journal.append([fact()], until=Until.WRITTEN)
+    await owned.journal.append([fact()], until=Persistence.COMMITTED)
     assert owned.epoch == 0
     assert (await store.find(RUN)).state is RunState.PENDING
     assert (await store.find("latest")).origin == "new.yaml"
@@ -223,7 +223,7 @@ async def test_owner_that_died_before_it_wrote_the_state_has_ended_its_run(
 ) -> None:
     """S-DUR-30: facts are the truth."""
     owned = await store.begin(RUN)
-    await owned.journal.append([fact("run", "end", state="completed")], until=Until.WRITTEN)
+    await owned.journal.append([fact("run", "end", state="completed")], until=Persistence.COMMITTED)
     await owned.journal.close()
     postgres.end_backends(url)
     found = await store.find("run")

@@ -14,9 +14,9 @@ import pytest
 from psycopg import sql
 
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.database import Database
-from ensemble_ray.record.postgres.group import Entry, Target, commit_group, render
+from ensemble_ray.record.postgres.group import Append, BegunRun, commit_group, render
 from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
@@ -39,7 +39,7 @@ async def test_nothing_is_lost_or_doubled_when_connections_are_ended(
             if not key and turn % 6 == 1:
                 ended.append(await asyncio.to_thread(postgres.end_backends, url))
             await owned.journal.append([fact(f"t{key}#0/{turn}/call", "tool_intent")])
-            await owned.journal.append([fact(f"t{key}#0/{turn}/model", turn=turn)], until=Until.WRITTEN)
+            await owned.journal.append([fact(f"t{key}#0/{turn}/model", turn=turn)], until=Persistence.COMMITTED)
 
     await asyncio.gather(*(chain(key) for key in range(10)))
     await owned.journal.flush()
@@ -53,7 +53,27 @@ async def test_nothing_is_lost_or_doubled_when_connections_are_ended(
     await owned.close(RunState.COMPLETED)
 
 
-async def _target(url: str) -> Target:
+async def test_writer_keeps_nothing_of_runs_that_were_closed(store: PostgresStore) -> None:
+    """S-DUR-1: a long process writes many; a run that is written to again loses nothing, and nothing is doubled."""
+    open_run = await store.begin(RUN)  # so that the writer stays
+    writer = store._writer()
+    sizes = []
+    for number in range(4):
+        owned = await store.begin(f"other-{number}")
+        await owned.journal.append([fact("a#0/0/model"), fact("a#0/1/model")], until=Persistence.COMMITTED)
+        await owned.journal.close()
+        again = await store.join(f"other-{number}", writer="w")
+        await again.append([fact("a#0/2/model")], until=Persistence.COMMITTED)
+        await again.close()
+        await owned.close(RunState.COMPLETED)
+        names = [each.name for each in await store.facts(f"other-{number}")]
+        assert names == ["a#0/0/model", "a#0/1/model", "a#0/2/model"]
+        sizes.append(sum(len(kept) for kept in vars(writer).values() if isinstance(kept, dict | list | set)))
+    assert len(set(sizes)) == 1
+    await open_run.close(RunState.COMPLETED)
+
+
+async def _target(url: str) -> BegunRun:
     connection = await Database(url, patience_s=1).connect()
     async with connection:
         cursor = await connection.execute("SELECT begun FROM ensemble_ray.runs WHERE run_id = %s", [RUN])
@@ -67,7 +87,7 @@ async def test_group_is_there_once_when_its_commit_is_repeated(url: str, store: 
     owned = await store.begin(RUN)
     target = await _target(url)
     entries = [
-        Entry(target=target, facts=(fact(f"facts#0/{n}/model", text="x" * 2000),), epoch=0, first=n + 1)
+        Append(target=target, facts=(fact(f"facts#0/{n}/model", text="x" * 2000),), epoch=0, first=n + 1)
         for n in range(3)
     ]
     connection, writer = await Database(url, patience_s=1).connect(), uuid.uuid4()
@@ -83,10 +103,10 @@ async def test_group_is_there_once_when_its_commit_is_repeated(url: str, store: 
 async def test_repeated_commit_still_tells_what_was_refused(url: str, store: PostgresStore) -> None:
     """S-DUR-16: a refusal whose answer was lost is told the second time."""
     owned = await store.begin(RUN)
-    await owned.journal.append([fact("a#0", "output")], epoch=2, until=Until.WRITTEN)
+    await owned.journal.append([fact("a#0", "output")], epoch=2, until=Persistence.COMMITTED)
     target = await _target(url)
     entries = [
-        Entry(target=target, facts=(fact(name),), epoch=1, first=n)
+        Append(target=target, facts=(fact(name),), epoch=1, first=n)
         for n, name in ((1, "a#0/0/model"), (2, "b#0/0/model"))
     ]
     connection, writer = await Database(url, patience_s=1).connect(), uuid.uuid4()
@@ -104,11 +124,11 @@ async def test_run_can_be_taken_when_the_server_is_back(postgres: PostgresServer
     store = PostgresStore(url, patience_s=0.3)
     owned = await store.begin(RUN)
     await owned.write_state(RunState.RUNNING)
-    await owned.journal.append([fact(text="kept")], until=Until.WRITTEN)
+    await owned.journal.append([fact(text="kept")], until=Persistence.COMMITTED)
     postgres.kill()
     try:
         with pytest.raises(RecordError, match=r"Cannot use the database postgresql:///test_.*can be resumed"):
-            await owned.journal.append([fact("facts#0/1/model")], until=Until.WRITTEN)
+            await owned.journal.append([fact("facts#0/1/model")], until=Persistence.COMMITTED)
         with pytest.raises(RecordError, match="Cannot use the database"):
             await owned.journal.append([fact("facts#0/2/model")])  # it stays so: something before it is missing
         assert not await owned.is_cancel_asked()
@@ -120,8 +140,8 @@ async def test_run_can_be_taken_when_the_server_is_back(postgres: PostgresServer
     assert summary is not None
     assert summary.state is RunState.INTERRUPTED
     again = await store.claim(RUN)
-    assert (again.epoch, [fact.data.to_data() for fact in again.recorded]) == (OWNER_STEP, [{"text": "kept"}])
-    await again.journal.append([fact("facts#0/1/model")], epoch=again.epoch, until=Until.WRITTEN)
+    assert (again.epoch, [fact.data.to_data() for fact in await store.facts(RUN)]) == (OWNER_STEP, [{"text": "kept"}])
+    await again.journal.append([fact("facts#0/1/model")], epoch=again.epoch, until=Persistence.COMMITTED)
     await again.close(RunState.COMPLETED)
 
 
@@ -162,7 +182,7 @@ async def test_run_is_free_when_it_was_let_go_and_the_server_ends_connections_la
 async def test_cancelled_wait_loses_nothing(store: PostgresStore) -> None:
     """S-DUR-1: a task that is cancelled while it waits has appended all the same."""
     owned = await store.begin(RUN)
-    waits = [asyncio.create_task(owned.journal.append([fact(n=n)], until=Until.WRITTEN)) for n in range(3)]
+    waits = [asyncio.create_task(owned.journal.append([fact(n=n)], until=Persistence.COMMITTED)) for n in range(3)]
     await asyncio.sleep(0)
     waits[1].cancel()
     await asyncio.gather(*waits, return_exceptions=True)
@@ -179,7 +199,7 @@ async def test_facts_of_two_processes_are_numbered_without_gaps(url: str, store:
     with another_process(url, "join", tmp_path) as other:
         number = 0
         while other.process.poll() is None or number < 50:
-            await owned.journal.append([fact(f"own#0/{number}/model", number=number)], until=Until.WRITTEN)
+            await owned.journal.append([fact(f"own#0/{number}/model", number=number)], until=Persistence.COMMITTED)
             number += 1
         assert other.process.returncode == 0, other.text
     facts = await store.facts(RUN)
@@ -194,18 +214,18 @@ async def test_epochs_of_other_processes_are_seen_at_the_commit(url: str, store:
     """S-DUR-16: only the database knows of both; the other instances of the group go on."""
     owned = await store.begin(RUN)
     journal, other = owned.journal, await elsewhere(url).join(RUN, writer="other")
-    await other.append([fact("a#0/0/model")], epoch=2, until=Until.WRITTEN)
+    await other.append([fact("a#0/0/model")], epoch=2, until=Persistence.COMMITTED)
     outcomes = await asyncio.gather(
-        journal.append([fact("a#0/1/model")], epoch=1, until=Until.WRITTEN),
-        journal.append([fact("b#0/0/model")], epoch=1, until=Until.WRITTEN),
+        journal.append([fact("a#0/1/model")], epoch=1, until=Persistence.COMMITTED),
+        journal.append([fact("b#0/0/model")], epoch=1, until=Persistence.COMMITTED),
         return_exceptions=True,
     )
     assert isinstance(outcomes[0], StaleEpochError)
     assert (outcomes[0].name, outcomes[0].epoch, outcomes[0].newest, outcomes[1]) == ("a#0", 1, 2, None)
-    await other.append([fact("run", "resume")], epoch=3, until=Until.WRITTEN)
+    await other.append([fact("run", "resume")], epoch=3, until=Persistence.COMMITTED)
     with pytest.raises(StaleEpochError):
-        await journal.append([fact("b#0/1/model")], epoch=2, until=Until.WRITTEN)
-    await other.append([fact("b#0/1/model")], epoch=3, until=Until.WRITTEN)
+        await journal.append([fact("b#0/1/model")], epoch=2, until=Persistence.COMMITTED)
+    await other.append([fact("b#0/1/model")], epoch=3, until=Persistence.COMMITTED)
     found = [(fact.name, fact.epoch) for fact in await store.facts(RUN)]
     assert found == [("a#0/0/model", 2), ("b#0/0/model", 1), ("run", 3), ("b#0/1/model", 3)]
     await other.close()
@@ -232,7 +252,7 @@ async def test_run_has_no_owner_when_its_process_was_killed(url: str, store: Pos
         await until(is_interrupted)
     owned = await store.claim(RUN)
     assert owned.epoch == OWNER_STEP
-    assert [fact.data.to_data()["number"] for fact in owned.recorded][:50] == list(range(50))
+    assert [fact.data.to_data()["number"] for fact in await store.facts(RUN)][:50] == list(range(50))
     await owned.close(RunState.COMPLETED)
 
 
@@ -245,6 +265,7 @@ async def test_frozen_owner_is_refused_when_it_wakes(url: str, store: PostgresSt
             await store.claim(RUN)
         owned = await store.claim(RUN, by_force=True)
         assert owned.epoch == OWNER_STEP
+        recorded = await store.facts(RUN)
         os.kill(other.process.pid, signal.SIGCONT)
         assert other.process.wait(timeout=90) == 0
         assert (
@@ -252,7 +273,7 @@ async def test_frozen_owner_is_refused_when_it_wakes(url: str, store: PostgresSt
             in other.text
         )
     await owned.close(RunState.COMPLETED)
-    assert await store.facts(RUN) == list(owned.recorded)
+    assert await store.facts(RUN) == recorded
 
 
 async def test_run_is_taken_from_an_owner_that_froze_inside_a_transaction(
@@ -271,7 +292,7 @@ async def test_run_is_taken_from_an_owner_that_froze_inside_a_transaction(
     assert found is not None
     assert found.state is RunState.PENDING
     with pytest.raises(StaleEpochError):
-        await owned.journal.append([fact()], until=Until.WRITTEN)
+        await owned.journal.append([fact()], until=Persistence.COMMITTED)
     await owned.close(RunState.FAILED)
     await again.close(RunState.COMPLETED)
 
@@ -284,10 +305,10 @@ async def test_writer_is_told_when_the_run_was_never_there_or_is_deleted(
         await store.join(RUN, writer="w")
     await (await store.begin(RUN)).close(RunState.INTERRUPTED)
     journal = await store.join(RUN, writer="w")
-    await journal.append([fact(text="x" * 2000)], until=Until.WRITTEN)
+    await journal.append([fact(text="x" * 2000)], until=Persistence.COMMITTED)
     await elsewhere(url).delete(RUN)
     with pytest.raises(RecordError, match="'run-1' was deleted from"):
-        await journal.append([fact(text="y" * 2000)], until=Until.WRITTEN)
+        await journal.append([fact(text="y" * 2000)], until=Persistence.COMMITTED)
     with pytest.raises(RecordError, match="'run-1' was deleted from"):
         await journal.close()
     with postgres.connection(url) as connection:

@@ -10,7 +10,7 @@ import pytest
 
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, ValidationError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import PAGE, RunStore, StoreAddress
 from ensemble_ray.values.epochs import OWNER_STEP
@@ -40,7 +40,7 @@ def store(address: StoreAddress) -> RunStore:
 async def test_new_run_is_pending_and_owned(store: RunStore) -> None:
     """S-DUR-15, S-SET-14: by this process, under epoch 0, without facts."""
     run = await store.begin(RUN, origin="team.yaml")
-    assert (run.epoch, list(run.recorded), await store.facts(RUN)) == (0, [], [])
+    assert (run.epoch, await store.facts(RUN)) == (0, [])
     found = await store.summary(RUN)
     assert found is not None
     assert (found.run_id, found.origin, found.state, found.owner) == (RUN, "team.yaml", RunState.PENDING, ME)
@@ -86,7 +86,7 @@ async def test_run_that_recorded_nothing_is_begun_again(store: RunStore) -> None
     await (await store.begin(RUN, origin="first")).close(RunState.INTERRUPTED)
     await (await store.claim(RUN)).close(RunState.INTERRUPTED)
     run = await store.begin(RUN, origin="second")
-    await run.journal.append([fact()], epoch=run.epoch, until=Until.WRITTEN)
+    await run.journal.append([fact()], epoch=run.epoch, until=Persistence.COMMITTED)
     found = await store.summary(RUN)
     assert found is not None
     assert (run.epoch, found.origin) == (0, "second")
@@ -104,7 +104,7 @@ async def test_buffered_journal_waits_at_its_end_only(store: RunStore) -> None:
     """S-DUR-2: durability `run`: everything is there at the run's end."""
     run = await store.begin(RUN, is_buffered=True)
     for number in range(50):
-        await run.journal.append([fact(f"a#0/{number}/model")], until=Until.SYNCED)
+        await run.journal.append([fact(f"a#0/{number}/model")], until=Persistence.SYNCED)
     await run.close(RunState.COMPLETED)
     assert len(await store.facts(RUN)) == 50
 
@@ -119,17 +119,16 @@ async def test_run_is_taken_with_its_facts_under_a_higher_epoch(store: RunStore)
     await run.close(RunState.INTERRUPTED)
     taken = await store.claim(RUN)
     assert taken.epoch == 4 + OWNER_STEP
-    assert list(taken.recorded) == await store.facts(RUN)
-    assert [(fact.seq, fact.data.to_data().get("text", "")) for fact in taken.recorded] == [
+    assert [(fact.seq, fact.data.to_data().get("text", "")) for fact in await store.facts(RUN)] == [
         (1, ""),
         (2, "x" * 2000),
         (3, ""),
     ]
     assert await state_of(store) is RunState.PENDING
-    await taken.journal.append([fact("run", "resume")], epoch=taken.epoch, until=Until.WRITTEN)
+    await taken.journal.append([fact("run", "resume")], epoch=taken.epoch, until=Persistence.COMMITTED)
     await taken.close(RunState.CANCELLED)
     again = await store.claim(RUN)
-    assert (again.epoch, len(again.recorded)) == (4 + 2 * OWNER_STEP, 4)
+    assert (again.epoch, len(await store.facts(RUN))) == (4 + 2 * OWNER_STEP, 4)
     await again.close(RunState.CANCELLED)
     found = await store.summary(RUN)
     assert found is not None
@@ -157,18 +156,18 @@ async def test_one_wins_when_two_take_a_run_at_the_same_time(store: RunStore, ad
 async def test_old_owner_is_refused_when_its_run_was_taken_by_force(store: RunStore, address: StoreAddress) -> None:
     """S-DUR-16, S-DUR-17: it can neither record nor say how the run stands; its end does not free the run."""
     old = await begun(store)
-    await old.journal.append([fact("a#0/0/model")], until=Until.WRITTEN)
+    await old.journal.append([fact("a#0/0/model")], until=Persistence.COMMITTED)
     new = await store_at(address).claim(RUN, by_force=True)
     await new.write_state(RunState.RUNNING)
-    assert (new.epoch, len(new.recorded)) == (OWNER_STEP, 2)
+    assert (new.epoch, len(await store.facts(RUN))) == (OWNER_STEP, 2)
     with pytest.raises(StaleEpochError):
-        await old.journal.append([fact("a#0/1/call-0", "tool_intent")], until=Until.SYNCED)
+        await old.journal.append([fact("a#0/1/call-0", "tool_intent")], until=Persistence.SYNCED)
     await old.write_state(RunState.WAITING)
     await old.close(RunState.FAILED)
     assert await state_of(store) is RunState.RUNNING
     with pytest.raises(RunExistsError):
         await store.claim(RUN)
-    await new.journal.append([fact("a#0/1/model")], epoch=new.epoch, until=Until.WRITTEN)
+    await new.journal.append([fact("a#0/1/model")], epoch=new.epoch, until=Persistence.COMMITTED)
     await new.close(RunState.COMPLETED)
     assert [fact.name for fact in await store.facts(RUN)] == ["run", "a#0/0/model", "a#0/1/model"]
     assert await state_of(store) is RunState.COMPLETED
@@ -178,11 +177,11 @@ async def test_agents_of_the_old_owner_are_refused_when_its_run_was_taken(store:
     """S-DUR-16: whoever had joined the run before writes nothing more."""
     old = await begun(store)
     agent = await store.join(RUN, writer="agent")
-    await agent.append([fact("a#0/0/model")], until=Until.WRITTEN)
+    await agent.append([fact("a#0/0/model")], until=Persistence.COMMITTED)
     new = await store.claim(RUN, by_force=True)
     with pytest.raises(StaleEpochError):
-        await agent.append([fact("a#0/1/model")], until=Until.WRITTEN)
-    await agent.append([fact("a#0/1/model")], epoch=new.epoch, until=Until.WRITTEN)
+        await agent.append([fact("a#0/1/model")], until=Persistence.COMMITTED)
+    await agent.append([fact("a#0/1/model")], epoch=new.epoch, until=Persistence.COMMITTED)
     await agent.close()
     await old.close(RunState.FAILED)
     await new.close(RunState.COMPLETED)
@@ -210,7 +209,7 @@ async def test_owned_run_is_not_deleted(store: RunStore) -> None:
     run = await begun(store)
     with pytest.raises(RunExistsError, match=f"Run '{RUN}' is running"):
         await store.delete(RUN)
-    await run.journal.append([fact()], until=Until.WRITTEN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
     await run.close(RunState.COMPLETED)
     assert len(await store.facts(RUN)) == 2
 
@@ -277,7 +276,7 @@ async def test_large_record_is_read_page_by_page(store: RunStore) -> None:
     """S-MR-161: in order, everything once, as whole reading gives it, long texts too; no page is larger than `PAGE`."""
     run = await begun(store)
     facts = [fact(f"a#0/{turn}/model", text="x" * (1025 if turn % 400 == 0 else 1)) for turn in range(2 * PAGE + 7)]
-    await run.journal.append(facts, until=Until.WRITTEN)
+    await run.journal.append(facts, until=Persistence.COMMITTED)
     await run.close(RunState.COMPLETED)
     read = await _read(store)
     assert [len(page) for page in read] == [PAGE, PAGE, 8]
@@ -307,7 +306,7 @@ async def test_reading_ends_where_the_record_ended_when_it_began(store: RunStore
     seen = 0
     async for page in store.read(RUN):
         seen += len(page)
-        await run.journal.append([fact(f"a#0/{seen}/model")], until=Until.WRITTEN)
+        await run.journal.append([fact(f"a#0/{seen}/model")], until=Persistence.COMMITTED)
     assert seen == PAGE + 1
     await run.close(RunState.COMPLETED)
 
@@ -326,12 +325,3 @@ async def test_reader_is_told_when_the_record_is_removed_meanwhile(store: RunSto
     await store.delete(RUN)
     with pytest.raises(RecordError, match=f"'{RUN}' was removed while it was read"):
         await anext(read)
-
-
-async def test_run_is_taken_without_reading_its_facts(store: RunStore) -> None:
-    """S-MR-161, S-DUR-16: what a large run recorded is read page by page by whoever goes on with it."""
-    await (await begun(store, facts=[fact("run", "plan"), fact()])).close(RunState.INTERRUPTED)
-    taken = await store.claim(RUN, reads_facts=False)
-    assert (taken.epoch, list(taken.recorded)) == (OWNER_STEP, [])
-    await taken.close(RunState.INTERRUPTED)
-    assert len(await store.facts(RUN)) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.errors import RecordError, RunExistsError
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import RunStore, StoreAddress
@@ -36,7 +36,7 @@ async def test_committed_facts_survive_a_kill(store: RunStore, address: StoreAdd
     rest = """
 for turn in range(20):
     await run.journal.append([fact(f"a#0/{turn}/model", text="x" * 1500)])
-await run.journal.append([fact("a#0/20/model")], until=Until.WRITTEN)
+await run.journal.append([fact("a#0/20/model")], until=Persistence.COMMITTED)
 die()
 """
     with program_on(address, rest) as process:
@@ -45,7 +45,7 @@ die()
     await until_left(store, RUN)
     assert await state_of(store) is RunState.INTERRUPTED
     taken = await store.claim(RUN)
-    assert (taken.epoch, len(taken.recorded)) == (OWNER_STEP, 21)
+    assert (taken.epoch, len(await store.facts(RUN))) == (OWNER_STEP, 21)
     await taken.close(RunState.COMPLETED)
 
 
@@ -58,7 +58,7 @@ for name, kinds in (("run-a", ["completed"]), ("run-b", ["cancelled"]), ("run-c"
     other = await store.begin(name)
     await other.write_state(RunState.RUNNING)
     facts = [fact("run", "resume") if kind == "resume" else fact("run", "end", state=kind) for kind in kinds]
-    await other.journal.append(facts, until=Until.WRITTEN)
+    await other.journal.append(facts, until=Persistence.COMMITTED)
 die()
 """
     with program_on(address, rest) as process:
@@ -77,11 +77,11 @@ die()
 async def test_run_is_owned_as_long_as_its_process_lives(store: RunStore, address: StoreAddress) -> None:
     """S-DUR-15, S-DUR-17: others are told which; when it wakes after its run was taken by force, it is refused."""
     rest = """
-await run.journal.append([fact("run", "plan")], until=Until.WRITTEN)
+await run.journal.append([fact("run", "plan")], until=Persistence.COMMITTED)
 print("ready", flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 try:
-    await run.journal.append([fact("a#0/0/call-0", "tool_intent")], until=Until.SYNCED)
+    await run.journal.append([fact("a#0/0/call-0", "tool_intent")], until=Persistence.SYNCED)
 except Exception as error:
     print(type(error).__name__, flush=True)
 await run.close(RunState.FAILED)
@@ -105,7 +105,7 @@ await run.close(RunState.FAILED)
 async def test_run_has_no_owner_when_only_a_forked_child_is_left(store: RunStore, address: StoreAddress) -> None:
     """S-DUR-15: a pool's process that outlives the owner keeps nothing of it."""
     rest = """
-await run.journal.append([fact()], until=Until.WRITTEN)
+await run.journal.append([fact()], until=Persistence.COMMITTED)
 if os.fork() == 0:
     print(os.getpid(), flush=True)
 time.sleep(600)
@@ -144,7 +144,7 @@ async def test_run_is_taken_from_an_owner_that_is_frozen_inside_a_commit(
     store = store_at(address)
     rest = """
 from ensemble_ray.record.sqlite.file import SqliteFile
-await run.journal.append([fact()], until=Until.WRITTEN)
+await run.journal.append([fact()], until=Persistence.COMMITTED)
 def frozen(self, rows, bodies, **flags):
     self._connection.execute("BEGIN IMMEDIATE")
     self.add_in_transaction(rows, bodies)
@@ -152,7 +152,7 @@ def frozen(self, rows, bodies, **flags):
     os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)  # the signal may stop another thread first
 SqliteFile.add = frozen
-await run.journal.append([fact("a#0/1/model")], until=Until.WRITTEN)
+await run.journal.append([fact("a#0/1/model")], until=Persistence.COMMITTED)
 """
     with program_on(address, rest) as process:
         assert await asyncio.to_thread(line_of, process) == "inside"
@@ -161,6 +161,6 @@ await run.journal.append([fact("a#0/1/model")], until=Until.WRITTEN)
             await SqliteStore(tmp_path, patience_s=0.1).claim(RUN)
         taken = await store.claim(RUN, by_force=True)
         assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
-    await taken.journal.append([fact("a#0/2/model")], epoch=taken.epoch, until=Until.SYNCED)
+    await taken.journal.append([fact("a#0/2/model")], epoch=taken.epoch, until=Persistence.SYNCED)
     await taken.close(RunState.COMPLETED)
     assert [fact.name for fact in await store.facts(RUN)] == ["a#0/0/model", "a#0/2/model"]

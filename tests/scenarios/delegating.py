@@ -20,7 +20,7 @@ from ensemble_ray import (
     ToolCall,
 )
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.testing.scripted import Entry
+from ensemble_ray.testing.scripted import ScriptEntry
 from tests.builders import agent, call, task
 from tests.scenarios.teams import Watcher
 
@@ -99,7 +99,7 @@ def run_of(ensemble: Ensemble, runtime: Runtime) -> Ran:
         return Ran(watcher, error=error)
 
 
-def worker(role: str, *entries: Entry, **fields: object) -> Agent:
+def worker(role: str, *entries: ScriptEntry, **fields: object) -> Agent:
     """A worker that answers every call with its role, or as its script says."""
     return agent(ScriptedModel(*entries) if entries else ScriptedModel(otherwise=f"by {role}"), role, **fields)
 

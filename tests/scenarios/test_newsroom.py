@@ -12,7 +12,7 @@ import pytest
 from ensemble_ray import InlineRuntime, ManagerStalledError, TaskExecutionError, ToolCallEvent
 from ensemble_ray.loader import load_ensemble
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.testing.scripted import Entry
+from ensemble_ray.testing.scripted import ScriptEntry
 from tests.builders import call
 from tests.scenarios.delegating import Ran, hand, run_of, told
 
@@ -28,7 +28,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("newsroom")
 
 
-def run(example: ModuleType, runtime: InlineRuntime, *manager: Entry) -> tuple[Ran, ScriptedModel]:
+def run(example: ModuleType, runtime: InlineRuntime, *manager: ScriptEntry) -> tuple[Ran, ScriptedModel]:
     """A run of the team under a manager's script, whose workers do what they should."""
     lead = ScriptedModel(*manager)
     search = call("search_archive", '{"words": "the flood in the harbour, boats"}')

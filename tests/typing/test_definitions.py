@@ -6,6 +6,10 @@ from typing import Any, assert_type
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.graph import Graph, MaxStepsAction
+from ensemble_ray.definition.graph_edges import GraphEdge, GraphFork, GraphJoin
+from ensemble_ray.definition.loop import Loop, LoopOutputMode, MaxIterationsAction
+from ensemble_ray.definition.phase import Phase, PhaseReview
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.definition.workflow import Workflow
@@ -81,3 +85,43 @@ def test_words_are_written_and_members_are_read() -> None:
         callback(TaskStartEvent(task_description="d", agent_role="r", task_index=1, total_tasks=1))
     made.on_ensemble_started[0]("id", "parallel", 2)
     assert seen == [1, 2]
+
+
+def test_units_are_written_as_lists_and_words_and_read_as_values() -> None:
+    """S-CONV-38: loops, phases and graphs complete in an editor."""
+    draft = Task(description="Write", expected_output="Prose", handler=slow_handler)
+    loop = Loop(
+        name="refine",
+        body=[draft],
+        until=lambda context: context.iteration_number > 1,
+        output_mode="all_iterations",
+        on_max_iterations=MaxIterationsAction.THROW,
+        memory_mode="accumulate",
+    )
+    reader = Task(description="Read", expected_output="Text", context=[draft, loop.output], handler=slow_handler)
+    first = Phase(name="first", tasks=[draft], workflow="parallel", loops=[])
+    second = Phase(name="second", tasks=[reader], after=[first], review=PhaseReview.of(draft))
+    graph = Graph(
+        name="g",
+        states={"draft": draft, "refine": loop},
+        edges=[
+            GraphEdge(from_state="draft", to_state="refine", condition=lambda step: step.step_number < 3, label="more"),
+            GraphFork(from_state="draft", to_states=["draft", "refine"]),
+            GraphJoin(from_states=["draft", "refine"], to_state=Graph.END, count=1),
+        ],
+        start="draft",
+        no_feedback_states=["draft"],
+        on_max_steps="throw",
+    )
+    assert_type(loop.output_mode, LoopOutputMode)
+    assert_type(loop.body[0], Task)
+    assert_type(second.after[0], Phase)
+    assert_type(first.workflow, Workflow | None)
+    assert_type(graph.states["draft"], Task | Loop)
+    assert_type(graph.on_max_steps, MaxStepsAction)
+    assert_type(graph.no_feedback_states, frozenset[str])
+    assert_type(graph.edges[0], GraphEdge | GraphFork | GraphJoin)
+    made = EnsembleDefinition(phases=[first, second], graph=graph, loops=[loop])
+    assert_type(made.loops[0], Loop)
+    assert_type(made.graph, Graph | None)
+    assert len(made.all_tasks) == 6

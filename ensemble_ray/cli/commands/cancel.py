@@ -70,7 +70,8 @@ async def _mark(store: RunStore, run_id: str) -> None:
     from ensemble_ray.errors import RunExistsError
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import RunEnded
-    from ensemble_ray.ports import Until
+    from ensemble_ray.ports import Persistence
+    from ensemble_ray.record.resume.run_head import head_facts
     from ensemble_ray.values.ids import RUN
     from ensemble_ray.values.outputs import ExitReason, RunState
 
@@ -82,7 +83,7 @@ async def _mark(store: RunStore, run_id: str) -> None:
     data = RunEnded(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
     end = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
     try:
-        if owned.recorded:  # else it never began, and its id stays free for a run that does
-            await owned.journal.append((end,), epoch=owned.epoch, until=Until.WRITTEN)
+        if await head_facts(store, run_id):  # else it never began, and its id stays free for a run that does
+            await owned.journal.append((end,), epoch=owned.epoch, until=Persistence.COMMITTED)
     finally:
         await owned.close(RunState.CANCELLED)

@@ -10,7 +10,7 @@ import typer
 from ensemble_ray.cli.commands.resume import AllowChanges, RuntimeAgain, recorded_team, runtime_of
 from ensemble_ray.cli.commands.run import AsJson, Inputs, InputsFile, Quiet, RunId, TraceFile, show_run
 from ensemble_ray.cli.inputs.records import RunName, own_store
-from ensemble_ray.cli.view.terminal import FINE, one_line, say, show
+from ensemble_ray.cli.view.terminal import FINE, say, screen_line, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,4 +93,4 @@ def _list_tasks(title: str, offer: ForkOffer, keys: Sequence[str]) -> list[str]:
     if not keys:
         return [f"{title}: nothing"]
     width = max(map(len, keys))
-    return [f"{title}:", *(f"  {key:<{width}}  {one_line(offer.descriptions[key], _SHOWN)}" for key in keys)]
+    return [f"{title}:", *(f"  {key:<{width}}  {screen_line(offer.descriptions[key], _SHOWN)}" for key in keys)]

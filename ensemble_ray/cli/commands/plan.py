@@ -1,6 +1,6 @@
 """`ensemble-ray plan`: what would run, in which order; no model is called. Package: cli.
 
-In: a team and its inputs. Out: tasks by level or a manager with its tasks, agents with tools and models, inputs that are missing.
+In: a team and its inputs. Out: tasks by level, loops, phases and graphs in their places, or a manager with its tasks, agents with tools and models, inputs that are missing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import typer
 
 from ensemble_ray.cli.commands.run import Inputs, InputsFile, Llm, Target, Workflow
 from ensemble_ray.cli.view.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
+from ensemble_ray.cli.view.plan_units import shape_of, unit_lines, units_data
 from ensemble_ray.cli.view.progress import count_noun
-from ensemble_ray.cli.view.terminal import one_line, say, show, show_json
+from ensemble_ray.cli.view.terminal import say, screen_line, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
@@ -37,7 +38,7 @@ def plan(
 ) -> None:
     """Show what would run, without a model call.
 
-    Tasks by level, or a manager with its rules; agents with tools and models, inputs that are missing. Needs no key.
+    Tasks by level, with loops, phases and a graph, or a manager with its rules; agents with tools and models, inputs that are missing. Needs no key.
     """
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
     from ensemble_ray.cli.view.plan_map_reduce import map_reduce_data, map_reduce_lines
@@ -89,7 +90,8 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
         "workflow": plan.workflow,
         "error_strategy": plan.error_strategy,
         "max_parallel_tasks": plan.max_parallel_tasks,
-        "levels": [] if manager else [[node.key for node in level] for level in levels_of(plan)],
+        "levels": [] if manager else levels_of(plan),
+        "units": units_data(planned),
         "tasks": [_describe_task(task, keys, ensemble, planned) for task in resolved.tasks]
         if manager
         else [_task(node, ensemble) for node in plan.nodes],
@@ -101,22 +103,20 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
     }
 
 
-def levels_of(plan: Plan) -> list[list[Node]]:
-    """Return the tasks that can run at the same time, level by level; one by one in a sequential workflow."""
-    if plan.workflow == "sequential":
-        return [[node] for node in plan.nodes]
-    nodes = {node.key: node for node in plan.nodes}
+def levels_of(plan: Plan) -> list[list[str]]:
+    """Return the tasks and units that can run at the same time, level by level; one by one in a sequential workflow."""
+    from ensemble_ray.plan.units import in_waiting_order  # the help does not need it
+
+    waits_for: dict[str, Sequence[str]] = {node.key: node.context for node in plan.nodes}
+    for unit in plan.units:
+        waits_for[unit.key] = getattr(unit, "context", ()) or getattr(unit, "after", ())
+    order = plan.top_level
+    if plan.workflow == "sequential" and not any(unit.unit == "phase" for unit in plan.units):
+        return [[key] for key in order]
     level: dict[str, int] = {}
-    waiting = list(plan.nodes)
-    while waiting:
-        # Cycles were refused before there was a plan, so that each round places at least one.
-        for node in list(waiting):
-            if all(key in level for key in node.context):
-                level[node.key] = 1 + max((level[key] for key in node.context), default=-1)
-                waiting.remove(node)
-    return [
-        [nodes[key] for key in nodes if level[key] == depth] for depth in range(max(level.values(), default=-1) + 1)
-    ]
+    for key in in_waiting_order(order, waits_for):
+        level[key] = 1 + max((level[each] for each in waits_for[key] if each in level), default=-1)
+    return [[key for key in order if level[key] == depth] for depth in range(max(level.values(), default=-1) + 1)]
 
 
 def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
@@ -191,17 +191,22 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
     rules = f"at most {cap} at a time, {data['error_strategy']}" if cap else data["error_strategy"]
     parallel = f" ({rules})" if data["workflow"] == "parallel" else ""
     lines = [
-        f"{target}: {data['workflow']}{parallel}, {count_noun(len(tasks), 'task')}, {count_noun(len(data['agents']), 'agent')}"
+        f"{target}: {shape_of(data)}{parallel}, {count_noun(len(tasks), 'task')}, {count_noun(len(data['agents']), 'agent')}"
     ]
     if data["manager"]:
         lines += manager_lines(data["manager"], data["delegation"])
     keys = [*tasks, *(agent["key"] for agent in data["agents"])]
-    width = min(32, max((len(key) for key in keys), default=0))
+    units = {unit["key"]: unit for unit in data["units"]}
+    width = min(32, max((len(key) for key in (*keys, *units)), default=0))
+    is_leveled = data["workflow"] == "parallel" or any(unit["unit"] == "phase" for unit in data["units"])
+
+    def lines_of_task(key: str) -> list[str]:
+        return _task_lines(tasks[key], width)
+
     for number, level in enumerate(data["levels"], start=1):
-        lines.append(
-            f"\nLevel {number}" if data["workflow"] == "parallel" else ("\nIn this order" if number == 1 else "")
-        )
-        lines += [line for key in level for line in _task_lines(tasks[key], width)]
+        lines.append(f"\nLevel {number}" if is_leveled else ("\nIn this order" if number == 1 else ""))
+        for key in level:
+            lines += unit_lines(key, units, lines_of_task, width) if key in units else lines_of_task(key)
     lines = [line for line in lines if line]
     if data["manager"]:
         lines.append("\nTasks of the manager")
@@ -209,7 +214,9 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
     if data["agents"]:
         lines.append("\nWorkers" if data["manager"] else "\nAgents")
     for agent in data["agents"]:
-        lines.append(f"  {agent['key']:<{width}}  {one_line(agent['role'], _TEXT)}: {one_line(agent['goal'], _TEXT)}")
+        lines.append(
+            f"  {agent['key']:<{width}}  {screen_line(agent['role'], _TEXT)}: {screen_line(agent['goal'], _TEXT)}"
+        )
         lines.append(f"  {'':<{width}}  model {agent['model']}{_tools(agent)}")
     if data["delegation"] and not data["manager"]:
         lines += peer_lines(data["delegation"])
@@ -223,9 +230,9 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
 
 
 def _task_lines(task: Mapping[str, Any], width: int) -> list[str]:
-    who = one_line(task["role"], _TEXT)
+    who = screen_line(task["role"], _TEXT)
     context = f" <- {', '.join(task['context'])}" if task["context"] else ""
-    lines = [f"  {task['key']:<{width}}  {who}{context}: {one_line(task['description'], _TEXT)}"]
+    lines = [f"  {task['key']:<{width}}  {who}{context}: {screen_line(task['description'], _TEXT)}"]
     if task["model"]:
         lines.append(f"  {'':<{width}}  model {task['model']}{_tools(task)}")
     return lines

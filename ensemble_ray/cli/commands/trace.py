@@ -23,10 +23,13 @@ _LISTED = 20
 _STYLES = {
     "run": "bold",
     "level": "bold cyan",
+    "unit": "bold cyan",
+    "verdict": "yellow",
     "task": "cyan",
     "model": "",
     "tool": "magenta",
     "answer": "dim",
+    "history": "dim",
     "error": "red",
 }
 
@@ -39,7 +42,10 @@ def trace(
         ),
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", metavar="TASK", help="Only that task, such as map-17 of a map-reduce.")
+        str | None,
+        typer.Option(
+            "--task", metavar="TASK", help="Only that task, such as map-17 of a map-reduce, or loop:refine#2."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> int:
@@ -77,7 +83,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     """Print a run; `is_partial`: what is left of its record."""
     from ensemble_ray.errors import RecordError
     from ensemble_ray.process.loop import run_blocking
-    from ensemble_ray.record.fold import fold_trace
+    from ensemble_ray.record.fold import RunFold
     from ensemble_ray.record.resume.run_head import located, read_head
     from ensemble_ray.record.view.tree import tree_rows
 
@@ -99,13 +105,14 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     if not facts:
         raise RecordError(f"Run '{run_id}' has recorded nothing in {named.place}", named.place)
     with located(named.place):
-        found = fold_trace(facts)
+        fold = RunFold(facts)
+        found = fold.trace()
     if head.forked_from is not None:
         found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from._asdict()})
     if as_json:
         show_json_text(found.to_json())
     else:
-        _print_tree(tree_rows(found))
+        _print_tree(tree_rows(found, fold.verdicts()))
 
 
 async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> MapReduceView:
@@ -128,16 +135,17 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
     """
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.record.resume.run_head import HEAD_KINDS
+    from ensemble_ray.record.view.units import is_named
     from ensemble_ray.values.ids import RUN, task_instance
 
     facts: list[Fact] = []
     is_found = False
     async for page in store.read(run_id, is_partial=is_partial):
         for fact in page:
-            key = task_instance(fact.name).rpartition("#")[0]
-            if key == task or (fact.name == RUN and fact.kind in HEAD_KINDS):
+            is_of_task = is_named(task, task_instance(fact.name))
+            if is_of_task or (fact.name == RUN and fact.kind in HEAD_KINDS):
                 facts.append(fact)
-                is_found |= key == task
+                is_found |= is_of_task
     if not is_found:
         raise ValidationError(f"Run '{run_id}' has recorded nothing of a task '{task}'")
     return facts

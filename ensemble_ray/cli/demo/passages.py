@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.errors import ValidationError
 
 __all__ = ["Passage", "Selection", "at_most_tokens", "passages_of", "select_passages", "topics"]
@@ -107,7 +107,7 @@ def passages_of(label: str, text: str) -> Iterator[Passage]:
     """Cut the text at paragraphs, else at lines, else where it must be; nothing is left out but white space."""
     pieces = list(_cut(_tidy(text)))
     for number, piece in enumerate(pieces, start=1):
-        shown = one_line(label, _LABEL)
+        shown = screen_line(label, _LABEL)
         yield Passage(label=shown if len(pieces) == 1 else f"{shown}, part {number}", text=piece)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.errors import PromptTemplateError, ValidationError
 from ensemble_ray.loader.problems import suggestion
 
@@ -116,7 +116,7 @@ def input_warnings(
     for name, _, value in (pair.partition("=") for pair in pairs):
         values.setdefault(name.strip(), []).append(value)
     lines = [
-        f"Input '{name}' was given {len(repeated)} times: the last value counts, '{one_line(repeated[-1], _SHOWN_VALUE)}'"
+        f"Input '{name}' was given {len(repeated)} times: the last value counts, '{screen_line(repeated[-1], _SHOWN_VALUE)}'"
         for name, repeated in values.items()
         if len(repeated) > 1
     ]

@@ -21,7 +21,7 @@ from ensemble_ray.prompts.task import build_user_prompt
 from ensemble_ray.record.resume.run_head import read_head
 
 if TYPE_CHECKING:
-    from ensemble_ray.items.pulling import Entry
+    from ensemble_ray.items.pulling import ItemEntry
 
 __all__ = ["check_begin", "estimate", "estimate_lines"]
 
@@ -104,10 +104,10 @@ def _prompt(team: MapTeam, item: object) -> str:
     return f"{system}{build_user_prompt(task)}"
 
 
-async def _read(team: MapTeam, count: int) -> list[Entry]:
+async def _read(team: MapTeam, count: int) -> list[ItemEntry]:
     """Return the first entries; fewer where there are no more."""
     reader = team.item_source.reader()
-    entries: list[Entry] = []
+    entries: list[ItemEntry] = []
     try:
         while len(entries) < count:
             pulled = await reader.next(count - len(entries))

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ensemble_ray.cli.view.progress import Progress, count_noun
-from ensemble_ray.cli.view.terminal import is_terminal, one_line, say
+from ensemble_ray.cli.view.terminal import is_terminal, say, screen_line
 from ensemble_ray.events import EnsembleStartedEvent, Event
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.process.notices import NOTICES
@@ -199,4 +199,4 @@ class _Warnings(logging.Handler):
         if record.name == NOTICES:
             self._show(record.getMessage())
         elif record.levelno >= logging.WARNING and getattr(record, "template", record.msg) not in _SHOWN_ANYWAY:
-            self._show(f"  {record.levelname.lower()}: {one_line(record.getMessage(), _TEXT)}")
+            self._show(f"  {record.levelname.lower()}: {screen_line(record.getMessage(), _TEXT)}")

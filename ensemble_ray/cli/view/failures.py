@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ensemble_ray.cli.view.terminal import FAILED, USAGE, one_line
+from ensemble_ray.cli.view.terminal import FAILED, USAGE, screen_line
 from ensemble_ray.errors import (
     EnsembleError,
     ParallelExecutionError,
@@ -81,13 +81,13 @@ def _lines(error: BaseException) -> Iterator[str]:
     if isinstance(error, ParallelExecutionError):
         yield message_of(error).partition(": ")[0]
         for description, cause in error.failed_task_causes.items():
-            yield f"  '{one_line(description, _SHOWN)}': {_why(list(_chain(cause)))}"
+            yield f"  '{screen_line(description, _SHOWN)}': {_why(list(_chain(cause)))}"
             yield from _user_code_of(list(_chain(cause)))
     elif isinstance(error, TaskExecutionError):
         who = f" (agent '{error.agent_role}')" if error.agent_role else ""
         chain = list(_chain(error))
         why = _why(chain[1:] if error.__cause__ is not None else chain)
-        yield f"task '{one_line(error.task_description, _SHOWN)}'{who} failed:"
+        yield f"task '{screen_line(error.task_description, _SHOWN)}'{who} failed:"
         yield f"  {why}"
         yield from _user_code_of(chain)
     elif isinstance(error, EnsembleError):

@@ -7,7 +7,7 @@ left; a line every so often, and one for each of the first failed items. Never: 
 from __future__ import annotations
 
 from ensemble_ray.cli.view.progress import Block, label_of
-from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import EnsembleStartedEvent, Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
@@ -70,7 +70,7 @@ class ItemProgress:
                 label = label_of(event)
                 self.shown_failures.add(label)
                 more = "; further ones are only counted" if self.items_failed == _SHOWN_FAILURES else ""
-                return f"failed   {label}: {one_line(message_of(event.cause), _TEXT)}{more}"
+                return f"failed   {label}: {screen_line(message_of(event.cause), _TEXT)}{more}"
             case EnsembleStartedEvent() if not is_live:
                 return self.title + ("" if self.total is None else f": {self.total:,} items")
             case TaskCompleteEvent() if not is_live and at >= self._next_line_at:

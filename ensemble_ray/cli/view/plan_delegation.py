@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.view.progress import count_noun
-from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.cli.view.terminal import screen_line
 
 if TYPE_CHECKING:
     from ensemble_ray.ensemble import Ensemble
@@ -79,13 +79,13 @@ def _rules(rules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if rules["allowed_workers"]:
         yield "allowed", _listed(rules["allowed_workers"])
     if rules["required_stages"]:
-        yield "stages", one_line(" -> ".join(", ".join(stage) for stage in rules["required_stages"]), _ROLES)
+        yield "stages", screen_line(" -> ".join(", ".join(stage) for stage in rules["required_stages"]), _ROLES)
     if rules["required_workers"]:
         ways = {"remind": "the manager is reminded once", "fail": "the manager is not reminded"}
         yield "required", f"{_listed(rules['required_workers'])} ({ways[rules['enforce_required']]})"
     if rules["max_calls_per_worker"]:
         caps = rules["max_calls_per_worker"].items()
-        yield "calls", one_line(", ".join(f"{role} at most {cap}" for role, cap in caps), _ROLES)
+        yield "calls", screen_line(", ".join(f"{role} at most {cap}" for role, cap in caps), _ROLES)
     if rules["global_max_delegations"]:
         yield "delegations", f"at most {rules['global_max_delegations']}"
     turns = rules["stall_turns"]
@@ -94,10 +94,10 @@ def _rules(rules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _shared(delegation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if delegation["policies"]:
-        yield "policies", one_line(", ".join(delegation["policies"]), _NAMES)
+        yield "policies", screen_line(", ".join(delegation["policies"]), _NAMES)
     if delegation["timeout_s"] is not None:
         yield "timeout", f"{delegation['timeout_s']:g} s"
 
 
 def _listed(roles: list[str]) -> str:
-    return one_line(", ".join(roles), _ROLES)
+    return screen_line(", ".join(roles), _ROLES)

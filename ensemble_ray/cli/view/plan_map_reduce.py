@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.record.identity.callables import identity_of
@@ -60,7 +60,7 @@ def map_reduce_lines(target: str, data: Mapping[str, Any]) -> list[str]:
         if "factory" in task:
             lines.append(f"  {side:<7}  made by {task['factory']}")
             continue
-        lines.append(f"  {side:<7}  {task['role'] or '(synthesized)'}: {one_line(task['description'], _TEXT)}")
+        lines.append(f"  {side:<7}  {task['role'] or '(synthesized)'}: {screen_line(task['description'], _TEXT)}")
         if task["model"]:
             lines.append(f"  {'':<7}  model {task['model']}")
     if data["mode"] is not None:

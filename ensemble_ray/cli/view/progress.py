@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.events import (
     DelegationCompletedEvent,
     DelegationFailedEvent,
@@ -340,11 +340,11 @@ class TaskProgress:
 
     def _task_lines(self, task: RunningTask, at: float) -> list[str]:
         """Return the line of a running task, and below it those of the agents that work for it."""
-        label, role = one_line(task.label, _LABEL), one_line(task.agent_role, _ROLE)
+        label, role = screen_line(task.label, _LABEL), screen_line(task.agent_role, _ROLE)
         lines = [f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s"]
         open_ones = self.delegated(task)
         for each in open_ones[:_SHOWN_TASKS]:
-            roles = f"{one_line(each.asker_role, _ROLE)} asks {one_line(each.worker_role, _ROLE)}"
+            roles = f"{screen_line(each.asker_role, _ROLE)} asks {screen_line(each.worker_role, _ROLE)}"
             lines.append(f"  {'  ' * each.depth}\u21b3 {roles}  {at - each.started_at:.0f} s")
         if len(open_ones) > _SHOWN_TASKS:
             lines.append(f"      and {len(open_ones) - _SHOWN_TASKS} more")
@@ -352,23 +352,23 @@ class TaskProgress:
 
 
 def _describe_task(event: _TaskEvent) -> str:
-    role = one_line(event.agent_role, _ROLE)
-    return f"{one_line(label_of(event), _LABEL)} {role if role.startswith('(') else f'({role})'}"
+    role = screen_line(event.agent_role, _ROLE)
+    return f"{screen_line(label_of(event), _LABEL)} {role if role.startswith('(') else f'({role})'}"
 
 
 def _describe_delegation(event: _DelegationEvent) -> str:
     """Return what becomes of a delegation, indented by how deep it is."""
-    asker, worker = one_line(event.delegating_agent_role, _ROLE), one_line(event.worker_role, _ROLE)
+    asker, worker = screen_line(event.delegating_agent_role, _ROLE), screen_line(event.worker_role, _ROLE)
     inset = "  " * _depth_of(event)
     match event:
         case DelegationStartedEvent():
-            return f"asks     {inset}{asker} -> {worker}: {one_line(event.task_description, _BRIEF)}"
+            return f"asks     {inset}{asker} -> {worker}: {screen_line(event.task_description, _BRIEF)}"
         case DelegationCompletedEvent():
-            answer = one_line(event.response.raw_output or "", _BRIEF)
+            answer = screen_line(event.response.raw_output or "", _BRIEF)
             return f"answered {inset}{asker} <- {worker} in {_seconds(event.duration)}: {answer}"
         case DelegationFailedEvent():
             what = "refused" if event.cause is None else "failed"
-            return f"{what:<8} {inset}{asker} -> {worker}: {one_line(event.failure_reason, _TEXT)}"
+            return f"{what:<8} {inset}{asker} -> {worker}: {screen_line(event.failure_reason, _TEXT)}"
 
 
 def _seconds(duration: timedelta) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble_ray.cli.view.display import Display
 from ensemble_ray.cli.view.item_progress import ItemProgress
 from ensemble_ray.cli.view.progress import TaskProgress, count_noun
-from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, one_line
+from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, screen_line
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.record.identity.map_reduce import map_key
 
@@ -132,7 +132,7 @@ class ItemView(RunView):
         failed = () if output is None else output.failed_items
         failures = [each for each in failed if map_key(each.index) not in progress.shown_failures]
         shown = failures[:_SHOWN_FAILURES]
-        lines += [f"  item {each.index} failed: {one_line(each.message, _TEXT)}" for each in shown]
+        lines += [f"  item {each.index} failed: {screen_line(each.message, _TEXT)}" for each in shown]
         if len(failures) > len(shown):
             lines.append(f"  and {len(failures) - len(shown):,} more")
         dead_letters = self._definition.dead_letters

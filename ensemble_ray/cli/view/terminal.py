@@ -29,10 +29,10 @@ __all__ = [
     "flush_results",
     "guard_streams",
     "is_terminal",
-    "one_line",
     "own_command",
     "reserve_stdout",
     "say",
+    "screen_line",
     "show",
     "show_answer",
     "show_json",
@@ -181,7 +181,7 @@ def is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb" and not os.environ.get("CI")
 
 
-def one_line(text: str, length: int) -> str:
+def screen_line(text: str, length: int) -> str:
     """Return a text on one line, cut to a length, without characters that a terminal would obey."""
     # Cut first: an answer may be as large as a book.
     clean = escape_controls(" ".join(text[: 4 * length].split()))

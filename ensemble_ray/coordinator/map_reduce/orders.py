@@ -17,7 +17,7 @@ from ensemble_ray.execute.kinds import AgentTemplates
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.facts.items import AgentsJoined, GroupRecorded
 from ensemble_ray.plan.map_reduce_factories import FactoryFailure
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key
 from ensemble_ray.schedule.instructions import MapItem, ReduceGroup
 from ensemble_ray.values.ids import RUN, instance_of, key_of
@@ -166,7 +166,7 @@ class OrderMaker:
         key = self.key(level, number, is_final=group.is_final)
         inputs = [self.key(*each) for each in group.inputs]
         data = GroupRecorded(level=level, number=number, inputs=inputs, is_final=group.is_final)
-        await self._journal.append(self._journal.fact(instance_of(key), data), until=Until.WRITTEN)
+        await self._journal.append(self._journal.fact(instance_of(key), data), until=Persistence.COMMITTED)
         async with self._turn:
             if is_discarded(instance):
                 return []
@@ -183,7 +183,7 @@ class OrderMaker:
             prepared = await self._maker.ready(tasks, keys)
         finally:
             if asked := self._maker.claim_facts():
-                await self._journal.append(*asked, until=Until.WRITTEN)
+                await self._journal.append(*asked, until=Persistence.COMMITTED)
         if fresh := self._store.meet([each.agent for each in prepared if each.agent is not None]):
             await self._journal.append(self._journal.fact(RUN, AgentsJoined.of(fresh)))
         return prepared

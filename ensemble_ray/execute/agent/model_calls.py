@@ -23,7 +23,7 @@ from ensemble_ray.execute.agent.incomplete import MOST_REPEATS, asked_again, inc
 from ensemble_ray.execute.agent.recorded_model import answer_of, effect_of
 from ensemble_ray.execute.effects import ModelEffect, captured
 from ensemble_ray.facts.effects import ModelAnswered
-from ensemble_ray.ports import StreamingChatModel, StructuredChatModel, Until
+from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import use_effect_key
 from ensemble_ray.process.threads import USER_ERRORS, call_user
@@ -256,13 +256,13 @@ class ModelCalls:
         """
         is_last = not effect.response.tool_calls and self._order.task.output_type is not None
         self._is_underway = not is_last
-        until = Until.WRITTEN if is_last else Until.TAKEN
+        until = Persistence.COMMITTED if is_last else Persistence.QUEUED
         await self._scope.note(name, answer_of(request_digest, effect), until=until)
 
     async def _await_record(self) -> None:
         """Wait for the last answer's fact where no fact of a tool was waited for since, as when all calls were refused."""
         if self._is_underway and all(tool.outcome in _WITHOUT_FACTS for tool in self._effects.models[-1].tools):
-            await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Until.WRITTEN)
+            await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Persistence.COMMITTED)
         self._is_underway = False
 
     async def _plain(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> ChatResponse:

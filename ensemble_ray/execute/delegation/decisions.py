@@ -19,7 +19,7 @@ from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.delegation.calls import Asked, read_call
 from ensemble_ray.execute.delegation.gates import Gate, Refusal
 from ensemble_ray.facts.effects import DelegationDecided, RecordedRefusal, read_request
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.text.foreign_text import Line
@@ -101,7 +101,7 @@ class Decisions:
 
     async def _written(self) -> None:
         """Return when everything that the task noted is on record."""
-        await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Until.WRITTEN)
+        await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Persistence.COMMITTED)
 
     async def _decided(self, name: str, asked: Asked, position: tuple[int, int]) -> Decision:
         at = self._scope.ports.clock.now()

@@ -31,12 +31,12 @@ from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT, manager_tool,
 from ensemble_ray.execute.delegation.decisions import Decision, Decisions
 from ensemble_ray.execute.delegation.gates import Gate, ManagerGate, PeerGate, Refusal
 from ensemble_ray.execute.delegation.peers import Peers
-from ensemble_ray.execute.effects import DelegationEffect, Outcome, ToolEffect
+from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ToolEffect
 from ensemble_ray.execute.exits import exit_of
 from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import recorded_output, recorded_trace
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer, rules_text
 from ensemble_ray.values.delegation import Colleague, DelegationResponse, DelegationStatus
@@ -118,7 +118,7 @@ class Delegations:
 
     # Carrying out.
 
-    async def call(self, call: ToolCall, name: str) -> tuple[ToolEffect, Until]:
+    async def call(self, call: ToolCall, name: str) -> tuple[ToolEffect, Persistence]:
         """Carry out what was decided of a call; gives its effect, and how safe its record must be before anything follows.
 
         A worker's result is on record as the worker's own output, and a refusal as the decision: from them the same effect
@@ -137,9 +137,9 @@ class Delegations:
         if isinstance(decision, str):
             now = self._scope.ports.clock.now()
             malformed = ToolEffect(call=call, outcome="failure", text=decision, started_at=now, duration_s=0.0)
-            return malformed, Until.TAKEN
+            return malformed, Persistence.QUEUED
         if decision.worker is None:
-            return self._refused(call, decision), Until.TAKEN
+            return self._refused(call, decision), Persistence.QUEUED
         self._open[name] = (decision, decision.worker)
         async with self._places:
             if self._beyond is not None:  # what has not begun when a run ends does not begin (S-PAR-30)
@@ -148,7 +148,7 @@ class Delegations:
                 raise self._beyond
             result = await self._performed(name, decision, decision.worker)
         effect = self._concluded(name, decision, decision.worker, result)
-        return self._tool_effect(call, effect), Until.WRITTEN if effect.output is None else Until.TAKEN
+        return self._tool_effect(call, effect), Persistence.COMMITTED if effect.output is None else Persistence.QUEUED
 
     async def recall(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
         """Replay a call whose result is on record: what it did counts, and stands in the trace, as when it was made."""
@@ -168,7 +168,7 @@ class Delegations:
     ) -> TaskResult:
         """Return the result of a worker, as the record has it."""
         order = self._worker_order(name, decision, worker)
-        facts = await self._scope.ports.journal.known(order.instance)
+        facts = await self._scope.ports.journal.lookup_recorded(order.instance)
         if recorded.outcome != "success":
             error = AgentExecutionError(recorded.text.removeprefix("Error: "), worker.role, order.task.description)
             return self._failed_result(order, error, recorded_trace(facts, order.instance))
@@ -321,7 +321,7 @@ class Delegations:
         insort(self._scope.effects.delegations, effect, key=lambda each: each.position)
         return effect
 
-    def _tool_effect(self, call: ToolCall, effect: DelegationEffect, outcome: Outcome | None = None) -> ToolEffect:
+    def _tool_effect(self, call: ToolCall, effect: DelegationEffect, outcome: CallOutcome | None = None) -> ToolEffect:
         return ToolEffect(
             call=call,
             outcome=outcome or ("success" if effect.is_success else "error"),

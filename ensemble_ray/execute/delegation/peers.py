@@ -19,5 +19,5 @@ class Peers(Protocol):
         ...
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop these; `perform` still gives what came of each, within the houses' grace, if its process can be reached."""
+        """Stop these; `perform` still gives what came of each, within the processes' grace, if its process can be reached."""
         ...

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.review.tracing import review_entry
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import uuid_of
 from ensemble_ray.values.reviews import ReviewAnswer, ReviewDecision, ReviewRequest, decision_at_timeout
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.ports import Reviewer
 
-__all__ = ["SERVICE", "answer_review", "decide_at_gate", "review_id_of"]
+__all__ = ["REVIEW_SERVICE", "answer_review", "decide_at_gate", "review_id_of"]
 
 #: Name of the driver's service that asks.
-SERVICE = "review"
+REVIEW_SERVICE = "review"
 #: Who decided where the time was up.
 _TIMEOUT = "(timeout)"
 
@@ -59,7 +59,7 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
         answer = await _answered(scope, name, request, question, asked)
         decision, decided_at = ReviewDecided.of(answer), clock.now()
         # On the disk: a person's decision is asked for once.
-        await scope.note(name, decision, until=Until.SYNCED)
+        await scope.note(name, decision, until=Persistence.SYNCED)
     scope.effects.reviews.append(review_entry(question, asked_at, decision, decided_at))
     return decision.answer.decision
 
@@ -73,7 +73,7 @@ async def _answered(
 ) -> ReviewAnswer:
     if asked is None:
         # What the task did so far is committed with it: nobody is shown what a run that goes on would not have.
-        await scope.note(name, question, until=Until.WRITTEN)
+        await scope.note(name, question, until=Persistence.COMMITTED)
     elif asked.data.timeout_s is not None:
         left_s = asked.at + asked.data.timeout_s - scope.ports.clock.now()
         if left_s <= 0:
@@ -87,7 +87,7 @@ async def _asked(scope: TaskScope, request: ReviewRequest) -> ReviewAnswer:
     driver = scope.ports.services.driver
     if driver is not None:
         payload = request.model_dump(mode="json")
-        return ReviewAnswer.from_data(cast("Mapping[str, object]", await driver.ask(SERVICE, payload)))
+        return ReviewAnswer.from_data(cast("Mapping[str, object]", await driver.ask(REVIEW_SERVICE, payload)))
     reviewer = scope.ports.reviewer
     if reviewer is None:
         raise IllegalStateError(f"Run {request.run_id} has nobody to ask at its review gates")

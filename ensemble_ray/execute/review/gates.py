@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ExitEarlyError
+from ensemble_ray.execute.memory import remember_edit
 from ensemble_ray.execute.review.asking import decide_at_gate
 from ensemble_ray.execute.review.rules import review_after, review_before
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
@@ -66,7 +67,9 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
     decision = await decide_at_gate(scope, name, _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw))
     match decision:
         case Edit(revised_output=text):
-            return Reviewed(_traced(scope, output.replace(raw=text, parsed_output=None)))
+            edited = _traced(scope, output.replace(raw=text, parsed_output=None))
+            await remember_edit(scope, edited)
+            return Reviewed(edited)
         case ExitEarly(timed_out=timed_out):
             return Reviewed(_traced(scope, output), exit_reason_of(timed_out=timed_out))
         case _:

@@ -18,11 +18,11 @@ from ensemble_ray.errors import AgentExecutionError, IllegalStateError, Validati
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegation.delegations import Delegations
-from ensemble_ray.execute.effects import Outcome, ToolEffect
+from ensemble_ray.execute.effects import CallOutcome, ToolEffect
 from ensemble_ray.execute.review.tool_reviews import ToolReviews, is_waiting_for_approval, tool_reviews
 from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.tools.batch import BATCH_LIMIT_S, call_batch
 from ensemble_ray.tools.call import call_tool, truncate_output
@@ -50,7 +50,7 @@ def _effect_of(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
     """Return the result that was recorded."""
     return ToolEffect(
         call=call,
-        outcome=cast("Outcome", recorded.outcome),
+        outcome=cast("CallOutcome", recorded.outcome),
         text=recorded.text,
         started_at=recorded.started_at,
         duration_s=recorded.duration_s,
@@ -212,7 +212,7 @@ class ToolCalls:
     async def _lost(self, call: ToolCall, intent: Fact[ToolIntended], text: str) -> ToolEffect:
         """Return a call that was begun before a crash, and has an unknown outcome for good."""
         effect = ToolEffect(call=call, outcome="unknown", text=text, started_at=intent.at, duration_s=0.0)
-        await self._scope.note(intent.name, _result_of(effect), until=Until.WRITTEN)
+        await self._scope.note(intent.name, _result_of(effect), until=Persistence.COMMITTED)
         return effect
 
     def _unknown_tool(self, call: ToolCall) -> ToolEffect:
@@ -230,12 +230,12 @@ class ToolCalls:
         bound = cast("BoundTool", self._tools.get(call.name))  # unknown ones are settled
         clock = self._scope.ports.clock
         started_at = clock.now()
-        # Also when the call is repeated: a house that was replaced is stopped here, before the effect.
+        # Also when the call is repeated: a process that was replaced is stopped here, before the effect.
         await self._scope.note(
             name,
             ToolIntended(tool_name=call.name, arguments=call.arguments, effect=bound.effect),
             # The tool depends on the answer that asked for it, also one that only reads: it may end this process.
-            until=Until.WRITTEN if bound.effect == "none" else Until.SYNCED,
+            until=Persistence.COMMITTED if bound.effect == "none" else Persistence.SYNCED,
         )
         context, reviews = self._context(call.name, name)
         try:
@@ -256,7 +256,9 @@ class ToolCalls:
         )
         # The last one waits for all: the next model call depends on them. What may be read again need not wait before.
         is_safe_later = bound.effect == "none" and self._open > 0
-        await self._scope.note(name, _result_of(effect), until=Until.TAKEN if is_safe_later else Until.WRITTEN)
+        await self._scope.note(
+            name, _result_of(effect), until=Persistence.QUEUED if is_safe_later else Persistence.COMMITTED
+        )
         return effect
 
     def _bounded(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:

@@ -16,7 +16,7 @@ from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcom
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.terminal import is_terminal, terminal_lock
 from ensemble_ray.process.threads import USER_ERRORS, call_user, threads
@@ -101,7 +101,7 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
                 raise _failure(unknown, "Nobody knows whether it was done")
             return _describe(unknown)
         answer = await _asked(scope, unknown)
-        await scope.note(intent.name, OutcomeDecided(answer=answer), until=Until.SYNCED)
+        await scope.note(intent.name, OutcomeDecided(answer=answer), until=Persistence.SYNCED)
     match answer:
         case "repeat":
             return None

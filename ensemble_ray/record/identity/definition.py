@@ -19,6 +19,7 @@ import pydantic
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.callables import class_identity, identity_of
 from ensemble_ray.record.identity.digest import digest_of
+from ensemble_ray.record.identity.memory import memory_data
 from ensemble_ray.record.identity.names import recorded_name
 from ensemble_ray.record.result import summaries
 from ensemble_ray.values.outputs import full_name
@@ -39,10 +40,10 @@ __all__ = ["definition_data", "model_data", "run_data", "task_data"]
 
 #: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
 _TASK_FIELDS = itemgetter(
-    "handler", "output_type", "input_guardrails", "output_guardrails", "history", "revision_feedback"
+    "handler", "output_type", "input_guardrails", "output_guardrails", "history", "revision_feedback", "memory_scopes"
 )
 #: Those of a task of texts alone.
-_PLAIN = (None, None, (), (), (), None)
+_PLAIN = (None, None, (), (), (), None, ())
 #: Request options that may hold keys or places. Of the body only its hash is kept.
 _HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
 _HASHED_OPTIONS = frozenset({"extra_body"})
@@ -73,6 +74,8 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
             data["units"] = asked
     if planned.colleagues:
         data["delegation"] = _delegation(planned, definition)
+    if (memory := memory_data(definition)) is not None:
+        data["memory"] = memory
     return data
 
 
@@ -148,6 +151,8 @@ def _task(task: Task) -> dict[str, object] | None:
             data[name] = [identity_of(each) for each in fields[name]]
     if task.history:
         data["history"] = [{"role": message.role, "content": message.content} for message in task.history]
+    if task.memory_scopes:
+        data["memory_scopes"] = [scope.to_data() for scope in task.memory_scopes]
     if task.revision_feedback is not None:
         revision = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
         data["revision"] = list(revision)
@@ -164,7 +169,7 @@ def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
         return {} if unit.until is None else {"until": _predicate(unit.until)}
     if isinstance(unit, Graph):
         conditions = {
-            str(index): identity_of(edge.condition)
+            str(index): _predicate(edge.condition)
             for index, edge in enumerate(unit.edges)
             if isinstance(edge, GraphEdge) and edge.condition is not None
         }

@@ -24,10 +24,20 @@ from ensemble_ray.record.rendering import text_of
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
 
-__all__ = ["Entry", "Group", "Outcome", "Refusal", "Target", "commit_group", "name_of", "render", "text_of_name"]
+__all__ = [
+    "Append",
+    "BegunRun",
+    "CommitGroup",
+    "CommitResult",
+    "RefusedAppend",
+    "commit_group",
+    "name_of",
+    "render",
+    "text_of_name",
+]
 
 #: A run's id, and which beginning of it: one that was removed and begun anew is another.
-Target = tuple[str, UUID]
+BegunRun = tuple[str, UUID]
 
 #: Largest group: facts, and characters; what is left waits for the next one.
 _MAX_FACTS = 2_000
@@ -48,23 +58,23 @@ SELECT {0}, a.entry, a.instance, a.newest FROM ensemble_ray.append_facts(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Append:
     """What one call appended."""
 
-    target: Target
+    target: BegunRun
     facts: Sequence[Fact]
     epoch: int
-    #: number of its first fact among those of its writer in that run, from 1
+    #: number of its first fact among those of its writer, from 1
     first: int
     #: told when it is committed; None: nobody waits
     waiter: asyncio.Future[None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class RefusedAppend:
     """An entry that a newer epoch kept out."""
 
-    entry: Entry
+    entry: Append
     instance: str
     newest: int
 
@@ -73,7 +83,7 @@ class Refusal:
 class _Rows:
     """What one run gets from a group, in columns."""
 
-    entries: list[Entry] = field(default_factory=list[Entry])
+    entries: list[Append] = field(default_factory=list[Append])
     entry: list[int] = field(default_factory=list[int])
     number: list[int] = field(default_factory=list[int])
     kind: list[str] = field(default_factory=list[str])
@@ -86,7 +96,7 @@ class _Rows:
     bodies: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     characters: int = 0
 
-    def add(self, entry: Entry, kept: set[bytes]) -> None:
+    def add(self, entry: Append, kept: set[bytes]) -> None:
         """Render an entry."""
 
         def keep(text: str) -> str:
@@ -110,7 +120,7 @@ class _Rows:
             self.characters += len(data)
         self.entries.append(entry)
 
-    def parameters(self, target: Target, place: int) -> dict[str, Any]:
+    def parameters(self, target: BegunRun, place: int) -> dict[str, Any]:
         """Return the values of `_APPEND`."""
         return {
             f"run{place}": target[0],
@@ -129,55 +139,55 @@ class _Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class CommitGroup:
     """What is committed at once, by run."""
 
-    rows: Mapping[Target, _Rows]
+    rows: Mapping[BegunRun, _Rows]
     #: how many of the entries that were given it holds
     size: int
 
-    def bodies(self, target: Target) -> Sequence[bytes]:
+    def bodies(self, target: BegunRun) -> Sequence[bytes]:
         """Hashes of the long texts that it brings to a run."""
         return list(self.rows[target].bodies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CommitResult:
     """What became of a group."""
 
-    refused: Sequence[Refusal]
+    refused: Sequence[RefusedAppend]
     #: runs that are not there any more
-    missing: Sequence[Target]
+    missing: Sequence[BegunRun]
 
 
-def render(entries: Sequence[Entry], kept: Mapping[Target, set[bytes]]) -> Group:
+def render(entries: Sequence[Append], kept: Mapping[BegunRun, set[bytes]]) -> CommitGroup:
     """Return a group of the first entries, as many as fit. Pure; may run in a thread while nobody changes its arguments.
 
     Args:
         entries: What was appended, in order; at least one.
         kept: By run: hashes of long texts that are in the database.
     """
-    rows: dict[Target, _Rows] = {}
+    rows: dict[BegunRun, _Rows] = {}
     facts = 0
     for size, entry in enumerate(entries):
         if size and (facts >= _MAX_FACTS or sum(each.characters for each in rows.values()) >= _MAX_CHARACTERS):
-            return Group(rows=rows, size=size)
+            return CommitGroup(rows=rows, size=size)
         rows.setdefault(entry.target, _Rows()).add(entry, kept.get(entry.target, set()))
         facts += len(entry.facts)
-    return Group(rows=rows, size=len(entries))
+    return CommitGroup(rows=rows, size=len(entries))
 
 
-async def commit_group(connection: Connection, group: Group, writer: UUID) -> Outcome:
+async def commit_group(connection: Connection, group: CommitGroup, writer: UUID) -> CommitResult:
     """Commit a group; doing so again changes nothing more.
 
     Raises:
         Error: psycopg's; whether it is committed is unknown then.
     """
     runs = sorted(run for run, rows in group.rows.items() if rows.number)  # all processes lock them in this order
-    refused: list[Refusal] = []
-    missing: list[Target] = []
+    refused: list[RefusedAppend] = []
+    missing: list[BegunRun] = []
     if not runs:
-        return Outcome(refused=refused, missing=missing)
+        return CommitResult(refused=refused, missing=missing)
     values: dict[str, Any] = {"writer": writer}
     for place, run in enumerate(runs):
         values.update(group.rows[run].parameters(run, place))
@@ -187,8 +197,8 @@ async def commit_group(connection: Connection, group: Group, writer: UUID) -> Ou
             missing.append(runs[place])
         else:
             found = group.rows[runs[place]].entries[entry]
-            refused.append(Refusal(entry=found, instance=name_of(instance), newest=newest))
-    return Outcome(refused=refused, missing=missing)
+            refused.append(RefusedAppend(entry=found, instance=name_of(instance), newest=newest))
+    return CommitResult(refused=refused, missing=missing)
 
 
 @lru_cache(maxsize=50)

@@ -14,10 +14,9 @@ from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Until
-from ensemble_ray.record.postgres.group import Target, name_of, text_of_name
-from ensemble_ray.record.rendering import data_of, missing_text
-from ensemble_ray.record.sqlite.losses import gap_of
+from ensemble_ray.ports import Persistence
+from ensemble_ray.record.postgres.group import BegunRun, name_of, text_of_name
+from ensemble_ray.record.rendering import accepted_loss, data_of, missing_text
 from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(
 class PostgresJournal:
     """One run's facts, as one process writes them; its writer knows of it already (`attach`, `join`)."""
 
-    def __init__(self, writer: PostgresWriter, target: Target, *, is_buffered: bool, place: str) -> None:
+    def __init__(self, writer: PostgresWriter, target: BegunRun, *, is_buffered: bool, place: str) -> None:
         self.run_id = target[0]
         self._target = target
         self._writer = writer
@@ -72,7 +71,7 @@ class PostgresJournal:
         self._place = place
         self._is_closed = False
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order; their data must not change afterwards. Every commit is on the disk (`SYNCED`).
 
         Raises:
@@ -83,9 +82,9 @@ class PostgresJournal:
         if self._is_closed:
             msg = f"The journal of run '{self.run_id}' is closed"
             raise IllegalStateError(msg)
-        await self._writer.append(self._target, facts, epoch, Until.TAKEN if self._is_buffered else until)
+        await self._writer.append(self._target, facts, epoch, Persistence.QUEUED if self._is_buffered else until)
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance, by whichever writer.
 
         Raises:
@@ -103,7 +102,7 @@ class PostgresJournal:
         Raises:
             RecordError: the database refused it.
         """
-        await self._writer.append(self._target, (), 0, Until.WRITTEN)
+        await self._writer.append(self._target, (), 0, Persistence.COMMITTED)
 
     async def close(self) -> None:
         """Flush, and take no more facts; the connection is closed with the last journal.
@@ -169,7 +168,7 @@ async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
     last, missing = (0, 0) if row is None else (int(row[0]), int(row[1]))
     if missing:
         cursor = await connection.execute(_LOSSES, [run_id, LossAccepted.FENCE])
-        missing -= sum(gap_of(data) for (data,) in await cursor.fetchall())
+        missing -= sum(accepted_loss(data).gap for (data,) in await cursor.fetchall())
     return last, max(0, missing)
 
 

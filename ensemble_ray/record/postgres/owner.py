@@ -12,15 +12,13 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from ensemble_ray.errors import RunExistsError
-from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.naming import describe_conflict
-from ensemble_ray.record.postgres.group import Target
-from ensemble_ray.record.postgres.journal import PostgresJournal, read_facts
+from ensemble_ray.record.postgres.group import BegunRun
+from ensemble_ray.record.postgres.journal import PostgresJournal
 from ensemble_ray.record.postgres.runs import HELD, read_runs, unknown_run
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
@@ -70,7 +68,7 @@ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_st
 class Claim:
     """The lock that makes this process the owner of a run, on a connection of its own."""
 
-    def __init__(self, database: Database, connection: Connection, target: Target, epoch: int) -> None:
+    def __init__(self, database: Database, connection: Connection, target: BegunRun, epoch: int) -> None:
         self.target = target
         self.epoch = epoch
         self._values = {"run": target[0], "begun": target[1], "epoch": epoch}
@@ -141,10 +139,9 @@ class Claim:
 class OwnedPostgresRun:
     """A run that this process owns; fulfils `OwnedRun`."""
 
-    def __init__(self, claim: Claim, journal: PostgresJournal, recorded: Sequence[Fact] = ()) -> None:
+    def __init__(self, claim: Claim, journal: PostgresJournal) -> None:
         self._claim = claim
         self._journal = journal
-        self._recorded = recorded
 
     @property
     def journal(self) -> PostgresJournal:
@@ -155,11 +152,6 @@ class OwnedPostgresRun:
     def epoch(self) -> int:
         """The epoch that this owner writes under."""
         return self._claim.epoch
-
-    @property
-    def recorded(self) -> Sequence[Fact]:
-        """All facts recorded before this owner came."""
-        return self._recorded
 
     async def write_state(self, state: RunState) -> None:
         """Say how the run stands; after a final state, or `interrupted`, the run has no owner any more.
@@ -204,10 +196,8 @@ async def claim_new(database: Database, run_id: str, origin: str) -> Claim:
     return Claim(database, connection, (run_id, begun), 0)
 
 
-async def claim_recorded(
-    database: Database, run_id: str, *, by_force: bool, reads_facts: bool = True
-) -> tuple[Claim, list[Fact]]:
-    """Own a recorded run under an epoch above all earlier ones; gives its facts too, where they are to be read.
+async def claim_recorded(database: Database, run_id: str, *, by_force: bool) -> Claim:
+    """Own a recorded run under an epoch above all earlier ones.
 
     Raises:
         RunExistsError: somebody owns it.
@@ -226,11 +216,10 @@ async def claim_recorded(
                 raise
             await connection.execute(_END_FROZEN)
             begun, epoch = await _claim(database, connection, run_id, by_force=by_force)
-        facts = await read_facts(connection, run_id, database.place) if reads_facts else []
     except BaseException:
         await connection.close()
         raise
-    return Claim(database, connection, (run_id, begun), epoch), facts
+    return Claim(database, connection, (run_id, begun), epoch)
 
 
 def this_process() -> str:

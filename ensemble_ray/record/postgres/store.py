@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.naming import chosen_id
 from ensemble_ray.record.postgres.database import Database
 from ensemble_ray.record.postgres.journal import (
@@ -71,9 +71,7 @@ class PostgresStore:
             claim = await claim_new(self._database, run_id, origin)
         return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered))
 
-    async def claim(
-        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_facts: bool = True
-    ) -> OwnedRun:
+    async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
 
         Raises:
@@ -83,8 +81,8 @@ class PostgresStore:
         """
         check_run_id(run_id)
         with self._database.translated_errors():
-            claim, recorded = await claim_recorded(self._database, run_id, by_force=by_force, reads_facts=reads_facts)
-        return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered), recorded)
+            claim = await claim_recorded(self._database, run_id, by_force=by_force)
+        return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered))
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
         """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
@@ -98,12 +96,12 @@ class PostgresStore:
             last, gap = (0, 0) if connection is None else await missing_facts(connection, run_id)
         if not gap:
             return False
-        owned = await self.claim(run_id, by_force=by_force, reads_facts=False)
+        owned = await self.claim(run_id, by_force=by_force)
         reason = f"{gap} of the facts up to {last} are missing in {self._database.place}"
         data = LossAccepted(last=last, expected=last, gap=gap, texts=0, has_effect=True, reason=reason)
         lost = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
         try:
-            await owned.journal.append((lost,), epoch=owned.epoch, until=Until.WRITTEN)
+            await owned.journal.append((lost,), epoch=owned.epoch, until=Persistence.COMMITTED)
         finally:
             await owned.close(RunState.INTERRUPTED)
         return True

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import EpochGate
-from ensemble_ray.record.postgres.group import Entry, Group, Outcome, Target, commit_group, render
+from ensemble_ray.record.postgres.group import Append, BegunRun, CommitGroup, CommitResult, commit_group, render
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -46,16 +46,16 @@ class PostgresWriter:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._id = uuid.uuid4()
-        self._queue: list[Entry] = []
+        self._queue: list[Append] = []
         self._queued_facts = 0
-        #: by run: number of the last fact
-        self._numbers: dict[Target, int] = {}
+        #: number of the last fact of any run: in each run they rise, which is all that the database compares
+        self._last_number = 0
         #: by run: newest epochs seen; what is older is refused before it is queued
-        self._gates: dict[Target, EpochGate] = {}
+        self._gates: dict[BegunRun, EpochGate] = {}
         #: by run: hashes of long texts that are in the database
-        self._kept: dict[Target, set[bytes]] = {}
-        self._users: dict[Target, int] = {}
-        self._failures: dict[Target, RecordError] = {}
+        self._kept: dict[BegunRun, set[bytes]] = {}
+        self._users: dict[BegunRun, int] = {}
+        self._failures: dict[BegunRun, RecordError] = {}
         self._failure: RecordError | None = None
         self._due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -74,11 +74,11 @@ class PostgresWriter:
         """Whether any journal writes through it."""
         return bool(self._users)
 
-    def attach(self, target: Target) -> None:
+    def attach(self, target: BegunRun) -> None:
         """Let a journal of that run write through it."""
         self._users[target] = self._users.get(target, 0) + 1
 
-    async def join(self, run: str) -> Target | None:
+    async def join(self, run: str) -> BegunRun | None:
         """Let a journal of a run that another process began write through it; return None when there is no such run.
 
         Raises:
@@ -98,7 +98,7 @@ class PostgresWriter:
             await self._release()
         return None
 
-    async def detach(self, target: Target) -> None:
+    async def detach(self, target: BegunRun) -> None:
         """Let a journal of that run go; with the last one, close the connection."""
         left = self._users.get(target, 0) - 1
         if left > 0:
@@ -106,7 +106,8 @@ class PostgresWriter:
             return
         self._users.pop(target, None)
         self._gates.pop(target, None)
-        self._kept.pop(target, None)  # not the numbers: the database knows which were the last
+        self._kept.pop(target, None)
+        self._failures.pop(target, None)
         if self._users:
             return
         if self._task is not None:
@@ -116,7 +117,7 @@ class PostgresWriter:
         elif self._threads is not None or self._connection is not None:
             await self._release()
 
-    async def append(self, target: Target, facts: Sequence[Fact], epoch: int, until: Until) -> None:
+    async def append(self, target: BegunRun, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
         """Take facts; return when they are as safe as asked.
 
         Raises:
@@ -124,14 +125,14 @@ class PostgresWriter:
             RecordError: the database refused something earlier, or this.
         """
         self._check(target)
-        if not facts and until is Until.TAKEN:
+        if not facts and until is Persistence.QUEUED:
             return
         self._gate(target).admit(facts, epoch)
-        waits = until is not Until.TAKEN or self._queued_facts >= _FULL
+        waits = until is not Persistence.QUEUED or self._queued_facts >= _FULL
         waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future() if waits else None
-        first = self._numbers.get(target, 0) + 1
-        self._numbers[target] = first + len(facts) - 1
-        self._queue.append(Entry(target=target, facts=tuple(facts), epoch=epoch, first=first, waiter=waiter))
+        first = self._last_number + 1
+        self._last_number += len(facts)
+        self._queue.append(Append(target=target, facts=tuple(facts), epoch=epoch, first=first, waiter=waiter))
         self._queued_facts += len(facts)
         self._ensure_task()
         if waiter is not None:
@@ -153,12 +154,12 @@ class PostgresWriter:
 
         return await self._database.patiently(once)
 
-    def _check(self, target: Target) -> None:
+    def _check(self, target: BegunRun) -> None:
         failure = self._failure or self._failures.get(target)
         if failure is not None:
             raise _again(failure)
 
-    def _gate(self, target: Target) -> EpochGate:
+    def _gate(self, target: BegunRun) -> EpochGate:
         if target not in self._gates:
             self._gates[target] = EpochGate(target[0])
         return self._gates[target]
@@ -205,29 +206,32 @@ class PostgresWriter:
                 self._kept.setdefault(target, set()).update(group.bodies(target))
         self._settle(taken, outcome)
 
-    async def _rendered(self, entries: Sequence[Entry]) -> Group:
+    async def _rendered(self, entries: Sequence[Append]) -> CommitGroup:
         if _is_small(entries):
             return render(entries, self._kept)
         if self._threads is None:  # one of our own: users' tools may fill the loop's
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ensemble-ray-postgres")
         return await asyncio.get_running_loop().run_in_executor(self._threads, render, entries, self._kept)
 
-    def _settle(self, taken: Sequence[Entry], outcome: Outcome) -> None:
+    def _settle(self, taken: Sequence[Append], outcome: CommitResult) -> None:
         errors: dict[int, Exception] = {}
         for refusal in outcome.refused:
             entry = refusal.entry
             errors[id(entry)] = StaleEpochError(entry.target[0], refusal.instance, entry.epoch, refusal.newest)
+            if entry.target not in self._users:
+                continue  # its journals were closed meanwhile
             gate = self._gate(entry.target)
             gate.learn(refusal.instance, refusal.newest)
             for fact in entry.facts:  # the entry's other instances lost facts with it: they must stop too
                 gate.learn(fact.fence, entry.epoch + 1)
-        for target in outcome.missing:
-            place = self._database.place
-            self._failures[target] = RecordError(
-                f"The record of run '{target[0]}' was deleted from {place} while it was written", place
-            )
+        place = self._database.place
+        missing = {
+            target: RecordError(f"The record of run '{target[0]}' was deleted from {place} while it was written", place)
+            for target in outcome.missing
+        }
+        self._failures.update({target: error for target, error in missing.items() if target in self._users})
         for entry in taken:
-            _tell(entry, self._failures.get(entry.target) or errors.get(id(entry)))
+            _tell(entry, missing.get(entry.target) or self._failures.get(entry.target) or errors.get(id(entry)))
 
     def _give_up(self, failure: RecordError) -> None:
         self._failure = failure
@@ -264,7 +268,7 @@ class PostgresWriter:
             await self._disconnect()
 
 
-def _is_small(entries: Sequence[Entry]) -> bool:
+def _is_small(entries: Sequence[Append]) -> bool:
     """Whether rendering takes less than a moment; looks no further than it must."""
     left = _SMALL_VALUES
     characters = 0
@@ -283,7 +287,7 @@ def _is_small(entries: Sequence[Entry]) -> bool:
     return not found and characters <= _SMALL_CHARACTERS
 
 
-def _tell(entry: Entry, error: Exception | None) -> None:
+def _tell(entry: Append, error: Exception | None) -> None:
     if entry.waiter is None or entry.waiter.done():
         return
     if error is None:

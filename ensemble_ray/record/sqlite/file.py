@@ -15,7 +15,6 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -23,10 +22,7 @@ from ensemble_ray.record.rendering import FORMAT
 from ensemble_ray.record.sqlite.commit_count import CountFile, read_count
 from ensemble_ray.record.sqlite.index import abandon, forget, index_of, is_sound, remember
 from ensemble_ray.record.sqlite.losses import RECORD, deleted, log_of
-from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
-
-if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
+from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, is_damage, loss_in, unreadable
 
 __all__ = ["RECORD", "Row", "SqliteFile", "cannot_write", "is_stale"]
 
@@ -214,14 +210,6 @@ class SqliteFile:
     def raise_epoch(self, instance: str, epoch: int) -> None:
         """From now on facts of that instance (`run`: of all) need that epoch or a newer one."""
         self._connection.execute("INSERT OR REPLACE INTO epochs VALUES (?, ?)", (instance, epoch))
-
-    def facts(self, run_id: str) -> list[Fact]:
-        """All facts in order.
-
-        Raises:
-            RecordError: the file is damaged.
-        """
-        return facts_in(self._connection, run_id, self.path)
 
     def close(self) -> None:
         """Let go of the file. The last one to do so brings its log into it."""

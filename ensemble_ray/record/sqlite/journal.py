@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.journal import EpochGate
@@ -55,17 +55,19 @@ _Outcome = tuple["asyncio.Future[None]", Exception | None]
 class _Unit:
     """What one call appended: all of it is recorded, or nothing."""
 
-    __slots__ = ("bodies", "epoch", "facts", "has_effect", "loop", "refusal", "rows", "until", "waiter")
+    __slots__ = ("bodies", "epoch", "facts", "has_effect", "loop", "refusal", "rows", "size", "until", "waiter")
 
     def __init__(
         self,
         facts: Sequence[Fact],
         epoch: int,
-        until: Until = Until.TAKEN,
+        until: Persistence = Persistence.QUEUED,
         waiter: asyncio.Future[None] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.facts = facts
+        #: how many they are; they are let go when they were rendered
+        self.size = len(facts)
         self.epoch = epoch
         #: whether a call begins with it that changes something in the world
         self.has_effect = False
@@ -105,6 +107,7 @@ class SqliteJournal:
         self._writer = group_writer()
         self._gate = EpochGate(run_id)
         self._queue: deque[_Unit] = deque()
+        #: facts
         self._appended = 0
         self._done = 0
         self._has_asked = False
@@ -118,7 +121,7 @@ class SqliteJournal:
         self._stalled_since = 0.0
         self._known_bodies: set[str] = set()
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order; their data must not change afterwards. They are committed within 200 ms.
 
         Returns when they, and all facts appended before them, are as safe as asked; a buffered journal returns at once.
@@ -131,7 +134,7 @@ class SqliteJournal:
         """
         self._check_usable()
         self._gate.admit(facts, epoch)
-        if until is Until.TAKEN or self._is_buffered:
+        if until is Persistence.QUEUED or self._is_buffered:
             if facts:
                 self._push(_Unit(facts, epoch))
             if self._appended - self._done > _MAX_WAITING:
@@ -139,7 +142,7 @@ class SqliteJournal:
             return
         await self._pushed(facts, epoch, until)
 
-    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+    async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance, by whichever writer: (name, kind) -> its newest fact, stimuli left out.
 
         Raises:
@@ -161,7 +164,7 @@ class SqliteJournal:
             raise self._refusal(self._failure)
         if self._appended != self._done:
             self._check_usable()
-            await self._pushed((), 0, Until.WRITTEN)
+            await self._pushed((), 0, Persistence.COMMITTED)
 
     async def close(self) -> None:
         """Flush, and let go of the file, which takes place in the background.
@@ -177,7 +180,7 @@ class SqliteJournal:
         try:
             await self.flush()
             if self._file is not None:
-                await self._pushed((), 0, Until.WRITTEN)  # a last look whether the file is there
+                await self._pushed((), 0, Persistence.COMMITTED)  # a last look whether the file is there
         finally:
             self._is_closed = True
             self._ask()
@@ -197,7 +200,7 @@ class SqliteJournal:
             msg = f"The journal of run '{self.run_id}' was opened before this process was forked: join the run in it"
             raise IllegalStateError(msg)
 
-    async def _pushed(self, facts: Sequence[Fact], epoch: int, until: Until) -> None:
+    async def _pushed(self, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._is_urgent = True
@@ -206,7 +209,7 @@ class SqliteJournal:
         await waiter
 
     def _push(self, unit: _Unit) -> None:
-        self._appended += 1
+        self._appended += unit.size
         self._queue.append(unit)
         if not self._has_asked:
             self._ask()
@@ -291,7 +294,7 @@ class SqliteJournal:
         try:
             if self._file is None:
                 self._file = SqliteFile(self._directory)
-            is_synced = any(unit.until is Until.SYNCED for unit in group)
+            is_synced = any(unit.until is Persistence.SYNCED for unit in group)
             has_effect = any(unit.has_effect for unit in group)
             rows, bodies = _together(group)
             if not rows and not is_synced:
@@ -345,7 +348,7 @@ class SqliteJournal:
         """Tell everybody who waits for these units, with one call into each event loop."""
         done: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
         for unit in group:
-            self._done += 1
+            self._done += unit.size
             if unit.waiter is not None and unit.loop is not None:
                 told = unit.refusal if error is None else self._refusal(error)
                 done.setdefault(unit.loop, []).append((unit.waiter, told))

@@ -12,21 +12,19 @@ Never: a loss told of a record whose writers were only killed; a write.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.record.rendering import BODY_MARK, body_digest, stored_text
+from ensemble_ray.record.rendering import BODY_MARK, accepted_loss, body_digest, stored_text
 from ensemble_ray.record.sqlite.commit_count import CommitCount, read_count
 from ensemble_ray.record.sqlite.wal_scan import LogScan, scan_log
 
-__all__ = ["RECORD", "Loss", "deleted", "find_loss", "gap_of", "is_short", "keep_log", "log_of", "noted"]
+__all__ = ["RECORD", "Loss", "deleted", "find_loss", "is_short", "keep_log", "log_of", "noted"]
 
 #: The file in a run's directory.
 RECORD = "record.sqlite"
@@ -169,21 +167,8 @@ def _accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccepted]]:
     query = "SELECT seq, data FROM facts WHERE instance = ? ORDER BY seq"
     found: list[tuple[int, LossAccepted]] = []
     for seq, text in connection.execute(query, (LossAccepted.FENCE,)):
-        found.append((int(seq), _loss_in(text)))
+        found.append((int(seq), accepted_loss(text)))
     return found
-
-
-def gap_of(text: object) -> int:
-    """Return how many facts before its own an accepted loss tells of, by the JSON text of its data."""
-    return _loss_in(text).gap
-
-
-def _loss_in(text: object) -> LossAccepted:
-    try:
-        read: object = json.loads(str(text))
-        return LossAccepted.from_data(cast("dict[str, object]", read) if isinstance(read, dict) else {}, 0.0)
-    except ValueError:  # the reader of that fact is told
-        return LossAccepted.from_data({}, 0.0)
 
 
 def _missing_texts(connection: sqlite3.Connection) -> int:

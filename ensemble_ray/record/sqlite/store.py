@@ -63,11 +63,9 @@ class SqliteStore:
         await _held(directory, threads.run(directory.begin, origin))
         journal = self._journal(directory, is_buffered=is_buffered)
         journal.prepare()
-        return _OwnedRun(directory, journal, 0, ())
+        return _OwnedRun(directory, journal, 0)
 
-    async def claim(
-        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_facts: bool = True
-    ) -> OwnedRun:
+    async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
 
         Raises:
@@ -76,9 +74,8 @@ class SqliteStore:
             ValidationError: there is no such run.
         """
         directory = existing_run(run_id, self._home)
-        taking = threads.run(self._claim, directory, by_force=by_force, reads_facts=reads_facts)
-        file, epoch, recorded = await _held(directory, taking)
-        return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch, recorded)
+        file, epoch = await _held(directory, threads.run(self._claim, directory, by_force=by_force))
+        return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch)
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
         """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
@@ -180,21 +177,17 @@ class SqliteStore:
             directory.path, directory.run_id, is_buffered=is_buffered, file=file, patience_s=self._patience_s
         )
 
-    def _claim(
-        self, directory: RunDirectory, *, by_force: bool, reads_facts: bool
-    ) -> tuple[SqliteFile, int, list[Fact]]:
-        """Become the owner and raise the epoch, as one step for everybody else; gives file, epoch and earlier facts."""
-        with self._owning(directory, by_force=by_force) as lock:
+    def _claim(self, directory: RunDirectory, *, by_force: bool) -> tuple[SqliteFile, int]:
+        """Become the owner and raise the epoch, as one step for everybody else; gives file and epoch."""
+        with self._owning(directory, by_force=by_force):
             file = SqliteFile(directory.path)
             try:
                 with file.transaction():
                     epoch = _raised_epoch(file)
-                lock.give_back()  # from here on nobody else can add anything
-                recorded = file.facts(directory.run_id) if reads_facts else []
             except BaseException:
                 file.close()
                 raise
-        return file, epoch, recorded
+        return file, epoch
 
     def _accept_loss(self, directory: RunDirectory, *, by_force: bool) -> bool:
         """Record what is lost, as one step for everybody else, and let the run go again; what is left of its log is kept."""
@@ -272,11 +265,10 @@ async def _held(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
 class _OwnedRun:
     """A run that this process owns."""
 
-    def __init__(self, directory: RunDirectory, journal: SqliteJournal, epoch: int, recorded: Sequence[Fact]) -> None:
+    def __init__(self, directory: RunDirectory, journal: SqliteJournal, epoch: int) -> None:
         self._directory = directory
         self._journal = journal
         self._epoch = epoch
-        self._recorded = recorded
 
     @property
     def journal(self) -> SqliteJournal:
@@ -287,11 +279,6 @@ class _OwnedRun:
     def epoch(self) -> int:
         """The epoch that this owner writes under."""
         return self._epoch
-
-    @property
-    def recorded(self) -> Sequence[Fact]:
-        """All facts recorded before this owner came."""
-        return self._recorded
 
     async def write_state(self, state: RunState) -> None:
         """Say how the run stands; after a final state the run has no owner any more.

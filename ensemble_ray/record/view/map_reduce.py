@@ -20,7 +20,7 @@ from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, work_of
 from ensemble_ray.record.level_tallies import LevelTally, tally_data
-from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, Outcome
+from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.run_head import HEAD_KINDS
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
 from ensemble_ray.record.view.tree import (
@@ -30,7 +30,7 @@ from ensemble_ray.record.view.tree import (
     format_tokens,
     level_row,
     lost_row,
-    one_line,
+    row_text,
 )
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
@@ -101,7 +101,9 @@ class MapReduceView:
             levels[0] = self._recovery.items.count
         for level in {*levels, *self._levels}:
             tally = self._tally(level)
-            tally.done, tally.failed = (self._count(outcome, level) for outcome in (Outcome.COMPLETED, Outcome.FAILED))
+            tally.done, tally.failed = (
+                self._count(outcome, level) for outcome in (RecordedOutcome.COMPLETED, RecordedOutcome.FAILED)
+            )
             tally.unknown = unknown[level]
             tally.total = max(levels.get(level, 0), tally.done + tally.failed)
         return [self._levels[level] for level in sorted(self._levels)]
@@ -119,7 +121,7 @@ class MapReduceView:
         yield TreeRow(
             depth=0,
             kind="run",
-            title=f"Run {one_line(self._run_id, _TITLE)}: {one_line(workflow, _TITLE)}, {self.state.value}",
+            title=f"Run {row_text(self._run_id, _TITLE)}: {row_text(workflow, _TITLE)}, {self.state.value}",
             details=(
                 format_seconds(timedelta(seconds=max(0.0, self._last_at - head.started_at))),
                 format_count(self._recovery.items.count, "item"),
@@ -132,8 +134,8 @@ class MapReduceView:
         yield from map(level_row, levels)
         yield from self._unknown.rows(self._is_over)
         for key, text in failures.items():
-            yield TreeRow(depth=1, kind="error", title=f"{one_line(key, _TITLE)}: {text}", is_bad=True)
-        more = self._recovery.count(Outcome.FAILED) - len(failures)
+            yield TreeRow(depth=1, kind="error", title=f"{row_text(key, _TITLE)}: {text}", is_bad=True)
+        more = self._recovery.count(RecordedOutcome.FAILED) - len(failures)
         if more > 0:
             yield TreeRow(depth=1, kind="error", title=f"and {more:,} more failed", is_bad=True)
 
@@ -148,7 +150,7 @@ class MapReduceView:
             "last_at": utc_of(self._last_at).isoformat(),
             "items": self._recovery.items.count,
             "levels": tally_data(self.levels),
-            "failed": self._recovery.count(Outcome.FAILED),
+            "failed": self._recovery.count(RecordedOutcome.FAILED),
             "first_failures": self._standing_failures(),
             **({"lost": self._lost} if self._lost else {}),
             "unknown_outcomes": self._unknown.counts(self._is_over).total(),
@@ -157,12 +159,14 @@ class MapReduceView:
 
     def _is_over(self, key: str) -> bool:
         """Whether nothing comes any more of what a task called and got no result of."""
-        return not self._is_running or self._recovery.outcome(key) is not Outcome.UNKNOWN
+        return not self._is_running or self._recovery.outcome(key) is not RecordedOutcome.UNKNOWN
 
     def _standing_failures(self) -> dict[str, str]:
-        return {key: text for key, text in self._failures.items() if self._recovery.outcome(key) is Outcome.FAILED}
+        return {
+            key: text for key, text in self._failures.items() if self._recovery.outcome(key) is RecordedOutcome.FAILED
+        }
 
-    def _count(self, outcome: Outcome, level: int) -> int:
+    def _count(self, outcome: RecordedOutcome, level: int) -> int:
         final, recovery = self._recovery.groups.final, self._recovery
         named = final is not None and level == final.level and recovery.outcome(FINAL) is outcome
         direct = level == 0 and recovery.outcome(DIRECT) is outcome
@@ -198,7 +202,7 @@ class MapReduceView:
         key = fact.name.rpartition("#")[0]
         if key in self._failures or len(self._failures) < _MOST_SHOWN:
             error_type, text = fact.data.error_type, fact.data.message
-            self._failures[key] = f"{one_line(error_type, _TITLE)}: {one_line(text, _TITLE)}"
+            self._failures[key] = f"{row_text(error_type, _TITLE)}: {row_text(text, _TITLE)}"
         level, trace = self._level_of(key), read_trace(fact)
         if level is not None and trace is not None:
             self._tally(level).add(trace.metrics, trace.started_at, trace.completed_at)

@@ -7,12 +7,13 @@ Never: colours, terminal sizes, or a control character that a model or a tool pu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
+from ensemble_ray.record.view.units import branches_of, describe_unit
 from ensemble_ray.text.control_characters import escape_controls
 from ensemble_ray.values.messages import ChatResponse, incomplete_reason
 from ensemble_ray.values.trace import (
@@ -23,6 +24,11 @@ from ensemble_ray.values.trace import (
     TaskTrace,
     ToolCallTrace,
 )
+from ensemble_ray.values.value import utc_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.units.replayed import Verdict
+    from ensemble_ray.record.view.units import Entry
 
 __all__ = [
     "TreeRow",
@@ -31,9 +37,9 @@ __all__ = [
     "format_tokens",
     "level_row",
     "lost_row",
-    "one_line",
     "render_rows",
     "render_tree",
+    "row_text",
     "tree_rows",
 ]
 
@@ -49,7 +55,7 @@ _ASKED = "(tool calls)"
 #: Tools that hand work on; a malformed call of theirs leaves no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
-RowKind = Literal["run", "level", "task", "model", "tool", "answer", "error"]
+RowKind = Literal["run", "level", "unit", "verdict", "task", "history", "model", "tool", "answer", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +72,9 @@ class TreeRow:
     is_bad: bool = False
 
 
-def tree_rows(trace: ExecutionTrace) -> tuple[TreeRow, ...]:
-    """Return the rows of a trace, top down."""
-    return tuple(_rows(trace))
+def tree_rows(trace: ExecutionTrace, verdicts: Sequence[Verdict] = ()) -> tuple[TreeRow, ...]:
+    """Return the rows of a trace, top down; `verdicts` are what its record tells of predicates and conditions."""
+    return tuple(_rows(trace, verdicts))
 
 
 def render_tree(trace: ExecutionTrace) -> str:
@@ -98,9 +104,9 @@ def _branches(rows: Sequence[TreeRow]) -> list[str]:
     return found[::-1]
 
 
-def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
+def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRow]:
     named = (trace.ensemble_id, trace.workflow, str(trace.metadata.get("state", "completed")))
-    ensemble_id, workflow, state = (one_line(text, _TITLE) for text in named)
+    ensemble_id, workflow, state = (row_text(text, _TITLE) for text in named)
     yield TreeRow(
         depth=0,
         kind="run",
@@ -119,9 +125,53 @@ def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
             yield from _unknown_rows(trace.task_traces)
             yield from _error_rows(trace.errors)
             return
-    for task in trace.task_traces:
-        yield from _task_rows(task, is_failed=(task.agent_role, task.task_description) in failed)
+    of_path: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        of_path.setdefault(verdict.path, []).append(verdict)
+    yield from _entry_rows(trace, branches_of(trace.task_traces), of_path, failed, depth=1)
+    shown = {str(task.metadata.get("instance", "")).partition("#")[0] for task in trace.task_traces}
+    for phase in trace.phases:
+        if phase.path not in shown and not phase.task_traces:
+            yield TreeRow(depth=1, kind="unit", title=row_text(phase.path, _TITLE), details=(phase.status.value,))
     yield from _error_rows(trace.errors)
+
+
+def _entry_rows(
+    trace: ExecutionTrace,
+    entries: Sequence[Entry],
+    verdicts: Mapping[str, Sequence[Verdict]],
+    failed: Collection[tuple[str, str]],
+    *,
+    depth: int,
+) -> Iterator[TreeRow]:
+    """Return the rows of tasks, and of units with what ran in them."""
+    for entry in entries:
+        if isinstance(entry, TaskTrace):
+            is_failed = (entry.agent_role, entry.task_description) in failed
+            yield from _task_rows(entry, is_failed=is_failed, depth=depth)
+            continue
+        tasks = list(entry.tasks())
+        took = max(task.completed_at for task in tasks) - min(task.started_at for task in tasks)
+        name = entry.path.rpartition("/")[2]
+        details = (format_seconds(took), *(row_text(each, _TITLE) for each in describe_unit(trace, entry.path)))
+        yield TreeRow(depth=depth, kind="unit", title=row_text(name, _TITLE), details=details)
+        yield from _entry_rows(trace, entry.entries, verdicts, failed, depth=depth + 1)
+        for verdict in verdicts.get(entry.path, ()):
+            yield _verdict_row(trace, verdict, depth + 1)
+
+
+def _verdict_row(trace: ExecutionTrace, verdict: Verdict, depth: int) -> TreeRow:
+    """Return the row of what a predicate or a condition answered; its time counts from the start of the run."""
+    asked = "until" if verdict.edge is None else f"edge {verdict.edge}"
+    answer = f"raised {row_text(verdict.error, _QUOTE)}" if verdict.answer is None else str(verdict.answer).lower()
+    after = format_seconds(max(timedelta(), utc_of(verdict.at) - trace.started_at))
+    return TreeRow(
+        depth=depth,
+        kind="verdict",
+        title=f"{asked}: {answer}",
+        details=(f"after {after}",),
+        is_bad=verdict.answer is None,
+    )
 
 
 def _parent(trace: ExecutionTrace) -> str:
@@ -129,7 +179,7 @@ def _parent(trace: ExecutionTrace) -> str:
     origin: object = trace.metadata.get("forked_from")
     if not isinstance(origin, Mapping):
         return ""
-    run, task = (one_line(str(cast("Mapping[str, object]", origin).get(name, "")), _TITLE) for name in ("run", "task"))
+    run, task = (row_text(str(cast("Mapping[str, object]", origin).get(name, "")), _TITLE) for name in ("run", "task"))
     return f", fork of {run} from {task}"
 
 
@@ -150,7 +200,7 @@ def level_row(tally: LevelTally) -> TreeRow:
         details.append(f"tokens of {format_count(tally.uncounted, 'task')} unknown")
     if tally.tool_calls:
         details.append(format_count(tally.tool_calls, "tool call"))
-    title = f"level {tally.level}: {one_line(tally.node_type, _TITLE)}"
+    title = f"level {tally.level}: {row_text(tally.node_type, _TITLE)}"
     return TreeRow(
         depth=1, kind="level", title=title, details=tuple(details), is_bad=bool(tally.failed or tally.unknown)
     )
@@ -167,7 +217,7 @@ def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
 
 def lost_row(text: str) -> TreeRow:
     """Return the row of what a record has lost; somebody chose to go on without it."""
-    return TreeRow(depth=1, kind="error", title=f"a part of its record is lost: {one_line(text, _LOST)}", is_bad=True)
+    return TreeRow(depth=1, kind="error", title=f"a part of its record is lost: {row_text(text, _LOST)}", is_bad=True)
 
 
 def _error_rows(errors: Sequence[ErrorTrace]) -> Iterator[TreeRow]:
@@ -211,17 +261,22 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     if metrics.tool_call_count:
         details.append(format_count(metrics.tool_call_count, "tool call"))
     if state:
-        details.append(one_line(state, _TITLE))
-    role = one_line(task.agent_role or "?", _TITLE)
-    title = f"{role}: {one_line(task.task_description, _TITLE)}"
+        details.append(row_text(state, _TITLE))
+    role = row_text(task.agent_role or "?", _TITLE)
+    title = f"{role}: {row_text(task.task_description, _TITLE)}"
     yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
+    if task.prompts is not None and task.prompts.history:
+        said = task.prompts.history
+        last = row_text(said[-1].content or "", _QUOTE)
+        title = f"continues a conversation of {format_count(len(said), 'message')}, the last: {last}"
+        yield TreeRow(depth=depth + 1, kind="history", title=title)
     left = deque(task.delegations)
     for interaction in task.llm_interactions:
         yield from _interaction_rows(interaction, left, depth + 1)
     for delegation in left:  # of a turn that never came to its end
         yield from _delegation_rows(delegation, depth + 1)
     if task.final_output:
-        yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {one_line(task.final_output, _QUOTE)}")
+        yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {row_text(task.final_output, _QUOTE)}")
 
 
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
@@ -269,7 +324,7 @@ def _delegation_rows(delegation: DelegationTrace, depth: int, *, is_refused: boo
         yield replace(first, is_bad=not delegation.succeeded)
         yield from rows
         return
-    title = f"{one_line(delegation.worker_role or '?', _TITLE)}: {one_line(delegation.task_description, _TITLE)}"
+    title = f"{row_text(delegation.worker_role or '?', _TITLE)}: {row_text(delegation.task_description, _TITLE)}"
     details = (format_seconds(delegation.duration), *shown)
     yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=not delegation.succeeded)
 
@@ -279,19 +334,19 @@ def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> T
     return TreeRow(
         depth=depth,
         kind="tool",
-        title=f"{one_line(call.tool_name, _TITLE)}({one_line(call.arguments, _TITLE)}) -> {one_line(call.result, _QUOTE)}",
+        title=f"{row_text(call.tool_name, _TITLE)}({row_text(call.arguments, _TITLE)}) -> {row_text(call.result, _QUOTE)}",
         details=(format_seconds(call.duration), outcome),
         is_bad=outcome != "success",
     )
 
 
 def _error_row(error: ErrorTrace) -> TreeRow:
-    where = one_line(error.task_description, _TITLE)
-    title = f"{one_line(error.error_type, _TITLE)}: {one_line(error.message, _QUOTE)}"
+    where = row_text(error.task_description, _TITLE)
+    title = f"{row_text(error.error_type, _TITLE)}: {row_text(error.message, _QUOTE)}"
     return TreeRow(depth=1, kind="error", title=title, details=(where,) if where else (), is_bad=True)
 
 
-def one_line(text: str, length: int) -> str:
+def row_text(text: str, length: int) -> str:
     """Return a text on one line, without control characters, cut to a length."""
     # Cut first: an answer may be as large as a book. Twice the length leaves room for white space that is joined.
     words = " ".join(text[: 2 * length].split())

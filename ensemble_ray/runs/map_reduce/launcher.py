@@ -36,7 +36,7 @@ from ensemble_ray.items.dead_letters import DeadLetterFile
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
@@ -188,7 +188,6 @@ class MapReduceLauncher:
             origin=scope.origin,
             durability=self.definition.durability,
             submission=scope.submission,
-            reads_facts=False,
         )
 
     async def _coordinate(
@@ -205,7 +204,7 @@ class MapReduceLauncher:
         epoch, now = 0 if owned is None else owned.epoch, self._clock.now()
         data = replace(header, started_at=now) if record is None else RunResumed.of(header, is_restart=False)
         first = Fact(run=run_id, name=RUN, at=now, data=data, epoch=epoch)
-        await journal.append((first,), epoch=epoch, until=Until.WRITTEN)
+        await journal.append((first,), epoch=epoch, until=Persistence.COMMITTED)
         async with contextlib.AsyncExitStack() as stack:
             found = await self._open_items(scope)
             if found is None:
@@ -345,4 +344,4 @@ class MapReduceLauncher:
             errors=[RecordedError("", type(each.error).__name__, message_of(each.error)) for each in ended.failures],
         )
         last = Fact(run=scope.run_id, name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
-        await owned.journal.append((last,), epoch=owned.epoch, until=Until.WRITTEN)
+        await owned.journal.append((last,), epoch=owned.epoch, until=Persistence.COMMITTED)

@@ -19,7 +19,7 @@ from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.items.pulling import Entry
+    from ensemble_ray.items.pulling import ItemEntry
 
 __all__ = ["opened", "rules_of", "window_of"]
 
@@ -86,7 +86,7 @@ async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:
 
 async def _probed(definition: MapReduceDefinition, reader: ItemReader, budget: int) -> tuple[ItemReader, bool]:
     """Read until it is known whether all items fit the budget."""
-    entries: list[Entry] = []
+    entries: list[ItemEntry] = []
     total, is_exhausted = 0, False
     while not is_exhausted and total <= budget:
         pulled = await reader.next(_PROBE)
@@ -109,7 +109,7 @@ def _tokens(definition: MapReduceDefinition, items: Sequence[object]) -> int:
 class _Again:
     """A reader that first gives what was read already."""
 
-    def __init__(self, entries: Sequence[Entry], rest: ItemReader, *, is_exhausted: bool) -> None:
+    def __init__(self, entries: Sequence[ItemEntry], rest: ItemReader, *, is_exhausted: bool) -> None:
         self._entries = list(reversed(entries))
         self._rest = rest
         self._is_exhausted = is_exhausted

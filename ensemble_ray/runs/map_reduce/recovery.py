@@ -2,15 +2,14 @@
 
 In: the recorded facts, page by page. Out: outputs in the body store; failures, groups and items when asked. On a cluster
 the process of a task may record its end before the driver's fact of its item is committed: such ends wait here for it. What
-is not found here, since its item is not on record at all, is found by the task's own house: nothing recorded is done again.
+is not found here, since its item is not on record at all, is found by the process that does the task: nothing recorded is done again.
 Never: a class looked up by the name that a record has, other than among those of today's definition.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
@@ -18,9 +17,9 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.items import AgentsJoined, ItemsRecorded
-from ensemble_ray.items.spool import Spool
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
-from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, Outcome
+from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, RecordedOutcome
+from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
 from ensemble_ray.values.error_data import error_from
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ class RecoveredRun:
         """Make one that knows nothing yet; `output_types` are the definition's, by full name."""
         self._outputs = outputs
         self._output_types = output_types or {}
-        self._failures = Spool()
-        self._slots: dict[tuple[int, int], int] = {}
+        self._failures: RecordedFailures[tuple[int, int]] = RecordedFailures()
         #: ends of items that are not on record yet, by key
         self._early: dict[str, OutputRecorded | Fact[FailureRecorded]] = {}
         self.facts = MapReduceRecovery(self._keep, self._keep_failure)
@@ -61,8 +59,7 @@ class RecoveredRun:
             RecordError: the record is damaged.
         """
         record = cls(outputs, output_types)
-        async for page in store.read(run_id, kinds=(*MAP_REDUCE_KINDS, AgentsJoined.KIND)):
-            record.apply(page)
+        await read_pages(store, run_id, (*MAP_REDUCE_KINDS, AgentsJoined.KIND), record.apply)
         return record
 
     def apply(self, facts: Sequence[Fact]) -> None:
@@ -99,16 +96,10 @@ class RecoveredRun:
         if position is None:
             self._early[key] = fact
             return
-        found = read_trace(fact)
-        fields = {
-            "error": fact.data.error_data,
-            "attempts": fact.data.attempts,
-            "at": self.facts.head.started_at if found is None else found.completed_at.timestamp(),
-            "task_description": key if found is None else found.task_description,
-            "agent_role": "" if found is None else found.agent_role,
-        }
-        self._slots[position] = self._failures.put(pickle.dumps(fields))
-        self._outputs.lose(*position, found, node_type(position[0], is_final=key == FINAL, is_direct=key == DIRECT))
+        self._failures.put(position, fact)
+        self._outputs.lose(
+            *position, read_trace(fact), node_type(position[0], is_final=key == FINAL, is_direct=key == DIRECT)
+        )
 
     def _position_of(self, key: str) -> tuple[int, int] | None:
         """Level and number of a key, as the machine has them; None where the record does not tell."""
@@ -139,25 +130,26 @@ class RecoveredRun:
     @property
     def failed(self) -> Iterable[tuple[int, int]]:
         """Works that failed once; some may have been tried again."""
-        return self._slots
+        return self._failures
 
-    def outcome(self, level: int, number: int) -> Outcome:
+    def outcome(self, level: int, number: int) -> RecordedOutcome:
         """Return what is recorded of a task."""
         return self.facts.outcome(self._key(level, number))
 
     def failure(self, level: int, number: int) -> MapReduceFailure | None:
         """How a work failed that is not tried again."""
-        slot = self._slots.get((level, number))
-        if slot is None or self.facts.outcome(self._key(level, number)) is not Outcome.FAILED:
+        key = self._key(level, number)
+        fact = self._failures.get((level, number)) if self.facts.outcome(key) is RecordedOutcome.FAILED else None
+        if fact is None:
             return None
-        fields: dict[str, Any] = pickle.loads(self._failures.get(slot))  # noqa: S301  our own temporary file
+        trace = read_trace(fact)
         return MapReduceFailure(
             level=level,
-            at=fields["at"],
-            task_description=fields["task_description"],
-            agent_role=fields["agent_role"],
-            error=error_from(fields["error"]),
-            attempts=fields["attempts"],
+            at=self.facts.head.started_at if trace is None else trace.completed_at.timestamp(),
+            task_description=key if trace is None else trace.task_description,
+            agent_role="" if trace is None else trace.agent_role,
+            error=error_from(fact.data.error_data),
+            attempts=fact.data.attempts,
         )
 
     def occurrence(self, level: int, number: int) -> int:

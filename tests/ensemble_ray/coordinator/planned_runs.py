@@ -16,7 +16,7 @@ from ensemble_ray.execute.outcomes import Resumed, RunOutcome
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Plan
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.outputs import ExitReason
@@ -57,7 +57,7 @@ class SlowJournal(MemoryJournal):
         self.free = asyncio.Event()
         self.free.set()
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         self.batches.append(describe_facts(facts))
         await asyncio.sleep(0)
         await self.free.wait()
@@ -72,9 +72,11 @@ class RecordingExecutor:
     started: list[Order] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     recorded: list[list[str]] = field(default_factory=list)
+    has_started: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start(self, orders: Sequence[Order]) -> None:
         self.started += orders
+        self.has_started.set()
         self.recorded.append(describe_facts(self.journal.facts()))
 
     def stop(self, instances: Sequence[str]) -> None:

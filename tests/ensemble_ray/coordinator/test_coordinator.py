@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import HeldOutputs, KeyedOutputs, OutputStore, SpooledOutputs
+from ensemble_ray.coordinator.outputs import HeldOutputs, ListedOutputs, OutputStore, SpooledOutputs
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.orders import Revision, TaskResult
@@ -95,7 +95,7 @@ async def test_changes_ride_on_the_order() -> None:
     assert first.revision == Revision(attempt=2, feedback="shorter", prior="draft")
     assert second.revision == Revision(attempt=0, feedback="", prior=None)
     run.coordinator.deliver([TaskResult(key="a", instance="loop:l#1/a#0", status="completed", at=1.0, output="x")])
-    await run.end
+    assert list((await run.end).completed) == [("loop:l#1/a#0", "x")]
 
 
 async def test_context_of_an_order_is_what_its_source_says() -> None:
@@ -287,8 +287,8 @@ def test_outputs_are_kept_by_instance(make: Callable[[], OutputStore[bytes]]) ->
     for instance, output in (("a#0", b"1"), ("b#0", b"2"), ("a#0", b"3")):
         store.put(instance, output)
     assert (store.get("a#0"), "b#0" in store, "c#0" in store) == (b"3", True, False)
-    keyed: Sequence[tuple[str, bytes]] = KeyedOutputs(store, ["b#0", "a#0"])
-    assert keyed == [("b", b"2"), ("a", b"3")]
-    assert keyed[1:] == [("a", b"3")]
+    listed: Sequence[tuple[str, bytes]] = ListedOutputs(store, ["b#0", "a#0"])
+    assert listed == [("b#0", b"2"), ("a#0", b"3")]
+    assert listed[1:] == [("a#0", b"3")]
     store.forget(["a#0"])
     assert "a#0" not in store

@@ -92,7 +92,7 @@ async def test_reports_that_come_meanwhile_are_taken_together() -> None:
         ["stimulus c#0 TaskCompleted", "stimulus a#0 TaskCompleted"],
         ["end run"],
     ]
-    assert [key for key, _ in run.ended().completed] == ["b", "c", "a"]
+    assert [instance for instance, _ in run.ended().completed] == ["b#0", "c#0", "a#0"]
 
 
 # Missing context.
@@ -135,7 +135,7 @@ async def test_completed_run_tells_its_outputs() -> None:
     await run.report(done("b"), done("a"))
     await run.report(done("c"))
     ended = run.ended()
-    assert ended.completed == [("b", "output of b"), ("a", "output of a"), ("c", "output of c")]
+    assert ended.completed == [("b#0", "output of b"), ("a#0", "output of a"), ("c#0", "output of c")]
     assert (ended.state, ended.exit_reason) == (RunState.COMPLETED, ExitReason.COMPLETED)
     assert (ended.started_at, ended.completed_at) == (100.0, 102.0)
     end = run.journal.facts()[-1]
@@ -148,11 +148,11 @@ async def test_failure_knows_how_many_were_completed_before_it() -> None:
     run = await conducting(plan_of("parallel", dict.fromkeys("abcd", ())))
     await run.report(done("a"), failed("b"), done("c"), failed("d", at=102.0))
     ended = run.ended()
-    assert [(each.key, each.at, each.failure.body, each.completed_before) for each in ended.failures] == [
-        ("b", 101.0, "failure of b", 1),
-        ("d", 102.0, "failure of d", 2),
+    assert [(each.instance, each.at, each.failure.body, each.completed_before) for each in ended.failures] == [
+        ("b#0", 101.0, "failure of b", 1),
+        ("d#0", 102.0, "failure of d", 2),
     ]
-    assert [key for key, _ in ended.completed] == ["a", "c"]
+    assert [instance for instance, _ in ended.completed] == ["a#0", "c#0"]
     assert ended.state is RunState.FAILED
     assert run.journal.facts()[-1].data.to_data() == {
         "state": "failed",
@@ -182,8 +182,8 @@ async def test_early_exit_keeps_what_was_done(caplog: pytest.LogCaptureFixture) 
     await run.report(ended_early("b", "exited", reason=ExitReason.TIMEOUT))
     ended = run.ended()
     assert (ended.state, ended.exit_reason) == (RunState.COMPLETED, ExitReason.TIMEOUT)
-    assert (ended.completed, ended.failures) == ([("a", "output of a")], ())
-    assert ended.unfinished == (("b", Failure("trace of b")),)
+    assert (ended.completed, ended.failures) == ([("a#0", "output of a")], ())
+    assert ended.unfinished == (("b#0", Failure("trace of b")),)
     assert not caplog.records
 
 
@@ -198,7 +198,7 @@ async def test_cancelled_run_ends_when_its_tasks_have_stopped() -> None:
     await run.report(ended_early("b", "cancelled"))
     ended = run.ended()
     assert (ended.state, ended.exit_reason) == (RunState.CANCELLED, ExitReason.CANCELLED)
-    assert (ended.completed, ended.unfinished) == ([("a", "output of a")], (("b", Failure("trace of b")),))
+    assert (ended.completed, ended.unfinished) == ([("a#0", "output of a")], (("b#0", Failure("trace of b")),))
 
 
 async def test_run_never_begins_when_it_is_cancelled_while_its_first_fact_is_on_its_way() -> None:
@@ -257,4 +257,4 @@ async def test_outputs_of_workers_come_in_the_order_in_which_they_were_done() ->
     await run.report(done("c"))
     ended = run.ended()
     assert [output for _, output in ended.delegated] == ["d1", "p", "d2"]
-    assert list(ended.completed) == [("a", "A"), ("b", "B"), ("c", "output of c")]
+    assert list(ended.completed) == [("a#0", "A"), ("b#0", "B"), ("c#0", "output of c")]

@@ -10,7 +10,7 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.planned_runs import PAIR, Failure, Result, conducting, done, ended_early, failed
@@ -22,7 +22,7 @@ def resumed(stimuli: Sequence[Sequence[Stimulus]], *results: Result, is_restart:
     return Resumed(
         started_at=50.0,
         stimuli=stimuli,
-        results={result.key: result for result in results},
+        results={result.instance: result for result in results},
         is_restart=is_restart,
     )
 
@@ -47,7 +47,7 @@ async def test_recorded_stimuli_are_told_again_when_a_run_goes_on() -> None:
     assert run.executor.started[-1].context == ("output of b", "output of a")
     await run.report(done("c"))
     ended = run.ended()
-    assert [key for key, _ in ended.completed] == ["a", "b", "c"]
+    assert [instance for instance, _ in ended.completed] == ["a#0", "b#0", "c#0"]
     assert (ended.state, ended.started_at) == (RunState.COMPLETED, 50.0)
     assert {fact.epoch for fact in run.journal.facts()} == {2}
 
@@ -57,7 +57,7 @@ async def test_stimuli_of_one_group_are_told_together_when_a_run_goes_on() -> No
     capped = plan_of("parallel", {"a": (), "b": (), "c": (), "d": ("b",), "e": ("a",)}, cap=2)
     first = await conducting(capped)
     await first.report(done("a"), done("b"))
-    groups = Recovered([*first.journal.facts()]).stimuli
+    groups = PlannedRecovery.of(first.journal.facts()).stimuli
     assert [[type(each).__name__ for each in group] for group in groups] == [
         ["Begun"],
         ["Completed", "Completed"],
@@ -71,7 +71,7 @@ async def test_group_is_told_as_far_as_it_is_recorded_when_its_end_is_lost() -> 
     """S-DUR-9, S-DUR-30: the rest of the group was torn off; its task's output is recorded and is told anew."""
     first = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("a", "b")}))
     await first.report(done("a"), done("b"))
-    groups = Recovered(first.journal.facts()[:-1]).stimuli
+    groups = PlannedRecovery.of(first.journal.facts()[:-1]).stimuli
     assert [len(group) for group in groups] == [1, 1]
     again = await conducting(first.plan, epoch=1, resumed=resumed(groups, done("a"), done("b")))
     assert again.fact_lines == ["resume run", "stimulus b#0 TaskCompleted"]
@@ -110,7 +110,7 @@ async def test_run_ends_when_its_owner_died_before_the_record_of_the_end() -> No
     plan = plan_of("sequential", {"a": ()})
     run = await conducting(plan, epoch=1, resumed=resumed([BEGUN, [told_done("a")]], done("a")))
     assert run.fact_lines == ["resume run", "end run"]
-    assert run.ended().completed == [("a", "output of a")]
+    assert run.ended().completed == [("a#0", "output of a")]
     assert run.executor.keys == []
 
 
@@ -120,8 +120,8 @@ async def test_failed_run_ends_with_its_failure_when_only_the_end_was_lost() -> 
     stimuli = [BEGUN, [told_done("a"), Failed(at=101.0, instance="b#0", error_type="ValueError", message="b broke")]]
     run = await conducting(plan, epoch=1, resumed=resumed(stimuli, done("a"), failed("b")))
     ended = run.ended()
-    assert [(each.key, each.failure.body, each.completed_before) for each in ended.failures] == [
-        ("b", "failure of b", 1)
+    assert [(each.instance, each.failure.body, each.completed_before) for each in ended.failures] == [
+        ("b#0", "failure of b", 1)
     ]
     assert run.journal.facts()[-1].data.to_data()["errors"] == [
         {"key": "b", "error_type": "ValueError", "message": "b broke"}
@@ -135,7 +135,7 @@ async def test_task_runs_again_when_its_completion_is_recorded_and_its_output_is
     assert run.executor.keys == ["a"]
     await run.report(done("a"))
     await run.report(done("b"))
-    assert [key for key, _ in run.ended().completed] == ["a", "b"]
+    assert [instance for instance, _ in run.ended().completed] == ["a#0", "b#0"]
 
 
 async def test_recorded_task_is_used_in_its_turn_when_the_plan_was_changed() -> None:
@@ -146,7 +146,7 @@ async def test_recorded_task_is_used_in_its_turn_when_the_plan_was_changed() -> 
     assert run.executor.keys == ["new"]
     await run.report(done("new"))
     assert run.executor.keys == ["new"]
-    assert [key for key, _ in run.ended().completed] == ["new", "a"]
+    assert [instance for instance, _ in run.ended().completed] == ["new#0", "a#0"]
 
 
 async def test_early_exit_is_used_in_its_turn_when_the_plan_was_changed() -> None:
@@ -156,7 +156,7 @@ async def test_early_exit_is_used_in_its_turn_when_the_plan_was_changed() -> Non
     run = await conducting(swapped, epoch=1, resumed=resumed(stimuli, ended_early("a", "exited")))
     await run.report(done("new"))
     ended = run.ended()
-    assert (ended.exit_reason, ended.unfinished) == (ExitReason.USER_EXIT_EARLY, (("a", Failure("trace of a")),))
+    assert (ended.exit_reason, ended.unfinished) == (ExitReason.USER_EXIT_EARLY, (("a#0", Failure("trace of a")),))
     assert run.executor.keys == ["new"]
 
 
@@ -169,7 +169,7 @@ async def test_early_exit_keeps_its_trace_when_the_run_goes_on() -> None:
     assert run.executor.keys == ["b"]
     await run.report(done("b"))
     ended = run.ended()
-    assert (ended.exit_reason, ended.unfinished) == (ExitReason.TIMEOUT, (("a", Failure("trace of a")),))
+    assert (ended.exit_reason, ended.unfinished) == (ExitReason.TIMEOUT, (("a#0", Failure("trace of a")),))
 
 
 async def test_cancelled_run_goes_on_when_somebody_resumes_it() -> None:
@@ -179,7 +179,7 @@ async def test_cancelled_run_goes_on_when_somebody_resumes_it() -> None:
     await first.cancel()
     await first.report(ended_early("b", "cancelled"))
     assert first.ended().state is RunState.CANCELLED
-    stimuli = Recovered(first.journal.facts()).stimuli
+    stimuli = PlannedRecovery.of(first.journal.facts()).stimuli
     run = await conducting(PAIR, epoch=1, resumed=resumed(stimuli, done("a")))
     assert run.executor.keys == ["b"]
     await run.report(done("b"))
@@ -192,23 +192,23 @@ async def test_cancelled_run_ends_when_its_scheduler_is_replaced() -> None:
     first = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("a", "b")}))
     await first.report(done("a"))
     await first.cancel()
-    stimuli = Recovered(first.journal.facts(), is_resumed=False).stimuli
+    stimuli = PlannedRecovery.of(first.journal.facts(), is_resumed=False).stimuli
     run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("a"), is_restart=True))
     assert run.executor.keys == []
     assert run.fact_lines == ["resume run", "stimulus b#0 TaskCancelled", "end run"]
     ended = run.ended()
     assert (ended.state, ended.exit_reason) == (RunState.CANCELLED, ExitReason.CANCELLED)
-    assert ended.completed == [("a", "output of a")]
+    assert ended.completed == [("a#0", "output of a")]
 
 
 async def test_late_output_counts_when_a_cancelled_runs_scheduler_is_replaced() -> None:
     """S-DUR-30, S-SET-27: a task that was completed before it could be stopped is completed."""
     first = await conducting(plan_of("parallel", {"a": (), "b": ()}))
     await first.cancel()
-    stimuli = Recovered(first.journal.facts(), is_resumed=False).stimuli
+    stimuli = PlannedRecovery.of(first.journal.facts(), is_resumed=False).stimuli
     run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("b"), is_restart=True))
     assert run.ended().state is RunState.CANCELLED
-    assert [key for key, _ in run.ended().completed] == ["b"]
+    assert [instance for instance, _ in run.ended().completed] == ["b#0"]
 
 
 async def test_conducting_ends_when_a_task_was_refused_for_its_epoch() -> None:

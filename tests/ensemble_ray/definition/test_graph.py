@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import pickle
+from datetime import timedelta
 
 import pytest
 
-from ensemble_ray import Graph, GraphEdge, GraphFork, GraphJoin, Loop, MaxStepsAction, Task, ValidationError
+from ensemble_ray import (
+    Graph,
+    GraphEdge,
+    GraphFork,
+    GraphJoin,
+    GraphRoutingContext,
+    Loop,
+    MaxStepsAction,
+    Task,
+    TaskOutput,
+    Until,
+    ValidationError,
+)
+from ensemble_ray.values.value import utc_of
 
 A, B, C = Task.of("a"), Task.of("b"), Task.of("c")
 STATES = {"a": A, "b": B}
@@ -184,3 +198,30 @@ def test_state_is_a_loop_when_one_is_declared() -> None:
     refine = Loop(name="refine", body=[B, C])
     made = graph(states={"a": A, "b": refine})
     assert (made.loops, made.all_tasks) == ((refine,), (A, B, C))
+
+
+def after(*texts: str) -> GraphRoutingContext:
+    """What a condition is given after that many visits of one state."""
+    outputs = [
+        TaskOutput(
+            raw=text,
+            task_description="a",
+            agent_role="A",
+            completed_at=utc_of(0),
+            duration=timedelta(),
+            tool_call_count=0,
+        )
+        for text in texts
+    ]
+    return GraphRoutingContext(
+        current_state="a", last_output=outputs[-1], step_number=len(outputs), state_history={"a": outputs}
+    )
+
+
+def test_built_in_predicate_is_a_condition_too() -> None:
+    """S-GRAPH-117."""
+    assert GraphEdge(from_state="a", to_state="b", condition=Until.text_contains("x")).condition is not None
+    assert Until.text_contains("REJECT")(after("REJECT: too long")) is True
+    assert Until.unchanged()(after("same")) is False
+    assert Until.unchanged()(after("same", "same ")) is True
+    assert Until.unchanged()(after("same", "other")) is False

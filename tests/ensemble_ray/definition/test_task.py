@@ -162,7 +162,7 @@ def test_only_the_first_failure_is_told_when_several_checks_fail() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"memory_scopes": ["x"]},
+        {"memory_scopes": 5},
         {"review": True},
         {"streaming_llm": MODEL},
         {"reflection_config": True},

@@ -13,7 +13,8 @@ from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.ports import DriverServices, Reviewer, Until
+from ensemble_ray.ports import DriverServices, Persistence, Reviewer
+from ensemble_ray.ports.memory import RunMemory
 from ensemble_ray.ports.services import Services
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock, RecordingSink, ScriptedModel
@@ -44,14 +45,14 @@ class WatchedJournal(MemoryJournal):
 
     def __init__(self, known: Sequence[Fact] = ()) -> None:
         super().__init__("run", known)
-        self.degrees: list[tuple[str, str, Until]] = []
+        self.degrees: list[tuple[str, str, Persistence]] = []
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add them."""
         self.degrees.extend((fact.kind, fact.name, until) for fact in facts)
         await super().append(facts, epoch=epoch, until=until)
 
-    def degrees_of(self, *kinds: str) -> list[tuple[str, Until]]:
+    def degrees_of(self, *kinds: str) -> list[tuple[str, Persistence]]:
         """Kind and degree of the facts of these kinds, in order."""
         return [(kind, until) for kind, _, until in self.degrees if kind in kinds]
 
@@ -72,6 +73,7 @@ class Bench:
         ask_unknown: Callable[[UnknownEffect], object] | None = None,
         policies: Sequence[object] = (),
         reviewer: Reviewer | None = None,
+        memory: RunMemory | None = None,
     ) -> None:
         self.clock = ManualClock(start=1000.0)
         self.journal = journal or MemoryJournal("run", known)
@@ -94,6 +96,7 @@ class Bench:
             spending=spending_here(context.budget, context.cost),
             ask_unknown=ask_unknown,
             reviewer=reviewer,
+            memory=memory,
         )
         self.runner = TaskRunner(context, ports, self.agents)
 

@@ -111,3 +111,22 @@ def test_captured_messages_stay_when_the_live_list_changes() -> None:
     kept = captured(live)
     live.append(ChatMessage(role="assistant", content="a"))
     assert kept == (CapturedMessage(role="user", content="u"),)
+
+
+@pytest.mark.parametrize(
+    ("instance", "metadata"),
+    [
+        ("write#0", {}),
+        ("write#0/0/call-1/delegate#0", {}),
+        ("loop:refine#2/write#0", {"instance": "loop:refine#2/write#0"}),
+        ("graph:triage#3/loop:refine#1/write#0", {"instance": "graph:triage#3/loop:refine#1/write#0"}),
+        ("loop:refine#2/write#0/0/call-1/delegate#0", {}),
+    ],
+)
+def test_trace_of_a_task_inside_a_unit_says_which_execution_it_was(instance: str, metadata: dict[str, str]) -> None:
+    """S-TRC-14: and no other task's does."""
+    effects = TaskEffects(
+        task_description="Write", expected_output="", agent_role="Writer", started_at=0, instance=instance
+    )
+    trace = effects.trace(completed_at=1, final_output="", parsed_output=None, metrics=effects.metrics(None))
+    assert trace.metadata == metadata

@@ -13,7 +13,7 @@ from ensemble_ray.errors import AgentExecutionError, UnknownOutcomeError
 from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.tools import ToolResult
 from ensemble_ray.values.ids import uuid_of
 from ensemble_ray.values.messages import Effect
@@ -62,9 +62,10 @@ async def begun(effect: Effect = "once") -> list[Fact]:
 
 
 @pytest.mark.parametrize(
-    ("effect", "degree"), [("none", Until.TAKEN), ("idempotent", Until.SYNCED), ("once", Until.SYNCED)]
+    ("effect", "degree"),
+    [("none", Persistence.QUEUED), ("idempotent", Persistence.SYNCED), ("once", Persistence.SYNCED)],
 )
-async def test_intent_is_on_the_disk_when_a_handler_has_an_effect(effect: Effect, degree: Until) -> None:
+async def test_intent_is_on_the_disk_when_a_handler_has_an_effect(effect: Effect, degree: Persistence) -> None:
     """S-DUR-3, S-DUR-25: and its result is in the record before the output that follows is."""
     bench, journal = bench_of(Counting(), effect=effect)
     await bench.run("count")
@@ -182,4 +183,4 @@ async def test_output_says_so_when_a_handler_is_confirmed_to_be_done() -> None:
     assert "What it returned is lost" in result.output.raw
     assert result.output.trace is not None
     assert result.output.trace.metadata == {"outcome": "unknown"}
-    assert (await journal.known("count#0"))[NAME, "tool_result"].data.to_data()["outcome"] == "unknown"
+    assert (await journal.lookup_recorded("count#0"))[NAME, "tool_result"].data.to_data()["outcome"] == "unknown"

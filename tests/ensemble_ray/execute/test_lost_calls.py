@@ -56,7 +56,7 @@ async def test_call_is_not_made_and_the_model_is_told() -> None:
     assert [text.startswith("Outcome unknown: a part of this run's record is lost") for text in texts] == [
         True, False, False, True, False,
     ]  # fmt: skip
-    known = await bench.journal.known("draft#0")
+    known = await bench.journal.lookup_recorded("draft#0")
     assert known["draft#0/0/call-0", "tool_result"].data.to_data()["outcome"] == "unknown"
     assert ("draft#0/0/call-0", "tool_intent") not in known
     assert result.output is not None

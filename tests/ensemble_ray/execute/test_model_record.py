@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ensemble_ray.definition import Task
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.messages import ChatMessage
@@ -28,13 +28,13 @@ class WatchedJournal(MemoryJournal):
 
     def __init__(self, run_id: str = "run") -> None:
         super().__init__(run_id)
-        self.appends: list[tuple[tuple[str, ...], Until]] = []
+        self.appends: list[tuple[tuple[str, ...], Persistence]] = []
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         self.appends.append((tuple(fact.name for fact in facts), until))
         await super().append(facts, epoch=epoch, until=until)
 
-    def waits_of(self, name: str) -> list[Until]:
+    def waits_of(self, name: str) -> list[Persistence]:
         """How the facts of that name were appended."""
         return [until for names, until in self.appends if name in names]
 
@@ -43,7 +43,7 @@ async def test_an_answer_waits_for_nothing_when_the_task_ends_with_it() -> None:
     """S-DUR-2: the task's own output is committed, and the answer with it: one commit."""
     journal = WatchedJournal()
     await Bench(agents={"draft": writer(ScriptedModel("Done"))}, journal=journal).run()
-    assert journal.waits_of("draft#0/0/model") == [Until.TAKEN]
+    assert journal.waits_of("draft#0/0/model") == [Persistence.QUEUED]
 
 
 async def test_an_answer_is_committed_when_a_correction_may_follow() -> None:
@@ -53,8 +53,8 @@ async def test_an_answer_is_committed_when_a_correction_may_follow() -> None:
     bench = Bench(agents={"draft": writer(model)}, journal=journal)
     bench.tasks["draft"] = Task(description="Do draft", expected_output="A city", output_type=City)
     assert (await bench.run()).status == "completed"
-    assert journal.waits_of("draft#0/0/model") == [Until.WRITTEN]
-    assert journal.waits_of("draft#0/1/model") == [Until.WRITTEN]
+    assert journal.waits_of("draft#0/0/model") == [Persistence.COMMITTED]
+    assert journal.waits_of("draft#0/1/model") == [Persistence.COMMITTED]
 
 
 async def test_the_record_is_waited_for_when_no_tool_of_an_answer_was_called() -> None:
@@ -62,8 +62,8 @@ async def test_the_record_is_waited_for_when_no_tool_of_an_answer_was_called() -
     journal = WatchedJournal()
     model = ScriptedModel(call("nonsense"), "Done")
     await Bench(agents={"draft": writer(model, tools=[Search()])}, journal=journal).run()
-    model_then_barrier = journal.appends.index((("draft#0/0/model",), Until.TAKEN)) + 1
-    assert journal.appends[model_then_barrier] == ((), Until.WRITTEN)
+    model_then_barrier = journal.appends.index((("draft#0/0/model",), Persistence.QUEUED)) + 1
+    assert journal.appends[model_then_barrier] == ((), Persistence.COMMITTED)
 
 
 async def test_nothing_more_is_waited_for_when_a_tool_was_called() -> None:
@@ -72,8 +72,8 @@ async def test_nothing_more_is_waited_for_when_a_tool_was_called() -> None:
     bench, model = searching(Search())
     bench = Bench(agents={"draft": writer(model, tools=[Search()])}, journal=journal)
     await bench.run()
-    assert ((), Until.WRITTEN) not in journal.appends
-    assert journal.waits_of("draft#0/0/call-0")[-1] is Until.WRITTEN
+    assert ((), Persistence.COMMITTED) not in journal.appends
+    assert journal.waits_of("draft#0/0/call-0")[-1] is Persistence.COMMITTED
 
 
 async def resumed(entries: Sequence[object], **fields: object) -> tuple[Bench, Bench, list[tuple[object, ...]]]:

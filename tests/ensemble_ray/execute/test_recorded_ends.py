@@ -116,9 +116,9 @@ async def test_record_is_asked_only_for_tasks_that_were_handed_out_before(epoch:
     asked: list[str] = []
 
     class Asked(MemoryJournal):
-        async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+        async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
             asked.append(instance)
-            return await super().known(instance)
+            return await super().lookup_recorded(instance)
 
     bench = Bench(agents={"draft": writer(ScriptedModel("Three"))}, journal=Asked("run"))
     await bench.run(epoch=epoch)

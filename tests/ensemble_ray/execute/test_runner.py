@@ -19,7 +19,7 @@ from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.runner import cut
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import current_log_context
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import RecordingSink, ScriptedCall, ScriptedModel
@@ -194,7 +194,7 @@ async def test_missing_context_fails_the_task_after_its_start() -> None:
 class FullDisk(MemoryJournal):
     """A journal that has no room for failures."""
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         if any(fact.kind == "task_failed" for fact in facts):
             raise RecordError("The disk is full")
         await super().append(facts, epoch=epoch, until=until)
@@ -213,7 +213,7 @@ async def test_task_has_not_failed_when_its_record_cannot_be_read() -> None:
     """S-DUR-8: a store that cannot be reached for a moment does not make a failed task, which would never be done again."""
 
     class OutOfReach(MemoryJournal):
-        async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+        async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
             raise RecordError(f"Cannot read {instance}")
 
     bench = Bench(agents={"draft": writer(ScriptedModel())}, journal=OutOfReach("run"))

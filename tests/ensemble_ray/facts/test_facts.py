@@ -105,6 +105,19 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ),
     ("review_decision", {"verdict": "edit", "text": "", "by": "Ann", "comment": "c"}),
     ("review_decision", {"verdict": "exit", "timed_out": True, "by": "Ann"}),
+    (
+        "memory_recalled",
+        {
+            "scopes": [["notes", ["a", "b"]], ["drafts", []]],
+            "short_term": [["Writer", "Write", "text"]],
+            "long_term": ["c"],
+            "entities": [["Acme", "a firm"]],
+            "retrieval_s": 0.5,
+            "lookup_s": 0.0,
+        },
+    ),
+    ("memory_recalled", {}),
+    ("memory_stored", {"scopes": ["notes"], "taken_by": ["short_term"]}),
     ("approval", {"by": "Ann"}),
 ]
 

@@ -15,7 +15,8 @@ from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.loader import Runnable, load_ensemble, load_runnable
 from ensemble_ray.loader.item_prompts import AllItemsPrompt, GroupPrompt, ItemPrompt
-from ensemble_ray.loader.sections import ItemTaskKeys, MapReduceKeys, MapTeamKeys
+from ensemble_ray.loader.member_sections import ItemTaskKeys
+from ensemble_ray.loader.sections import MapReduceKeys, MapTeamKeys
 from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
 from tests.ensemble_ray.loader.conftest import Refused
 from tests.ensemble_ray.loader.test_json_schema import schema_errors
@@ -145,7 +146,9 @@ def test_keys_of_plans_are_unknown(refused: Refused) -> None:
 
 def test_one_of_the_sections_is_needed(refused: Refused) -> None:
     """S-MR-175: neither is a mistake."""
-    assert refused("llm: local\n") == ["team.yaml:1:1: a team needs the key 'tasks', or 'map_reduce'"]
+    assert refused("llm: local\n") == [
+        "team.yaml:1:1: a team needs the key 'tasks', or one of [loops, phases, graph, map_reduce]"
+    ]
     assert schema_errors("llm: local\n") == ["$"]
     assert schema_errors("tasks: {a: {description: d}}\nmap_reduce: {map: {description: d}}\n") == ["$"]
 

@@ -11,7 +11,10 @@ import pytest
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels
@@ -20,8 +23,11 @@ from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.loader import load_ensemble
+from ensemble_ray.loader.member_sections import AgentKeys, TaskKeys
 from ensemble_ray.loader.section import Section
-from ensemble_ray.loader.sections import AgentKeys, ConstraintKeys, TaskKeys, TeamKeys
+from ensemble_ray.loader.sections import TeamKeys
+from ensemble_ray.loader.unit_sections import GraphKeys, LoopKeys, PhaseKeys
+from ensemble_ray.loader.value_sections import ConstraintKeys
 from ensemble_ray.plan.synthesis import AgentSynthesizer
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.builtin import FileReadTool
@@ -285,7 +291,10 @@ NOT_IN_FILES = {"history", "revision_feedback", "prior_attempt_output", "attempt
     [
         (AgentKeys, Agent, set[str]()),
         (TaskKeys, Task, {"name", *NOT_IN_FILES}),
-        (TeamKeys, EnsembleDefinition, {"loops", "phases", "graph"}),
+        (TeamKeys, EnsembleDefinition, set[str]()),
+        (LoopKeys, Loop, {"name"}),
+        (PhaseKeys, Phase, {"name"}),
+        (GraphKeys, Graph, set[str]()),
         (ConstraintKeys, HierarchicalConstraints, set[str]()),
     ],
 )

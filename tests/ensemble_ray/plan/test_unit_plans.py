@@ -17,6 +17,7 @@ from ensemble_ray.definition.phase import Phase, PhaseReview
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.errors import PromptTemplateError
+from ensemble_ray.memory.store import MemoryStore
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import SynthesisContext, synthesize_agents
@@ -306,3 +307,14 @@ def test_order_is_the_declared_one_but_for_what_waits() -> None:
     """S-LOOP-168: keys that are waited for elsewhere do not count."""
     assert in_waiting_order(("a", "b", "c"), {"a": ("c", "z"), "b": (), "c": ()}) == ("b", "c", "a")
     assert in_waiting_order(("a", "b"), {}) == ("a", "b")
+
+
+def test_loop_knows_the_memory_scopes_of_its_body_when_there_is_a_store() -> None:
+    """S-LOOP-94, S-LOOP-95: each once; those of tasks outside are not among them."""
+    body = [task("a", memory_scopes=["facts", "style"]), task("b", memory_scopes=["facts"])]
+    loop = Loop(name="x", body=body)
+    outside = task("outside", memory_scopes=["other"])
+    for store, expected in ((MemoryStore.in_memory(), ("facts", "style")), (None, ())):
+        (unit,) = planned(EnsembleDefinition(tasks=[outside], loops=[loop], memory_store=store)).plan.units
+        assert isinstance(unit, LoopUnit)
+        assert unit.memory_scopes == expected

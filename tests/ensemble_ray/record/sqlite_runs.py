@@ -24,7 +24,7 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.values.outputs import RunState
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.sqlite.store import SqliteStore
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))

@@ -23,7 +23,7 @@ from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.loader import Runnable
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.fold import fold_output, fold_trace
@@ -130,7 +130,7 @@ async def _cut(facts: Sequence[Fact], run_id: str) -> None:
     copies = [
         read_fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data.to_data()) for fact in facts
     ]
-    await owned.journal.append(copies, until=Until.WRITTEN)
+    await owned.journal.append(copies, until=Persistence.COMMITTED)
     await owned.close(RunState.INTERRUPTED)
     while (home_directory() / "runs" / run_id / f"{RECORD}-wal").exists():  # noqa: ASYNC110  closing goes on in the background
         await asyncio.sleep(0.01)

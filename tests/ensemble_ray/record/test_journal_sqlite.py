@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.errors import RunExistsError
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.sqlite.commit_count import COUNT
+from ensemble_ray.record.sqlite.commit_lock import CommitLock
 from ensemble_ray.record.sqlite.file import RECORD
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
 from ensemble_ray.record.sqlite.store import SqliteStore
@@ -31,7 +32,7 @@ class Watched:
 async def test_record_of_a_run_has_its_files(tmp_path: Path) -> None:
     """S-DUR-5: one SQLite file, its count, two locks, and what lists need; for their owner only."""
     run = await SqliteStore(tmp_path).begin(RUN, origin="team.yaml")
-    await run.journal.append([fact(text="x" * 2000)], until=Until.WRITTEN)
+    await run.journal.append([fact(text="x" * 2000)], until=Persistence.COMMITTED)
     directory = tmp_path / "runs" / RUN
     files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
     wal = {f"{RECORD}-wal", f"{RECORD}-shm"}
@@ -73,7 +74,7 @@ async def test_appending_touches_no_file(tmp_path: Path) -> None:
     """Facts are rendered and written in the writer's thread; here they are only queued."""
     seen: list[threading.Thread] = []
     run = await SqliteStore(tmp_path).begin(RUN)
-    await run.journal.append([fact(value=Watched(seen))], until=Until.WRITTEN)
+    await run.journal.append([fact(value=Watched(seen))], until=Persistence.COMMITTED)
     assert [thread.name for thread in seen] == ["ensemble-ray-record"]
     await run.close(RunState.COMPLETED)
 
@@ -82,17 +83,37 @@ async def test_runs_share_one_thread(tmp_path: Path) -> None:
     """However many there are."""
     seen: list[threading.Thread] = []
     runs = [await SqliteStore(tmp_path).begin(f"run-{number}") for number in range(20)]
-    await asyncio.gather(*(run.journal.append([fact(value=Watched(seen))], until=Until.WRITTEN) for run in runs))
+    await asyncio.gather(
+        *(run.journal.append([fact(value=Watched(seen))], until=Persistence.COMMITTED) for run in runs)
+    )
     assert (len(seen), len(set(seen))) == (20, 1)
     for run in runs:
         await run.close(RunState.COMPLETED)
+
+
+async def test_appending_waits_when_too_many_facts_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts are counted, and not the calls that brought them, since they are what fills the memory."""
+    monkeypatch.setattr("ensemble_ray.record.sqlite.journal._MAX_WAITING", 2)
+    run = await SqliteStore(tmp_path).begin(RUN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
+    lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
+    assert lock.take(1.0)
+    two = run.journal.append([fact(f"a#0/{turn}/model") for turn in range(2)])
+    await asyncio.wait_for(two, 60)
+    appending = asyncio.create_task(run.journal.append([fact(f"b#0/{turn}/model") for turn in range(3)]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not appending.done()
+    lock.close()
+    await asyncio.wait_for(appending, 60)
+    await run.close(RunState.COMPLETED)
 
 
 async def test_wait_that_is_given_up_leaves_its_facts(tmp_path: Path) -> None:
     """A cancelled task's fact is appended all the same: what happened has happened."""
     store = SqliteStore(tmp_path)
     run = await store.begin(RUN)
-    waiting = asyncio.ensure_future(run.journal.append([fact()], until=Until.WRITTEN))
+    waiting = asyncio.ensure_future(run.journal.append([fact()], until=Persistence.COMMITTED))
     await asyncio.sleep(0)
     waiting.cancel()
     await run.close(RunState.COMPLETED)
@@ -150,12 +171,12 @@ connect = sqlite3.connect
 sqlite3.connect = lambda *args, **more: connect(*args, **more, factory=Watched)
 async def main():
     run = await store.begin("run-1")
-    await run.journal.append([fact(0)], until=Until.WRITTEN)
+    await run.journal.append([fact(0)], until=Persistence.COMMITTED)
     del seen[:]
-    await run.journal.append([fact(1)], until=Until.SYNCED)
-    await run.journal.append([fact(2, text="x" * 2000)], until=Until.SYNCED)
-    await run.journal.append([], until=Until.SYNCED)
-    await run.journal.append([fact(3)], until=Until.WRITTEN)
+    await run.journal.append([fact(1)], until=Persistence.SYNCED)
+    await run.journal.append([fact(2, text="x" * 2000)], until=Persistence.SYNCED)
+    await run.journal.append([], until=Persistence.SYNCED)
+    await run.journal.append([fact(3)], until=Persistence.COMMITTED)
     print(*seen)
 asyncio.run(main())
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.sqlite.commit_count import COUNT, CountFile, read_count
 from ensemble_ray.record.sqlite.file import RECORD
 from ensemble_ray.record.sqlite.store import SqliteStore
@@ -33,7 +33,7 @@ def killed_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def main():
     run = await store.begin("run-1")
     for turn in range(58):
-        await run.journal.append([fact(turn, text="x" * 900)], until=Until.WRITTEN)
+        await run.journal.append([fact(turn, text="x" * 900)], until=Persistence.COMMITTED)
     os._exit(1)
 asyncio.run(main())
 """
@@ -119,7 +119,7 @@ async def test_lost_end_is_told(
         assert caught.value.path == str(directory / RECORD)
     journal = await store.join(RUN, writer="w")
     with pytest.raises(RecordError, match=r"are missing|is missing"):
-        await journal.append([fact()], until=Until.WRITTEN)
+        await journal.append([fact()], until=Persistence.COMMITTED)
     await asyncio.sleep(0)
     assert contents(directory) == before
     assert [run.run_id for run in await store.runs()] == [RUN]
@@ -220,8 +220,8 @@ async def test_accepted_loss_is_recorded_once(directory: Path, tmp_path: Path, d
     assert not await store.accept_loss(RUN)
     taken = await store.claim(RUN)
     assert taken.epoch > lost.epoch - 1
-    assert {("run", "loss")} <= (await taken.journal.known("a#0")).keys()
-    await taken.journal.append([fact("a#0/90/model")], epoch=taken.epoch, until=Until.WRITTEN)
+    assert {("run", "loss")} <= (await taken.journal.lookup_recorded("a#0")).keys()
+    await taken.journal.append([fact("a#0/90/model")], epoch=taken.epoch, until=Persistence.COMMITTED)
     await taken.close(RunState.COMPLETED)
     assert len(await store.facts(RUN)) == left + 2
     restart(directory)
@@ -266,12 +266,12 @@ async def test_record_that_is_removed_while_it_is_written_to_is_told(
     monkeypatch.setattr("ensemble_ray.record.sqlite.file.LOOK_S", 0.0)
     store = SqliteStore(tmp_path)
     run = await store.begin(RUN)
-    await run.journal.append([fact()], until=Until.WRITTEN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
     directory = tmp_path / "runs" / RUN
     shutil.rmtree(directory) if not name else (directory / name).unlink()
     if name != "owner.lock":
         with pytest.raises(RecordError, match=f"The run's record was removed: {directory / RECORD}"):
-            await run.journal.append([fact("a#0/1/model")], until=Until.WRITTEN)
+            await run.journal.append([fact("a#0/1/model")], until=Persistence.COMMITTED)
     with pytest.raises(RecordError, match="was removed"):
         await run.close(RunState.COMPLETED)
 
@@ -282,7 +282,7 @@ async def test_record_that_is_removed_behind_the_last_commit_is_told_at_the_end(
     """S-DUR-85: however short a time ago it was looked at."""
     monkeypatch.setattr("ensemble_ray.record.sqlite.file.LOOK_S", 1000.0)
     run = await SqliteStore(tmp_path).begin(RUN)
-    await run.journal.append([fact()], until=Until.WRITTEN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
     (tmp_path / "runs" / RUN / LOG).unlink()
     with pytest.raises(RecordError, match="was removed"):
         await run.close(RunState.COMPLETED)
@@ -292,11 +292,11 @@ async def test_removed_record_is_not_made_anew(tmp_path: Path) -> None:
     """S-DUR-85: by a process that comes later: what it wrote would look like the whole record."""
     store = SqliteStore(tmp_path)
     run = await store.begin(RUN)
-    await run.journal.append([fact()], until=Until.WRITTEN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
     (tmp_path / "runs" / RUN / RECORD).unlink()
     journal = await store.join(RUN, writer="w")
     with pytest.raises(RecordError, match="was removed"):
-        await journal.append([fact("a#0/1/model")], until=Until.WRITTEN)
+        await journal.append([fact("a#0/1/model")], until=Persistence.COMMITTED)
     with pytest.raises(RecordError, match="was removed"):
         await store.facts(RUN)
     with pytest.raises(RecordError, match="was removed"):
@@ -311,11 +311,11 @@ import random, threading
 async def main():
     rng = random.Random(int(sys.argv[2]))
     journal = await store.join("run-1", writer="w")
-    await journal.append([fact(0)], until=Until.WRITTEN)
+    await journal.append([fact(0)], until=Persistence.COMMITTED)
     threading.Timer(rng.random() * 0.05, lambda: os.kill(os.getpid(), 9)).start()
     while True:
         facts = [fact(turn, text="x" * rng.choice((10, 5000))) for turn in range(rng.randrange(1, 4))]
-        await journal.append(facts, until=rng.choice((Until.TAKEN, Until.WRITTEN, Until.SYNCED)))
+        await journal.append(facts, until=rng.choice((Persistence.QUEUED, Persistence.COMMITTED, Persistence.SYNCED)))
 asyncio.run(main())
 """
     store = SqliteStore(tmp_path)

@@ -10,11 +10,17 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.identity.map_reduce import FINAL, item_digest, reduce_key
-from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, Outcome, fails_on_item, refusal_of
+from ensemble_ray.record.map_reduce_fold import (
+    MAP_REDUCE_KINDS,
+    MapReduceRecovery,
+    RecordedOutcome,
+    fails_on_item,
+    refusal_of,
+)
 from ensemble_ray.schedule.instructions import ReduceGroup
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-from .facts_of_fed_runs import DIGESTS, begun, done, failed, group, items_fact, pulled, resumed
+from .facts_of_dynamic_runs import DIGESTS, begun, done, failed, group, items_fact, pulled, resumed
 from .facts_of_runs import RUN, ended, fact, model
 
 
@@ -45,7 +51,11 @@ def test_done_work_is_known_by_its_key() -> None:
     ]  # fmt: skip
     assert kept == [("map-2", "two"), ("reduce-1-0", "r"), (FINAL, "f")]
     assert lost == ["map-0"]
-    assert (found.count(Outcome.COMPLETED), found.count(Outcome.COMPLETED, 0), found.count(Outcome.FAILED)) == (3, 1, 1)
+    assert (
+        found.count(RecordedOutcome.COMPLETED),
+        found.count(RecordedOutcome.COMPLETED, 0),
+        found.count(RecordedOutcome.FAILED),
+    ) == (3, 1, 1)
     assert (found.head.state, found.head.started_at) == (RunState.INTERRUPTED, 100.0)
 
 
@@ -70,16 +80,24 @@ def test_interrupted_run_does_not_try_failed_maps_again() -> None:
     """S-MR-163: whatever was to become of them; what was begun and has no end goes on as the execution that it was."""
     found = fold(begun("skip"), pulled(3), failed("map-1#0"), model("map-2#0", 0, 104.0))
     found.go_on()
-    assert found.outcome("map-1") is Outcome.FAILED
+    assert found.outcome("map-1") is RecordedOutcome.FAILED
     assert [found.instance(f"map-{n}") for n in range(3)] == ["map-0#0", "map-1#0", "map-2#0"]
 
 
 def test_failed_run_tries_again_what_it_failed_for() -> None:
     """S-MR-163: as another execution of the same task; what is done stays done."""
     found = fold(begun(), pulled(3), done("map-0#0"), failed("map-1#0"), failed("map-2#0"), ended(106, "failed"))
-    assert (refusal_of(found.head), found.outcome("map-1"), found.head.state) == ("", Outcome.FAILED, RunState.FAILED)
+    assert (refusal_of(found.head), found.outcome("map-1"), found.head.state) == (
+        "",
+        RecordedOutcome.FAILED,
+        RunState.FAILED,
+    )
     found.go_on()
-    assert [found.outcome(f"map-{n}") for n in range(3)] == [Outcome.COMPLETED, Outcome.UNKNOWN, Outcome.UNKNOWN]
+    assert [found.outcome(f"map-{n}") for n in range(3)] == [
+        RecordedOutcome.COMPLETED,
+        RecordedOutcome.UNKNOWN,
+        RecordedOutcome.UNKNOWN,
+    ]
     assert [found.instance(f"map-{n}") for n in range(3)] == ["map-0#0", "map-1#1", "map-2#1"]
 
 
@@ -88,10 +106,10 @@ def test_later_execution_counts() -> None:
     history = [begun(), pulled(2), failed("map-0#0"), failed("map-1#0"), ended(106, "failed"), resumed()]
     killed = fold(*history, done("map-0#1"))
     killed.go_on()
-    assert (killed.outcome("map-0"), killed.outcome("map-1")) == (Outcome.COMPLETED, Outcome.UNKNOWN)
+    assert (killed.outcome("map-0"), killed.outcome("map-1")) == (RecordedOutcome.COMPLETED, RecordedOutcome.UNKNOWN)
     assert killed.instance("map-1") == "map-1#1"
     again = fold(*history, failed("map-1#1"), ended(112, "failed"))
-    assert again.outcome("map-1") is Outcome.FAILED
+    assert again.outcome("map-1") is RecordedOutcome.FAILED
     again.go_on()
     assert again.instance("map-1") == "map-1#2"
 
@@ -100,7 +118,7 @@ def test_restart_of_a_scheduler_forgives_nothing() -> None:
     """S-MR-163: nobody wished to go on after the failure."""
     restart = fact("resume", "run", 104.0, is_restart=True)
     found = fold(begun("skip"), pulled(1), failed("map-0#0"), restart)
-    assert found.outcome("map-0") is Outcome.FAILED
+    assert found.outcome("map-0") is RecordedOutcome.FAILED
 
 
 @pytest.mark.parametrize(
@@ -151,7 +169,7 @@ def test_early_end_is_known_with_its_reason() -> None:
     found = fold(
         begun(), pulled(2), fact("task_exited", "map-0#0", 1.0, **spent), fact("task_exited", "map-1#0", 1.0, **left)
     )
-    assert (found.outcome("map-0"), found.outcome("map-1")) == (Outcome.UNKNOWN, Outcome.EXITED)
+    assert (found.outcome("map-0"), found.outcome("map-1")) == (RecordedOutcome.UNKNOWN, RecordedOutcome.EXITED)
     assert found.exits == {"map-1": ExitReason.TIMEOUT}
 
 
@@ -161,7 +179,7 @@ def test_recorded_calls_count_as_spent() -> None:
     handed = "map-0#0/0/call-0/delegate#0"
     found = fold(begun(), pulled(2), model("map-0#0", 0, 103), model(handed, 0, 104), done(handed), unknown)
     assert (found.input_tokens, found.output_tokens, found.uncounted_calls) == (207, 40, 1)
-    assert found.count(Outcome.COMPLETED) == 0
+    assert found.count(RecordedOutcome.COMPLETED) == 0
 
 
 def test_answers_that_made_agents_are_kept_until_their_work_ended() -> None:
@@ -191,7 +209,7 @@ def test_items_of_dead_letters_keep_their_indices() -> None:
     assert [found.items.index(number) for number in range(4)] == [7, 2, 400_000, 3]
     assert [found.items.number(index) for index in (7, 2, 400_000, 3, 8)] == [0, 1, 2, 3, None]
     assert [found.items.digest(index) for index in (7, 2, 400_000, 3)] == DIGESTS[:4]
-    assert found.outcome("map-400000") is Outcome.COMPLETED
+    assert found.outcome("map-400000") is RecordedOutcome.COMPLETED
     assert found.groups[0].inputs == ((0, 1), (0, 2))
 
 
@@ -266,7 +284,7 @@ def test_item_takes_at_most_64_bytes(step: int) -> None:
     finally:
         tracemalloc.stop()
     assert size / count <= 64
-    assert (found.count(Outcome.COMPLETED, 0), len(found.groups)) == (count, count // 2)
+    assert (found.count(RecordedOutcome.COMPLETED, 0), len(found.groups)) == (count, count // 2)
     assert found.groups[-1].inputs == ((0, count - 2), (0, count - 1))
 
 

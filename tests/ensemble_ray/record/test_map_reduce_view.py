@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.sqlite.store import SqliteStore
@@ -15,8 +15,8 @@ from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.view.tree import render_rows, render_tree, tree_rows
 from ensemble_ray.values.outputs import RunState
 
-from .facts_of_fed_runs import begun as fed
-from .facts_of_fed_runs import group, items_fact, pulled
+from .facts_of_dynamic_runs import begun as fed
+from .facts_of_dynamic_runs import group, items_fact, pulled
 from .facts_of_runs import RUN, begun, ended, fact, failed, model, node, output, task_trace
 
 GIVEN = output("Sum up", "short").model_dump(mode="json")
@@ -106,7 +106,7 @@ async def test_tasks_are_counted_without_their_outputs(tmp_path: Path) -> None:
     }
     for name, told in facts.items():
         run = await store.begin(name)
-        await run.journal.append(told, until=Until.WRITTEN)
+        await run.journal.append(told, until=Persistence.COMMITTED)
         await run.close(RunState.INTERRUPTED)
     found = {name: await tasks_done(store, name) for name in (*facts, "unknown")}
     assert found == {"fed": (4, 6, 3), "direct": (1, 1, 1), "planned": (1, 2, 0), "unknown": (0, 0, 0)}

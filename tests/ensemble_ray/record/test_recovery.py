@@ -1,23 +1,29 @@
 """What the facts of a run give to whoever goes on with it."""
 
+import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
 
+from ensemble_ray.coordinator.outputs import HeldOutputs, recalled
 from ensemble_ray.errors import AgentExecutionError, RecordError
 from ensemble_ray.execute.orders import TaskFailure
+from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
-from ensemble_ray.record.recovery import Recovered, resumed_inline
-from ensemble_ray.record.rendering import in_json_form
+from ensemble_ray.record.rendering import in_json_form, plain_data
+from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed
 from ensemble_ray.values.error_data import error_data
+from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
 from ensemble_ray.values.value import utc_of
 
-from .facts_of_runs import altered, begun, completed, ended, fact, failed, header, intent, model, node, output, result
+from .facts_of_runs import altered, begun, completed, ended, fact, failed, intent, model, node, output, result
 
 READ, EDIT = node("read", "Read Ray"), node("edit", "Edit")
 CANCELLING = [
@@ -33,6 +39,36 @@ class Report:
     title: str
 
 
+class Kept:
+    """Recorded outputs as a run in the definition's process holds them; counts those that became objects."""
+
+    def __init__(self, types: Mapping[str, type[object]] | None = None) -> None:
+        self.loaded: list[str] = []
+        self._types = types or {}
+        self._outputs = HeldOutputs(self._load)
+
+    def _load(self, instance: str, body: bytes) -> TaskOutput:
+        self.loaded.append(instance)
+        return typed_output(json.loads(body), self._types.get(node_key(instance)))
+
+    def keep(self, instance: str, given: OutputRecorded) -> None:
+        """Keep one as it passes by."""
+        self._outputs.keep_recorded(instance, json.dumps(plain_data({"output": given.output})["output"]).encode())
+
+    def output(self, instance: str) -> TaskOutput:
+        """Return one."""
+        return recalled(self._outputs, instance)
+
+    def resumed(self, recovery: PlannedRecovery) -> Resumed:
+        """What its coordinator gets."""
+        return recovery.resumed(self.output, lambda failure: failure)
+
+
+def resumed(recovery: PlannedRecovery) -> Resumed:
+    """What a coordinator gets where no output is kept."""
+    return Kept().resumed(recovery)
+
+
 def _as_read(facts: list[Fact]) -> list[Fact]:
     """The facts as a store gives them."""
     return [in_json_form(each) for each in facts]
@@ -41,7 +77,7 @@ def _as_read(facts: list[Fact]) -> list[Fact]:
 def test_machine_is_told_again_what_it_was_told_when_the_run_goes_on() -> None:
     """S-DUR-30: recorded stimuli, in order."""
     facts = _as_read([*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105)])
-    assert Recovered(facts).stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
+    assert PlannedRecovery.of(facts).stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
 
 
 def test_stimuli_stand_in_one_group_when_they_were_told_together() -> None:
@@ -50,19 +86,19 @@ def test_stimuli_stand_in_one_group_when_they_were_told_together() -> None:
         fact("stimulus", "read#0", 105, type="TaskCompleted", at=105.0, key="read", more=1),
         fact("stimulus", "edit#0", 105, type="TaskFailed", at=105.0, key="edit", error_type="E", message="m"),
     ]
-    told = Recovered([*begun(READ, EDIT), *pair]).stimuli
+    told = PlannedRecovery.of([*begun(READ, EDIT), *pair]).stimuli
     assert told[1] == (
         Completed(at=105, instance="read#0"),
         Failed(at=105, instance="edit#0", error_type="E", message="m"),
     )
-    torn = Recovered([*begun(READ, EDIT), pair[0]]).stimuli
+    torn = PlannedRecovery.of([*begun(READ, EDIT), pair[0]]).stimuli
     assert torn[1] == (Completed(at=105, instance="read#0"),)
 
 
 def test_cancellation_is_forgotten_when_a_cancelled_run_is_resumed() -> None:
     """S-DUR-35: what was cancelled is done after all; what was done stays done."""
     facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *CANCELLING]
-    recovered = Recovered([*facts, ended(108, "cancelled", "cancelled")])
+    recovered = PlannedRecovery.of([*facts, ended(108, "cancelled", "cancelled")])
     assert recovered.stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
 
 
@@ -70,15 +106,15 @@ def test_cancellation_counts_when_only_the_scheduler_was_replaced() -> None:
     """S-DUR-32: nobody asked for the run to go on."""
     facts = [*begun(READ, EDIT), *CANCELLING]
     told = (Begun(at=100.0),), (CancelRequested(at=106.0),), (Cancelled(at=107.0, instance="edit#0"),)
-    assert Recovered(facts, is_resumed=False).stimuli == told
+    assert PlannedRecovery.of(facts, is_resumed=False).stimuli == told
 
 
 def test_earlier_cancellation_is_forgotten_when_the_scheduler_of_a_resumed_run_is_replaced() -> None:
     """S-DUR-32, S-DUR-35: the one from before the resumption was taken back then."""
     facts = [*begun(READ, EDIT), *CANCELLING, ended(108, "cancelled", "cancelled"), fact("resume", "run", 200)]
-    assert Recovered(facts, is_resumed=False).stimuli == ((Begun(at=100.0),),)
+    assert PlannedRecovery.of(facts, is_resumed=False).stimuli == ((Begun(at=100.0),),)
     again = fact("stimulus", "run", 201, type="CancelRequested", at=201.0)
-    told = Recovered([*facts, again], is_resumed=False).stimuli
+    told = PlannedRecovery.of([*facts, again], is_resumed=False).stimuli
     assert told == ((Begun(at=100.0),), (CancelRequested(at=201.0),))
 
 
@@ -86,9 +122,9 @@ def test_cancellation_counts_when_the_scheduler_was_replaced_twice() -> None:
     """S-DUR-32: the first replacement is noted too, and takes nothing back."""
     restarted = fact("resume", "run", 200, is_restart=True)
     told = (Begun(at=100.0),), (CancelRequested(at=106.0),), (Cancelled(at=107.0, instance="edit#0"),)
-    assert Recovered([*begun(READ, EDIT), *CANCELLING, restarted], is_resumed=False).stimuli == told
+    assert PlannedRecovery.of([*begun(READ, EDIT), *CANCELLING, restarted], is_resumed=False).stimuli == told
     between = [*begun(READ, EDIT), CANCELLING[0], restarted, *CANCELLING[1:]]
-    assert Recovered(between, is_resumed=False).stimuli == told
+    assert PlannedRecovery.of(between, is_resumed=False).stimuli == told
 
 
 SPENT = [
@@ -100,30 +136,31 @@ SPENT = [
 def test_spent_budget_is_forgotten_when_the_run_is_resumed() -> None:
     """S-BUD-6: what needed more is done after all; what was done stays done."""
     facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *SPENT]
-    recovered = Recovered([*facts, ended(108, "budget_exhausted", "budget_exhausted")])
+    recovered = PlannedRecovery.of([*facts, ended(108, "budget_exhausted", "budget_exhausted")])
     assert recovered.stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
-    assert resumed_inline(recovered).results.keys() == {"read"}
+    assert resumed(recovered).results.keys() == {"read#0"}
 
 
 def test_spent_budget_counts_when_only_the_scheduler_was_replaced() -> None:
     """S-BUD-4: nobody asked for the run to go on; and one of before a resumption was made up for then."""
     facts = [*begun(READ, EDIT), *SPENT]
-    recovered = Recovered(facts, is_resumed=False)
+    recovered = PlannedRecovery.of(facts, is_resumed=False)
     assert recovered.stimuli[1:] == ((Exited(at=106.0, instance="edit#0", reason=ExitReason.BUDGET_EXHAUSTED),),)
-    assert resumed_inline(recovered).results["edit"].exit_reason is ExitReason.BUDGET_EXHAUSTED
-    resumed = [*facts, ended(108, "budget_exhausted", "budget_exhausted"), fact("resume", "run", 200)]
-    assert Recovered(resumed, is_resumed=False).stimuli == ((Begun(at=100.0),),)
-    assert not resumed_inline(Recovered(resumed, is_resumed=False)).results
+    assert resumed(recovered).results["edit#0"].exit_reason is ExitReason.BUDGET_EXHAUSTED
+    facts += [ended(108, "budget_exhausted", "budget_exhausted"), fact("resume", "run", 200)]
+    recovered = PlannedRecovery.of(facts, is_resumed=False)
+    assert recovered.stimuli == ((Begun(at=100.0),),)
+    assert not resumed(recovered).results
 
 
 def test_early_end_of_an_earlier_record_has_its_reason() -> None:
     """S-DUR-30: they only said whether the time was up."""
     told = fact("stimulus", "edit#0", 106, type="TaskExited", at=106.0, key="edit", is_timeout=True)
-    assert Recovered([*begun(READ, EDIT), told]).stimuli[1] == (
+    assert PlannedRecovery.of([*begun(READ, EDIT), told]).stimuli[1] == (
         Exited(at=106.0, instance="edit#0", reason=ExitReason.TIMEOUT),
     )
     left = fact("task_exited", "edit#0", 106, is_timeout=False)
-    report = resumed_inline(Recovered([*begun(READ, EDIT), left])).results["edit"]
+    report = resumed(PlannedRecovery.of([*begun(READ, EDIT), left])).results["edit#0"]
     assert report.exit_reason is ExitReason.USER_EXIT_EARLY
 
 
@@ -138,24 +175,25 @@ def test_outputs_are_objects_when_their_types_are_given() -> None:
     """S-DUR-30: whether or not the machine was told of them."""
     told = completed("read", output("Read Ray", "x", parsed=Report("Ray"), kind=Report), 105)
     untold = fact("output", "edit#0", 106, output=output("Edit", "y"))
-    resumed = resumed_inline(Recovered(_as_read([*begun(READ, EDIT), *told, untold])), {"read": Report})
-    assert resumed.started_at == 100.0
-    read, edit = resumed.results["read"], resumed.results["edit"]
-    assert read.output == output("Read Ray", "x", parsed=Report("Ray"), kind=Report)
+    kept = Kept({"read": Report})
+    again = kept.resumed(PlannedRecovery.of(_as_read([*begun(READ, EDIT), *told, untold]), kept.keep))
+    assert again.started_at == 100.0
+    read = again.results["read#0"]
+    assert kept.output("read#0") == output("Read Ray", "x", parsed=Report("Ray"), kind=Report)
     assert (read.status, read.at, read.duration_s, read.total_tokens, read.tool_call_count) == (
         "completed", 105.0, 4.0, 120, 1,
     )  # fmt: skip
-    assert edit.output is not None
-    assert edit.output.raw == "y"
+    assert again.results["edit#0"].output is None
+    assert kept.output("edit#0").raw == "y"
 
 
 def test_newest_output_counts_when_there_are_two() -> None:
     """S-DUR-16: a writer that was replaced may have got its output in just before."""
     facts = [*begun(READ), *completed("read", output("Read Ray", "old"), 105)]
     facts += [fact("resume", "run", 200), *completed("read", output("Read Ray", "new"), 205)]
-    data = Recovered(_as_read(facts)).output_data("read")
-    assert data is not None
-    assert data["raw"] == "new"
+    kept = Kept()
+    PlannedRecovery.of(_as_read(facts), kept.keep)
+    assert kept.output("read#0").raw == "new"
 
 
 def test_failure_comes_back_with_class_fields_and_trace_when_the_run_goes_on() -> None:
@@ -167,11 +205,11 @@ def test_failure_comes_back_with_class_fields_and_trace_when_the_run_goes_on() -
         error=error_data(error),
     )  # fmt: skip
     facts = _as_read([*begun(READ), model("read#0", 0, 102, calls=["search"]), told])
-    resumed = resumed_inline(Recovered(facts))
-    report = resumed.results["read"]
+    again = resumed(PlannedRecovery.of(facts))
+    report = again.results["read#0"]
     assert isinstance(report.failure, TaskFailure)
-    told = (report.status, report.failure.error_type, report.failure.message)
-    assert told == ("failed", "AgentExecutionError", str(error))
+    named = (report.status, report.failure.error_type, report.failure.message)
+    assert named == ("failed", "AgentExecutionError", str(error))
     back = report.failure.error
     assert isinstance(back, AgentExecutionError)
     assert (str(back), back.agent_role) == (str(error), "Reader")
@@ -184,7 +222,7 @@ def test_failure_comes_back_with_class_fields_and_trace_when_the_run_goes_on() -
 
 def test_failure_is_told_by_name_and_text_when_nothing_more_is_recorded() -> None:
     """S-DUR-39: records of the first version."""
-    found = Recovered([*begun(READ), *failed("read", 105)]).failure("read")
+    found = PlannedRecovery.of([*begun(READ), *failed("read", 105)]).failure("read#0")
     assert found is not None
     assert (type(found.error).__name__, str(found.error)) == ("AgentExecutionError", "LLM failed")
 
@@ -192,9 +230,9 @@ def test_failure_is_told_by_name_and_text_when_nothing_more_is_recorded() -> Non
 def test_early_exit_has_its_trace_when_the_run_died_before_its_end() -> None:
     """S-DUR-38: what the task did that asked for the end."""
     exited = fact("stimulus", "read#0", 104, type="TaskExited", at=104.0, key="read", reason="timeout")
-    recovered = Recovered([*begun(READ), model("read#0", 0, 102), exited])
+    recovered = PlannedRecovery.of([*begun(READ), model("read#0", 0, 102), exited])
     assert recovered.stimuli[1] == (Exited(at=104.0, instance="read#0", reason=ExitReason.TIMEOUT),)
-    found = recovered.failure("read")
+    found = recovered.failure("read#0")
     assert found is not None
     assert (found.status, found.exit_reason) == ("exited", ExitReason.TIMEOUT)
     assert found.trace is not None
@@ -204,78 +242,24 @@ def test_early_exit_has_its_trace_when_the_run_died_before_its_end() -> None:
 def test_early_exit_is_told_when_its_house_died_before_it_could() -> None:
     """S-DUR-31: it is recorded, and not done again."""
     exited = fact("task_exited", "read#0", 104, reason="user_exit_early")
-    report = resumed_inline(Recovered([*begun(READ), exited])).results["read"]
+    report = resumed(PlannedRecovery.of([*begun(READ), exited])).results["read#0"]
     assert (report.status, report.at, report.exit_reason) == ("exited", 104, ExitReason.USER_EXIT_EARLY)
-
-
-def test_exit_behind_a_task_is_told_with_its_output_when_its_process_died_before_it_could() -> None:
-    """S-REV-83: the run does not go on as if the task had only completed."""
-    ends = [
-        fact("output", "read#0", 104, output=output("Read Ray", "x")),
-        fact("task_exited", "read#0", 104, reason="timeout"),
-    ]
-    result = resumed_inline(Recovered([*begun(READ, EDIT), *ends])).results["read"]
-    assert (result.status, result.exit_reason) == ("exited", ExitReason.TIMEOUT)
-    assert result.output is not None
-    assert result.output.raw == "x"
-
-
-def test_gates_of_an_unfinished_task_stand_in_its_trace() -> None:
-    """S-REV-85: one that is open waits; what was decided is told with who and when."""
-    asked = {
-        "review_id": "g",
-        "timing": "before_execution",
-        "task_description": "Read Ray",
-        "on_timeout": "fail",
-        "ends_run": True,
-    }
-    facts = [*begun(READ), fact("review", "read#0/0/before-review", 103, **asked)]
-    (trace,) = fold_trace(facts).task_traces
-    waiting = {
-        "review_id": "g",
-        "timing": "before_execution",
-        "asked_at": "1970-01-01T00:01:43+00:00",
-        "verdict": "waiting",
-    }
-    assert trace.metadata["reviews"] == [waiting]
-    facts.append(
-        fact("review_decision", "read#0/0/before-review", 104, verdict="edit", text="New", by="Ann", comment="why")
-    )
-    (trace,) = fold_trace(facts).task_traces
-    assert trace.metadata["reviews"] == [
-        {
-            **waiting,
-            "verdict": "edit",
-            "by": "Ann",
-            "decided_at": "1970-01-01T00:01:44+00:00",
-            "comment": "why",
-            "original": "",
-            "text": "New",
-        }
-    ]
 
 
 def test_unfinished_task_has_no_report() -> None:
     """S-DUR-30: it is done again, with what is recorded of it."""
-    recovered = Recovered([*begun(READ), model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 103)])
-    assert resumed_inline(recovered).results == {}
-    assert recovered.output_data("read") is None
-    assert recovered.failure("read") is None
-
-
-def test_plan_comes_back_without_hidden_ids() -> None:
-    """S-DUR-36: what a fork or a comparison needs of it."""
-    plan = Recovered([*begun(READ, EDIT)]).plan
-    assert [each.key for each in plan.nodes] == ["read", "edit"]
-    with pytest.raises(RecordError, match="its plan cannot be read"):
-        _ = Recovered([fact("plan", "run", 100, **{**header().to_data(), "plan": {"nodes": 3}})]).plan
+    recovered = PlannedRecovery.of(
+        [*begun(READ), model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 103)]
+    )
+    assert resumed(recovered).results == {}
+    assert recovered.failure("read#0") is None
 
 
 @pytest.mark.parametrize("data", [{"type": "Unheard"}, {"type": "TaskCompleted", "at": 1.0}])
 def test_damaged_stimulus_is_told(data: dict[str, object]) -> None:
     """S-DUR-9: never guessed at."""
     with pytest.raises(RecordError, match="The record is damaged: stimulus"):
-        Recovered([*begun(READ), fact("stimulus", "read#0", 105, **data)])
+        PlannedRecovery.of([*begun(READ), fact("stimulus", "read#0", 105, **data)])
 
 
 def test_output_is_parsed_from_its_text_when_its_data_does_not_fit_its_type() -> None:
@@ -358,9 +342,10 @@ def _managed(*more: Fact) -> list[Fact]:
 )
 def test_report_of_a_manager_has_what_its_workers_gave(end: Fact, status: str) -> None:
     """S-DUR-72, S-DUR-74, S-HIER-6, S-TRC-43: in the order in which they were done, and what was done for nothing."""
-    resumed = resumed_inline(Recovered(_managed(end)))
-    assert set(resumed.results) == {"manager"}
-    report = resumed.results["manager"]
+    kept = Kept()
+    results = kept.resumed(PlannedRecovery.of(_managed(end), kept.keep)).results
+    assert set(results) == {"manager#0"}
+    report = results["manager#0"]
     assert report.status == status
     assert [(role, given.raw) for role, given in report.delegated] == [("Reader", "reader"), ("Editor", "editor")]
     assert [trace.task_description for trace in report.failed_delegations] == ["do breaker"]
@@ -371,23 +356,22 @@ def test_worker_that_gave_its_result_to_nobody_is_not_reported() -> None:
     facts = [each for each in _managed() if not (each.kind == "tool_result" and each.name == "manager#0/0/call-0")]
     told = in_json_form(fact("tool_result", "manager#0/0/call-0", 109, outcome="error", text="Error: stopped"))
     ended_with = in_json_form(fact("output", "manager#0", 110, output=output("Lead", "led")))
-    report = resumed_inline(Recovered([*facts, told, ended_with])).results["manager"]
+    kept = Kept()
+    report = kept.resumed(PlannedRecovery.of([*facts, told, ended_with], kept.keep)).results["manager#0"]
     assert [role for role, _ in report.delegated] == ["Reader"]
 
 
 def test_ends_of_workers_are_no_ends_of_tasks() -> None:
     """S-DUR-74: neither an output nor a failure nor an early exit of theirs."""
     exited = in_json_form(fact("task_exited", "manager#0/0/call-3/delegate#0", 109, reason="user_exit_early"))
-    recovered = Recovered(_managed(exited))
-    assert resumed_inline(recovered).results == {}
-    assert set(recovered.tasks) == {"manager"}
-    assert recovered.fold_of("manager#0/0/call-1/delegate#0").summary() is not None
+    recovered = PlannedRecovery.of(_managed(exited))
+    assert resumed(recovered).results == {}
 
 
 def test_roles_of_workers_come_back_to_the_machine() -> None:
     """S-DUR-30, S-HIER-50: it decides by them whether a required worker is missing."""
     told = fact("stimulus", "manager#0", 111, type="TaskCompleted", at=111.0, key="manager", delegated_roles=["Editor"])
-    (_, (stimulus,)) = Recovered(_managed(in_json_form(told))).stimuli
+    (_, (stimulus,)) = PlannedRecovery.of(_managed(in_json_form(told))).stimuli
     assert isinstance(stimulus, Completed)
     assert stimulus == Completed(at=111.0, instance="manager#0", delegated_roles=("Editor",))
 

@@ -67,13 +67,13 @@ def test_call_that_is_noted_twice_is_counted_once() -> None:
 def test_owner_of_a_run_opens_an_account_of_its_own() -> None:
     """S-BUD-6, S-BUD-8: with what is spent; a run without a budget has none."""
     context = RunContext(run_id="r", workflow="sequential", total_tasks=1, budget=RunBudget(max_tokens=100))
-    one, two = (with_account(context, [answer("a#0/0/model", 1, (9, 9))]).budget for _ in range(2))
+    one, two = (with_account(context, Amount(18)).budget for _ in range(2))
     assert one is not None
     assert two is not None
     assert (one.max_tokens, one.spent) == (100, Amount(18))
     assert one.account != two.account
     plain = RunContext(run_id="r", workflow="sequential", total_tasks=1)
-    assert with_account(plain, []) is plain
+    assert with_account(plain, Amount(18)) is plain
 
 
 def test_last_budget_and_last_options_hold_when_a_run_goes_on_again() -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
+from ensemble_ray.record.resume.planned import read_planned
+from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.sqlite.commit_lock import CommitLock
 from ensemble_ray.record.sqlite.file import RECORD
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
@@ -43,8 +45,13 @@ async def test_writer_is_told_when_the_file_cannot_be_opened(tmp_path: Path, cap
     (directory / RECORD).mkdir(parents=True)
     journal = await store.join(RUN, writer="w")
     with caplog.at_level(logging.ERROR), pytest.raises(RecordError, match=rf"{RECORD}: unable to open database file"):
-        await journal.append([fact()], until=Until.WRITTEN)
-    for attempt in (lambda: journal.append([fact()]), journal.flush, lambda: journal.known("a#0"), journal.close):
+        await journal.append([fact()], until=Persistence.COMMITTED)
+    for attempt in (
+        lambda: journal.append([fact()]),
+        journal.flush,
+        lambda: journal.lookup_recorded("a#0"),
+        journal.close,
+    ):
         with pytest.raises(RecordError, match="Free space or correct the rights there"):
             await attempt()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
@@ -56,10 +63,10 @@ async def test_writer_is_told_when_its_fact_comes_while_the_failure_is_told(tmp_
     (tmp_path / "runs" / RUN / RECORD).mkdir(parents=True)
     journal = await store.join(RUN, writer="w")
     with pytest.raises(RecordError):
-        await journal.append([fact()], until=Until.WRITTEN)
+        await journal.append([fact()], until=Persistence.COMMITTED)
     async with asyncio.timeout(60):
         with pytest.raises(RecordError, match="Free space or correct the rights there"):
-            await journal._pushed([fact()], 0, Until.WRITTEN)  # pyright: ignore[reportPrivateUsage]  behind the check, as in that race
+            await journal._pushed([fact()], 0, Persistence.COMMITTED)  # pyright: ignore[reportPrivateUsage]  behind the check, as in that race
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +76,7 @@ def full_disks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str
 async def write(home, until):
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     run = await SqliteStore(home).begin("run-1")
-    await run.journal.append([fact(-1)], until=Until.WRITTEN)
+    await run.journal.append([fact(-1)], until=Persistence.COMMITTED)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
     for turn in range(1000):
         try:
@@ -85,7 +92,7 @@ async def write(home, until):
         print(until.name, "told")
 
 async def main():
-    for until in Until:
+    for until in Persistence:
         await write(pathlib.Path(sys.argv[1], until.name), until)
 asyncio.run(main())
 """
@@ -94,7 +101,7 @@ asyncio.run(main())
 
 
 @pytest.mark.program
-@pytest.mark.parametrize("until", ["WRITTEN", "SYNCED", "TAKEN"])
+@pytest.mark.parametrize("until", ["COMMITTED", "SYNCED", "QUEUED"])
 async def test_writer_is_told_when_the_disk_is_full(full_disks: tuple[Path, list[str]], until: str) -> None:
     """S-DUR-8: a limit on the size of files stands for a full disk; what was written before stays, and can be resumed."""
     home = full_disks[0] / until
@@ -105,12 +112,12 @@ async def test_writer_is_told_when_the_disk_is_full(full_disks: tuple[Path, list
     store = SqliteStore(home)
     facts = await store.facts(RUN)
     assert [fact.name for fact in facts] == [f"a#0/{number}/model" for number in range(-1, len(facts) - 1)]
-    assert len(facts) == int(turn) + 1 or until == "TAKEN"
+    assert len(facts) == int(turn) + 1 or until == "QUEUED"
     found = await store.summary(RUN)
     assert found is not None
     assert found.state is RunState.INTERRUPTED
     taken = await store.claim(RUN)
-    await taken.journal.append([fact("a#0/2000/model")], epoch=taken.epoch, until=Until.SYNCED)
+    await taken.journal.append([fact("a#0/2000/model")], epoch=taken.epoch, until=Persistence.SYNCED)
     await taken.close(RunState.COMPLETED)
     assert len(await store.facts(RUN)) == len(facts) + 1
 
@@ -155,12 +162,12 @@ async def test_holder_is_named_when_the_turn_does_not_come(tmp_path: Path) -> No
     """S-DUR-8: a process that is stopped in the middle of a commit holds up its run, and no other one."""
     store = SqliteStore(tmp_path, patience_s=0.1)
     run, other = await store.begin(RUN), await store.begin("run-2")
-    await run.journal.append([fact()], until=Until.WRITTEN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
     lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
     assert lock.take()
     try:
-        waiting = asyncio.ensure_future(run.journal.append([fact()], until=Until.WRITTEN))
-        await other.journal.append([fact()], until=Until.WRITTEN)
+        waiting = asyncio.ensure_future(run.journal.append([fact()], until=Persistence.COMMITTED))
+        await other.journal.append([fact()], until=Persistence.COMMITTED)
         with pytest.raises(RecordError, match=f"process {os.getpid()} has held its lock for 0 s. Is it stopped?"):
             await waiting
         with pytest.raises(RecordError, match=f"process {os.getpid()} has held its lock"):
@@ -176,12 +183,12 @@ async def test_commit_goes_on_when_its_turn_comes(tmp_path: Path) -> None:
     """Longer than the writer waits at a time, shorter than its patience."""
     store = SqliteStore(tmp_path)
     run, other = await store.begin(RUN), await store.begin("run-2")
-    await run.journal.append([fact()], until=Until.WRITTEN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
     lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
     assert lock.take()
-    waiting = asyncio.ensure_future(run.journal.append([fact()], until=Until.WRITTEN))
+    waiting = asyncio.ensure_future(run.journal.append([fact()], until=Persistence.COMMITTED))
     for _ in range(5):
-        await other.journal.append([fact()], until=Until.WRITTEN)
+        await other.journal.append([fact()], until=Persistence.COMMITTED)
     assert not waiting.done()
     lock.close()
     await waiting
@@ -200,7 +207,7 @@ def killed_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def main():
     run = await store.begin("run-1")
     for group in range(20):
-        await run.journal.append([fact(group, text="x" * 900), fact(group + 100)], until=Until.WRITTEN)
+        await run.journal.append([fact(group, text="x" * 900), fact(group + 100)], until=Persistence.COMMITTED)
     os._exit(1)
 asyncio.run(main())
 """
@@ -230,8 +237,8 @@ async def test_last_group_is_missing_when_it_was_torn(recorded: Path, tmp_path: 
     store = SqliteStore(tmp_path)
     names = [f"a#0/{number}/model" for group in range(19) for number in (group, group + 100)]
     taken = await store.claim(RUN)
-    assert [fact.name for fact in taken.recorded] == names
-    await taken.journal.append([fact("b#0/0/model")], epoch=taken.epoch, until=Until.WRITTEN)
+    assert [fact.name for fact in await store.facts(RUN)] == names
+    await taken.journal.append([fact("b#0/0/model")], epoch=taken.epoch, until=Persistence.COMMITTED)
     await taken.close(RunState.COMPLETED)
     assert [fact.name for fact in await store.facts(RUN)] == [*names, "b#0/0/model"]
 
@@ -281,7 +288,16 @@ async def test_damaged_record_is_told(
     connection.close()
     damage(path)
     store = SqliteStore(tmp_path)
-    for attempt in (store.facts, store.claim, store.begin):
+
+    async def go_on(run_id: str) -> None:
+        """Take the run, and read what is recorded of it; what is found then may be damaged too."""
+        owned = await store.claim(run_id)
+        try:
+            await read_planned(store, run_id, lambda *_: None)
+        finally:
+            await owned.close(RunState.INTERRUPTED)
+
+    for attempt in (store.facts, go_on, store.begin):
         with pytest.raises(RecordError) as caught:
             await attempt(RUN)
         assert str(caught.value) == text.format(path=path)
@@ -290,7 +306,7 @@ async def test_damaged_record_is_told(
     journal = await store.join(RUN, writer="w")
     if damage is not _no_data:
         with pytest.raises(RecordError):
-            await journal.append([fact()], until=Until.WRITTEN)
+            await journal.append([fact()], until=Persistence.COMMITTED)
 
 
 @pytest.mark.parametrize("statement", ["DELETE FROM bodies", "UPDATE bodies SET body = 'another'"])
@@ -303,8 +319,9 @@ async def test_missing_body_is_told_in_its_place(tmp_path: Path, statement: str)
     connection = sqlite3.connect(tmp_path / "runs" / RUN / RECORD, isolation_level=None)
     connection.execute(statement)
     connection.close()
-    for attempt in (store.facts, store.claim):
-        with pytest.raises(RecordError, match=r"fact 1 in .* cannot be read .its text [0-9a-f]+ is (missing|not what)"):
-            await attempt(RUN)
+    with pytest.raises(RecordError, match=r"fact 1 in .* cannot be read .its text [0-9a-f]+ is (missing|not what)"):
+        await store.facts(RUN)
+    with pytest.raises(RecordError, match=r"fact 1 in .* cannot be read .its text [0-9a-f]+ is (missing|not what)"):
+        await read_pages(store, RUN, None)
     (found,) = await store.facts(RUN, is_partial=True)
     assert str(found.data.to_data()["text"]).endswith("is missing from the record]")

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import InlineRuntime
+from ensemble_ray import Agent, InlineRuntime
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.view.tree import render_tree, tree_rows
+from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.trace import ExecutionTrace
 
 from .delegating_team import Counted
@@ -35,6 +36,20 @@ def test_tree_of_a_finished_run() -> None:
         '   │  └─ search({"q": 1}) -> 3 hits  [1.00 s]  [success]',
         "   └─ answer: digest of Ray",
     ]
+
+
+async def test_tree_tells_of_the_conversation_that_a_task_continues(tmp_path: Path) -> None:
+    """S-DOM-77: how many messages, and the last of them; a task without one has no such line."""
+    runtime, agent = (
+        InlineRuntime(home=tmp_path),
+        Agent(role="Guide", goal="Guide", llm=ScriptedModel("Bern", "Yes\nit is")),
+    )
+    first = await agent.arun("What is the capital?", runtime=runtime, run_id="first")
+    await agent.arun("Is it large?", history=first, runtime=runtime, run_id="second")
+    store = SqliteStore(tmp_path)
+    texts = [render_tree(fold_trace(await store.facts(run_id))) for run_id in ("first", "second")]
+    assert ["continues" in text for text in texts] == [False, True]
+    assert "├─ continues a conversation of 2 messages, the last: Bern\n" in texts[1]
 
 
 def test_tree_of_a_failed_run() -> None:

@@ -7,8 +7,8 @@ from ensemble_ray.record.view.map_reduce import MapReduceView
 from ensemble_ray.record.view.tree import render_rows, render_tree
 from ensemble_ray.values.trace import LlmInteraction
 
-from .facts_of_fed_runs import begun as fed
-from .facts_of_fed_runs import failed, group, pulled, resumed
+from .facts_of_dynamic_runs import begun as fed
+from .facts_of_dynamic_runs import failed, group, pulled, resumed
 from .facts_of_runs import RUN, intent, result, task_trace
 from .test_tree import _finished
 

@@ -11,7 +11,7 @@ from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import OwnedRun, StoreAddress
 from ensemble_ray.runs.ownership import claim_run, release_run
@@ -74,7 +74,7 @@ async def test_claimed_run_is_running_and_a_released_one_is_interrupted(tmp_path
     """S-DUR-16: each owner has a higher epoch than the one before, and reads what that one wrote."""
     store = store_at(StoreAddress(home=str(tmp_path)))
     first = await claim(tmp_path, SubmissionReason.FIRST)
-    await first.journal.append((PLAN,), until=Until.WRITTEN)
+    await first.journal.append((PLAN,), until=Persistence.COMMITTED)
     running = await store.summary("r")
     await release_run(first)
     released = await store.summary("r")
@@ -85,13 +85,13 @@ async def test_claimed_run_is_running_and_a_released_one_is_interrupted(tmp_path
     assert released is not None
     assert (running.state, released.state) == (RunState.RUNNING, RunState.INTERRUPTED)
     assert second.epoch > first.epoch
-    assert [fact.kind for fact in second.recorded] == ["plan"]
+    assert [fact.kind for fact in await store.facts("r")] == ["plan"]
 
 
 async def test_owned_run_is_claimed_only_by_force(tmp_path: Path) -> None:
     """S-DUR-17: a run that hangs is taken from its owner where a person says so."""
     owner = await claim(tmp_path, SubmissionReason.FIRST)
-    await owner.journal.append((PLAN,), until=Until.WRITTEN)
+    await owner.journal.append((PLAN,), until=Persistence.COMMITTED)
     with pytest.raises(RunExistsError):
         await claim(tmp_path, SubmissionReason.RESUMED)
     heir = await claim(tmp_path, SubmissionReason.TAKEN_OVER)

@@ -44,6 +44,19 @@ def test_all_tasks_run_before_all_loops_when_the_run_is_sequential() -> None:
     assert reasons(nest) == [("loop:a", "max_iterations"), ("loop:b", "max_iterations")]
 
 
+def test_task_that_waits_for_a_loop_runs_behind_it_when_the_run_is_sequential() -> None:
+    """S-LOOP-168: itself or by way of others; what is left stays in order."""
+    plan = nested({"report": ("loop:a",), "print": ("report",), "alone": ()}, A, B)
+    nest = Nest(plan=plan).play()
+    assert [each for each in nest.started if each.endswith("#0") and "#1" not in each] == [
+        "alone#0",
+        "loop:a#0/x#0",
+        "report#0",
+        "print#0",
+        "loop:b#0/y#0",
+    ]
+
+
 def test_independent_loops_run_side_by_side_when_the_run_is_parallel() -> None:
     """S-LOOP-121: a loop without context starts with the root tasks."""
     nest = Nest(plan=nested({"task": ()}, A, B, workflow="parallel"))

@@ -31,7 +31,7 @@ from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.prompts.output_format import correction_prompt
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import Replay, ScriptedModel, replay
-from ensemble_ray.testing.scripted import Entry
+from ensemble_ray.testing.scripted import ScriptEntry
 from ensemble_ray.values.outputs import RunState
 
 CALLED: list[str] = []
@@ -69,7 +69,7 @@ SCRIPT = (ToolCall("1", "look_up", '{"word": "ebb"}'), "{}", '{"title": "Tides"}
 
 
 def _team(
-    *script: Entry,
+    *script: ScriptEntry,
     last: str = "Write on {topic}",
     max_iterations: int = 25,
     guardrails: Sequence[Callable[[GuardrailInput], GuardrailResult]] = (),
@@ -145,15 +145,15 @@ def test_message_that_differs_is_told_with_its_place(
 def test_question_of_a_conversation_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-DUR-55, S-DOM-77: behind what was said before, which is in the trace."""
 
-    def asker(*script: Entry) -> Ensemble:
+    def asker(*script: ScriptEntry) -> Ensemble:
         said = [ChatMessage(role="user", content="Two?"), ChatMessage(role="assistant", content="2")]
         return Agent(role="Clerk", goal="Count", llm=ScriptedModel(*script)).to_ensemble("Three?", history=said)
 
     asker("3").run(runtime=InlineRuntime(home=tmp_path), run_id="one")
     assert replay("one", asker(), home=tmp_path).is_same
 
-    def politely(task: Task, outputs: Sequence[TaskOutput]) -> str:
-        return build_user_prompt(task, outputs) + "\nPlease."
+    def politely(task: Task, outputs: Sequence[TaskOutput], memory: None) -> str:
+        return build_user_prompt(task, outputs, memory) + "\nPlease."
 
     monkeypatch.setattr("ensemble_ray.execute.agent.loop.build_user_prompt", politely)
     found = replay("one", asker(), home=tmp_path)

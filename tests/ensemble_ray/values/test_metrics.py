@@ -17,6 +17,7 @@ from ensemble_ray.values.metrics import (
     MemoryOperationCounts,
     TaskMetrics,
     add_tokens,
+    metrics_by_key,
 )
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.value import utc_of
@@ -268,3 +269,33 @@ def test_costs_add_in_the_left_currency() -> None:
 def test_sum_is_unknown_exactly_when_a_part_is(counts: list[int]) -> None:
     """S-MET-10, S-MET-22: else it is the sum."""
     assert add_tokens(counts) == (-1 if -1 in counts else sum(counts))
+
+
+def test_task_that_ran_several_times_has_the_sum_of_its_executions() -> None:
+    """S-MET-28: in the order of first executions; unknown tokens stay unknown."""
+    cost = CostEstimate(input_cost=1, output_cost=2, total_cost=3)
+    once = TaskMetrics(
+        input_tokens=7, output_tokens=3, total_tokens=10, llm_latency=timedelta(seconds=2), llm_call_count=1
+    )
+    again = TaskMetrics(
+        input_tokens=-1,
+        output_tokens=1,
+        total_tokens=-1,
+        llm_latency=timedelta(seconds=1),
+        tool_call_count=2,
+        memory_operations=MemoryOperationCounts(long_term_stores=1),
+        cost_estimate=cost,
+    )
+    found = metrics_by_key([("write", once), ("facts", once), ("write", again), ("write", again)])
+    assert list(found) == ["write", "facts"]
+    assert found["facts"] is once
+    assert found["write"] == TaskMetrics(
+        input_tokens=-1,
+        output_tokens=5,
+        total_tokens=-1,
+        llm_latency=timedelta(seconds=4),
+        llm_call_count=1,
+        tool_call_count=4,
+        memory_operations=MemoryOperationCounts(long_term_stores=2),
+        cost_estimate=cost.add(cost),
+    )

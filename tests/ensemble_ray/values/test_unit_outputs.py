@@ -96,6 +96,7 @@ def test_trace_of_units_survives_json() -> None:
     )
     phase = PhaseTrace(
         name="draft",
+        path="phase:draft",
         status=PhaseStatus.COMPLETED,
         started_at=utc_of(1),
         completed_at=utc_of(3),
@@ -104,11 +105,12 @@ def test_trace_of_units_survives_json() -> None:
     )
     graph = GraphTrace(
         graph_name="triage",
+        path="graph:triage",
         start_state="write",
         termination_reason="terminal",
         steps_run=1,
         max_steps=50,
-        steps=[GraphTraceStep(state_name="write", step_number=1, next_state="__END__")],
+        steps=[GraphTraceStep(path="graph:triage#0", state_name="write", step_number=1, next_state="__END__")],
     )
     trace = plain.replace(loop_traces=[loop], phases=[phase], graph_trace=graph)
     data = trace.model_dump(mode="json")

@@ -68,7 +68,7 @@ def test_levels_follow_the_context_when_tasks_run_in_parallel() -> None:
     """A task stands one level below the deepest that it waits for, whatever the order of the list."""
     nodes = (_node("d", "b", "c"), _node("b", "a"), _node("a"), _node("c"))
     levels = levels_of(Plan(workflow="parallel", nodes=nodes))
-    assert [[node.key for node in level] for level in levels] == [["a", "c"], ["b"], ["d"]]
+    assert levels == [["a", "c"], ["b"], ["d"]]
     assert len(levels_of(Plan(workflow="sequential", nodes=nodes))) == 4
 
 
@@ -157,3 +157,116 @@ def test_agents_that_will_be_made_are_shown_with_a_manager_too(call: Call, folde
     called = call("plan", "team.yaml")
     assert called.code == 0, called.said
     assert "  t  (synthesized): Find it" in called.printed.splitlines()
+
+
+LOOPS = """
+llm: local
+tasks:
+  facts: {description: Find facts}
+  report: {description: Report, context: [facts, refine.output]}
+loops:
+  refine:
+    body:
+      draft: {description: Write}
+      critic: {description: Criticise, context: [draft]}
+    until: {text_contains: APPROVED}
+    max_iterations: 3
+    on_max_iterations: throw
+    max_tokens: 9000
+    context: [facts]
+"""
+PHASES = """
+llm: local
+phases:
+  write:
+    after: [research]
+    tasks: {draft: {description: Write, context: [find]}}
+    loops: {refine: {body: {polish: {description: Polish}}, until: unchanged}}
+    review: {task: {name: judge, description: Judge}, max_retries: 1}
+  research: {tasks: {find: {description: Find}}, workflow: parallel}
+"""
+GRAPH = """
+llm: local
+graph:
+  name: triage
+  start: classify
+  on_max_steps: return_with_flag
+  states:
+    classify: {description: Classify}
+    refine: {body: {draft: {description: Write}}, max_iterations: 1}
+    answer: {description: Answer}
+  edges:
+    - {from_state: classify, to_state: answer, condition: {text_contains: simple}, label: simple}
+    - {from_state: classify, to_states: [refine, answer]}
+    - {from_states: [refine, answer], to_state: END, count: 1}
+"""
+
+
+def _lines(call: Call, folder: Path, text: str) -> list[str]:
+    (folder / "team.yaml").write_text(text, encoding="utf-8")
+    called = call("plan", "team.yaml")
+    assert called.code == 0
+    return called.printed.split("\nAgents")[0].rstrip().splitlines()
+
+
+def test_loops_are_shown_with_cap_and_predicate(call: Call, folder: Path) -> None:
+    """S-LOOP-172: in their place among the tasks, with the tasks of their bodies below them."""
+    assert [line for line in _lines(call, folder, LOOPS) if " model " not in line] == [
+        "team.yaml: sequential, 4 tasks, 0 agents",
+        "",
+        "In this order",
+        "  facts        (synthesized): Find facts",
+        "  loop:refine  at most 3 iterations, at most 9,000 tokens, until text contains 'APPROVED', fails at the cap <- facts",
+        "    draft        (synthesized): Write",
+        "    critic       (synthesized) <- draft: Criticise",
+        "  report       (synthesized) <- facts, loop:refine: Report",
+        "",
+    ]
+    parallel = LOOPS + "workflow: parallel\n"
+    assert [line for line in _lines(call, folder, parallel) if "Level" in line] == ["Level 1", "Level 2", "Level 3"]
+
+
+def test_phases_are_shown_with_what_comes_before_and_their_review(call: Call, folder: Path) -> None:
+    """S-PHASE-115."""
+    assert [line for line in _lines(call, folder, PHASES) if " model " not in line] == [
+        "team.yaml: phases, 4 tasks, 0 agents",
+        *("", "Level 1"),
+        "  phase:research  parallel",
+        "    find            (synthesized): Find",
+        *("", "Level 2"),
+        "  phase:write     sequential, after phase:research, reviewed by judge (at most 1 retry)",
+        "    draft           (synthesized) <- find: Write",
+        "    loop:refine     at most 5 iterations, until output unchanged",
+        "      polish          (synthesized): Polish",
+        "    judge           (synthesized): Judge",
+        "",
+    ]
+
+
+def test_graph_is_shown_with_states_edges_and_forks(call: Call, folder: Path) -> None:
+    """S-GRAPH-119: edges in declared order, with labels and conditions."""
+    assert [line for line in _lines(call, folder, GRAPH) if " model " not in line] == [
+        "team.yaml: graph, 3 tasks, 0 agents",
+        *("", "In this order"),
+        "  graph:triage  begins at classify, at most 50 steps, flagged at the cap",
+        "    classify      (synthesized): Classify",
+        "    loop:refine   at most 1 iteration",
+        "      draft         (synthesized): Write",
+        "    answer        (synthesized): Answer",
+        "    classify -> answer (simple, if text contains 'simple')",
+        "    classify -> refine, answer (side by side)",
+        "    refine, answer -> END (after the first 1)",
+        "",
+    ]
+
+
+def test_units_are_data_when_json_is_asked_for(call: Call, folder: Path) -> None:
+    """S-LOOP-172, S-GRAPH-119: as the plan has them, with the names of what decides."""
+    (folder / "team.yaml").write_text(LOOPS, encoding="utf-8")
+    data = json.loads(call("plan", "team.yaml", "--json").printed)
+    assert data["levels"] == [["facts"], ["loop:refine"], ["report"]]
+    (unit,) = data["units"]
+    assert (unit["key"], unit["max_iterations"], unit["until"]) == ("loop:refine", 3, "text contains 'APPROVED'")
+    (folder / "team.yaml").write_text(GRAPH, encoding="utf-8")
+    graph, _ = json.loads(call("plan", "team.yaml", "--json").printed)["units"]
+    assert [entry.get("condition") for entry in graph["edges"]] == ["text contains 'simple'", None, None]

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.values.outputs import RunState
 from tests.command_line import Call
-from tests.ensemble_ray.record.facts_of_fed_runs import begun as fed
-from tests.ensemble_ray.record.facts_of_fed_runs import pulled
+from tests.ensemble_ray.record.facts_of_dynamic_runs import begun as fed
+from tests.ensemble_ray.record.facts_of_dynamic_runs import pulled
 from tests.ensemble_ray.record.facts_of_runs import RUN, ended, fact, output
 
 INPUTS = ("-i", "topic=tides", "-i", "audience=children")
@@ -68,7 +68,7 @@ def test_the_nearest_is_named_when_a_run_is_unknown(call: Call, team: str) -> No
 async def _record(facts: Sequence[Fact]) -> None:
     """A run that recorded these facts."""
     owned = await store_at(StoreAddress.of()).begin(RUN)
-    await owned.journal.append(facts, until=Until.WRITTEN)
+    await owned.journal.append(facts, until=Persistence.COMMITTED)
     await owned.close(RunState.COMPLETED)
 
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from ensemble_ray.cli.view.terminal import SafeFormatter, one_line, say, show, show_answer, show_json
+from ensemble_ray.cli.view.terminal import SafeFormatter, say, screen_line, show, show_answer, show_json
 
 HOSTILE = "\x1b[2J\u202e\ud83d"
 
@@ -50,5 +50,5 @@ def test_a_log_record_is_safe_with_its_traceback() -> None:
 
 def test_one_line_is_one_line_and_no_longer_than_asked() -> None:
     """S-SEC-60: escapes count."""
-    assert one_line("a\nb\r\nc\x1b", 80) == r"a b c\x1b"
-    assert one_line("\x1b" * 100, 10) == "\\x1b\\x1b\\…"
+    assert screen_line("a\nb\r\nc\x1b", 80) == r"a b c\x1b"
+    assert screen_line("\x1b" * 100, 10) == "\\x1b\\x1b\\…"

@@ -22,7 +22,7 @@ from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.spending import Spending
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.items.pulling import ItemReader, ListReader
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.runs.map_reduce.opening import rules_of
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
@@ -237,7 +237,7 @@ class RefusingJournal(MemoryJournal):
         self._kind = kind
         self._error = error
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts, but for those of that kind."""
         if any(fact.kind == self._kind for fact in facts):
             raise self._error

@@ -10,7 +10,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.record.identity.map_reduce import item_digest
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
-from tests.ensemble_ray.record.facts_of_fed_runs import items_fact
+from tests.ensemble_ray.record.facts_of_dynamic_runs import items_fact
 
 
 def recorded(count: int, *, are_all: bool) -> RecoveredRun:

@@ -18,7 +18,7 @@ from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 from tests.ensemble_ray.coordinator.map_reduce.running import Conducting, RefusingJournal, ending, map_task, team, until
-from tests.ensemble_ray.record.facts_of_fed_runs import items_fact
+from tests.ensemble_ray.record.facts_of_dynamic_runs import items_fact
 
 
 class Provider:

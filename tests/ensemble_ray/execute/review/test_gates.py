@@ -18,10 +18,10 @@ from ensemble_ray import (
     ReviewTiming,
 )
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
-from ensemble_ray.execute.review.asking import SERVICE, answer_review, review_id_of
+from ensemble_ray.execute.review.asking import REVIEW_SERVICE, answer_review, review_id_of
 from ensemble_ray.facts.ends import ExitRecorded, OutputRecorded
 from ensemble_ray.facts.reviews import ReviewDecided
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.reviews.reviewer import LocalReviewer
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.outputs import ExitReason
@@ -164,8 +164,8 @@ async def test_a_gate_is_on_record_before_anybody_is_asked() -> None:
     await bench.run()
     assert seen == [[("tool_intent", "draft#0/0/handler"), ("tool_result", "draft#0/0/handler"), ("review", AFTER)]]
     assert journal.degrees_of("review", "review_decision") == [
-        ("review", Until.WRITTEN),
-        ("review_decision", Until.SYNCED),
+        ("review", Persistence.COMMITTED),
+        ("review_decision", Persistence.SYNCED),
     ]
 
 
@@ -226,7 +226,7 @@ async def test_another_process_asks_the_one_that_started_the_run() -> None:
     )
     result = await bench.run()
     assert result.output is not None
-    assert (result.output.raw, driver.asked) == ("New", [SERVICE])
+    assert (result.output.raw, driver.asked) == ("New", [REVIEW_SERVICE])
     (asked,) = handler.asked
     assert (asked.timeout, asked.on_timeout, asked.required_role) == (timedelta(seconds=90), "fail", "editor")
 

@@ -10,7 +10,7 @@ import pytest
 
 from ensemble_ray.errors import StaleEpochError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import AgentTool, ToolResult, current_tool_context, tool
 from ensemble_ray.values.messages import Effect
@@ -28,21 +28,31 @@ def bench_of(
 
 
 @pytest.mark.parametrize(
-    ("effect", "begun"), [("none", Until.WRITTEN), ("idempotent", Until.SYNCED), ("once", Until.SYNCED)]
+    ("effect", "begun"),
+    [("none", Persistence.COMMITTED), ("idempotent", Persistence.SYNCED), ("once", Persistence.SYNCED)],
 )
-async def test_intent_is_on_the_disk_when_the_tool_has_an_effect(effect: Effect, begun: Until) -> None:
+async def test_intent_is_on_the_disk_when_the_tool_has_an_effect(effect: Effect, begun: Persistence) -> None:
     """S-DUR-3, S-DUR-22: what only reads need not wait for the disk; every result is written before the model is asked again."""
     bench, journal = bench_of(Search(effect), calls=("search",))
     await bench.run()
-    assert journal.degrees_of("tool_intent", "tool_result") == [("tool_intent", begun), ("tool_result", Until.WRITTEN)]
-    assert (await journal.known("draft#0"))["draft#0/0/call-0", "tool_intent"].data.to_data()["effect"] == effect
+    assert journal.degrees_of("tool_intent", "tool_result") == [
+        ("tool_intent", begun),
+        ("tool_result", Persistence.COMMITTED),
+    ]
+    assert (await journal.lookup_recorded("draft#0"))["draft#0/0/call-0", "tool_intent"].data.to_data()[
+        "effect"
+    ] == effect
 
 
 async def test_results_of_reading_calls_wait_together_when_several_run() -> None:
     """S-DUR-22: the last one that comes back waits for all; the next model call depends on them all."""
     bench, journal = bench_of(Search("none"), calls=("search", "search", "search"))
     await bench.run()
-    assert [degree for _, degree in journal.degrees_of("tool_result")] == [Until.TAKEN, Until.TAKEN, Until.WRITTEN]
+    assert [degree for _, degree in journal.degrees_of("tool_result")] == [
+        Persistence.QUEUED,
+        Persistence.QUEUED,
+        Persistence.COMMITTED,
+    ]
 
 
 async def test_batch_is_written_when_an_unknown_tool_comes_last() -> None:
@@ -50,8 +60,8 @@ async def test_batch_is_written_when_an_unknown_tool_comes_last() -> None:
     bench, journal = bench_of(Search("none"), calls=("search", "nowhere"))
     await bench.run()
     assert journal.degrees_of("tool_intent", "tool_result") == [
-        ("tool_intent", Until.WRITTEN),
-        ("tool_result", Until.WRITTEN),
+        ("tool_intent", Persistence.COMMITTED),
+        ("tool_result", Persistence.COMMITTED),
     ]
 
 
@@ -60,7 +70,9 @@ async def test_result_of_an_effect_is_written_while_a_sibling_still_runs() -> No
     came = asyncio.Event()
 
     class Telling(WatchedJournal):
-        async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+        async def append(
+            self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED
+        ) -> None:
             await super().append(facts, epoch=epoch, until=until)
             if facts[0].kind == "tool_result":
                 came.set()
@@ -73,7 +85,9 @@ async def test_result_of_an_effect_is_written_while_a_sibling_still_runs() -> No
 
     bench, journal = bench_of(slow, Search("once"), calls=("slow", "search"), journal=Telling())
     await bench.run()
-    assert (await journal.known("draft#0"))["draft#0/0/call-0", "tool_result"].data.to_data()["text"] == "WRITTEN"
+    assert (await journal.lookup_recorded("draft#0"))["draft#0/0/call-0", "tool_result"].data.to_data()[
+        "text"
+    ] == "COMMITTED"
 
 
 async def test_effect_of_a_plain_tool_is_once_unless_it_says_otherwise() -> None:
@@ -138,6 +152,6 @@ async def test_key_is_the_same_in_another_process_when_the_call_is_repeated() ->
     again = Bench(agents={"draft": writer(ScriptedModel("Done"), tools=[crunch])}, known=journal.facts()[:2])
     await again.run(epoch=1)
     for each in (journal, again.journal):
-        result = (await each.known("draft#0"))["draft#0/0/call-0", "tool_result"]
+        result = (await each.lookup_recorded("draft#0"))["draft#0/0/call-0", "tool_result"]
         keys.append(str(result.data.to_data()["text"]))
     assert keys[0] == keys[1] != ""

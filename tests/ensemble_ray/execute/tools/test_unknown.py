@@ -16,7 +16,7 @@ from ensemble_ray.execute.tools.unknown import ask_unknown
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import CalculatorTool
 from ensemble_ray.values.ids import uuid_of
@@ -107,7 +107,7 @@ async def test_model_is_told_when_the_outcome_is_unknown(caplog: pytest.LogCaptu
     assert "before you call it again" in shown_result(model)
     shown = call_trace(result)
     assert (shown.outcome, shown.result, shown.started_at) == ("unknown", shown_result(model), utc_of(1000.0))
-    recorded = (await bench.journal.known("draft#0"))[NAME, "tool_result"]
+    recorded = (await bench.journal.lookup_recorded("draft#0"))[NAME, "tool_result"]
     assert (recorded.data.to_data()["outcome"], recorded.data.to_data()["text"]) == ("unknown", shown_result(model))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "nobody knows whether it was done" in line
@@ -220,7 +220,7 @@ async def test_model_is_told_so_when_it_is_confirmed_that_it_was_done() -> None:
     assert search.asked == []
     assert "was done" in shown_result(model)
     assert call_trace(result).outcome == "unknown"
-    assert (await bench.journal.known("draft#0"))[NAME, "decision"].data.to_data() == {"answer": "done"}
+    assert (await bench.journal.lookup_recorded("draft#0"))[NAME, "decision"].data.to_data() == {"answer": "done"}
 
 
 async def test_task_fails_when_it_is_decided_so() -> None:
@@ -263,9 +263,9 @@ async def test_decision_is_synced_before_it_is_acted_on() -> None:
     )
     await bench.run(epoch=1)
     assert journal.degrees_of("decision", "tool_intent", "tool_result") == [
-        ("decision", Until.SYNCED),
-        ("tool_intent", Until.SYNCED),
-        ("tool_result", Until.WRITTEN),
+        ("decision", Persistence.SYNCED),
+        ("tool_intent", Persistence.SYNCED),
+        ("tool_result", Persistence.COMMITTED),
     ]
 
 

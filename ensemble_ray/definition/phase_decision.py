@@ -1,21 +1,20 @@
-"""What the review of a phase decides about an attempt. Package: values.
+"""What the review of a phase decides about an attempt. Package: definition.
 
 A review task answers in words; `to_text` writes them for a handler that decides, `parse` reads them.
 """
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.phase_review_text import read_decision_text
 
 __all__ = ["PhaseReviewDecision"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class PhaseReviewDecision(ABC):
@@ -50,7 +49,7 @@ class PhaseReviewDecision(ABC):
         """Return the decision that a review's answer means; what is no decision approves, with a WARN (S-PHASE-74)."""
         read = read_decision_text(text)
         if read.is_unknown:
-            _log.warning("Phase review gave no decision, which approves: %s", one_line(text or ""))
+            _log.warning("Phase review gave no decision, which approves: %s", text or "")
         match read.decision:
             case "approve":
                 return Approve()

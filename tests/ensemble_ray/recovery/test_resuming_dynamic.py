@@ -10,14 +10,14 @@ import pytest
 from ensemble_ray import Agent, Ensemble, MapReduceEnsemble, Task, fork, resume
 from ensemble_ray.errors import TaskExecutionError, ValidationError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Until
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import replay
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 from ensemble_ray.values.outputs import RunState
-from tests.ensemble_ray.record.facts_of_fed_runs import begun, failed, pulled
+from tests.ensemble_ray.record.facts_of_dynamic_runs import begun, failed, pulled
 from tests.ensemble_ray.record.facts_of_runs import RUN, fact
 
 
@@ -76,7 +76,7 @@ def _record(*facts: Fact, state: RunState = RunState.FAILED) -> None:
 
     async def write() -> None:
         owned = await store_at(StoreAddress.of()).begin(RUN)
-        await owned.journal.append(facts, until=Until.WRITTEN)
+        await owned.journal.append(facts, until=Persistence.COMMITTED)
         await owned.close(state)
 
     run_blocking(write())

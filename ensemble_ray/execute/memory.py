@@ -1,0 +1,159 @@
+"""What a task reads of its run's memory before its prompt is built, and leaves in it when it is done. Package: execute.
+
+Both are effects: what is recorded is neither read nor written again (S-MEM-111, S-MEM-112). A store that raises fails the
+task that needed it (S-MEM-110). A manager uses no memory, its workers do (S-HIER-8).
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.execute.memory_use import MemoryUse
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.ports import Persistence
+from ensemble_ray.values.ids import effect_name
+from ensemble_ray.values.memory import MemoryNote, MemoryQuery, MemoryRules, RecalledMemory
+from ensemble_ray.values.trace import CaptureMode
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from ensemble_ray.execute.scope import TaskScope
+    from ensemble_ray.ports.memory import MemoryOperationListener, RunMemory
+    from ensemble_ray.values.memory import MemoryScope
+    from ensemble_ray.values.outputs import TaskOutput
+
+__all__ = ["memory_counted", "recall", "remember", "remember_edit"]
+
+#: Ends of the names of the effects: memory that is read or written, and what an edit writes.
+_MEMORY, _EDIT = "memory", "memory-edit"
+#: Who may have taken a note.
+_SHORT_TERM, _LONG_TERM = "short_term", "long_term"
+
+
+@contextmanager
+def memory_counted(scope: TaskScope) -> Generator[None]:
+    """Listen to what the task does with memory in the block, where its capture mode wants that (S-MEM-100)."""
+    if scope.context.capture_mode is not CaptureMode.OFF and _rules(scope) is not None:
+        scope.effects.memory = MemoryUse()
+        scope.effects.memory_listener = scope.effects.memory
+    try:
+        yield
+    finally:
+        scope.effects.memory_listener = None
+
+
+async def recall(scope: TaskScope) -> RecalledMemory | None:
+    """Return what the prompt of the task shows of memory; None: it uses none."""
+    rules, scopes = _rules(scope), _scopes(scope)
+    if rules is None or not (rules.has_ensemble_memory or scopes):
+        return None
+    name = effect_name(scope.order.instance, 0, _MEMORY)
+    fact = scope.recorded(name, MemoryRecalled)
+    if fact is not None:
+        found = fact.data.recalled
+    else:
+        query = MemoryQuery(
+            scopes=tuple(each.name for each in scopes),
+            text=scope.order.task.description,
+            uses_ensemble=rules.has_ensemble_memory,
+        )
+        found = await _memory(scope).recall(query)
+        await scope.note(name, MemoryRecalled.of(found))
+    if (listener := scope.effects.memory_listener) is not None:
+        _tell_of_reading(listener, found)
+    return found
+
+
+async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
+    """Leave what a task gave in memory, before its output is recorded; return the output, with what was counted."""
+    rules, scopes = _rules(scope), _scopes(scope)
+    if rules is None or not (rules.has_short_term or rules.has_long_term or scopes):
+        return output
+    name = effect_name(scope.order.instance, 0, _MEMORY)
+    fact = scope.recorded(name, MemoryStored)
+    taken_by = () if fact is None else fact.data.taken_by
+    if fact is None:
+        note = _note(scope, name, output, scopes, rules, is_stored=False)
+        taken_by = tuple(await _memory(scope).remember(note))
+        taken = MemoryStored(scopes=tuple(each.name for each in scopes), taken_by=taken_by)
+        await scope.note(name, taken)  # in order before the output, which is waited for
+    elif rules.has_short_term:  # the notes of the run itself are gone with the process that had them
+        await _memory(scope).remember(_note(scope, name, output, scopes, rules, is_stored=True))
+    if (listener := scope.effects.memory_listener) is None:
+        return output
+    _tell_of_writing(listener, taken_by)
+    metrics = scope.effects.metrics(scope.context.cost)
+    trace = None if output.trace is None else output.trace.model_copy(update={"metrics": metrics})
+    return output.model_copy(update={"metrics": metrics, "trace": trace})
+
+
+async def remember_edit(scope: TaskScope, output: TaskOutput) -> None:
+    """Store an output that a person edited as a further entry of the task's scopes (S-MEM-79)."""
+    rules, scopes = _rules(scope), _scopes(scope)
+    name = effect_name(scope.order.instance, 0, _EDIT)
+    if rules is None or not scopes or scope.recorded(name, MemoryStored) is not None:
+        return
+    edited = output.model_copy(update={"parsed_output": None, "trace": None})
+    note = MemoryNote(instance=scope.order.instance, entry_id=_entry_id(scope, name), output=edited, scopes=scopes)
+    await _memory(scope).remember(note)
+    await scope.note(name, MemoryStored(scopes=tuple(each.name for each in scopes)), until=Persistence.COMMITTED)
+
+
+def _rules(scope: TaskScope) -> MemoryRules | None:
+    """Return which kinds of memory the task uses; None: none."""
+    return None if scope.is_manager else scope.context.memory
+
+
+def _scopes(scope: TaskScope) -> tuple[MemoryScope, ...]:
+    """Return the scopes that the task declares; without a store they mean nothing (S-MEM-78)."""
+    rules = _rules(scope)
+    return tuple(scope.order.task.memory_scopes) if rules is not None and rules.has_store else ()
+
+
+def _memory(scope: TaskScope) -> RunMemory:
+    memory = scope.ports.memory
+    if memory is None:
+        raise IllegalStateError(f"Run {scope.order.run_id}: nobody answers for its memory, which only its driver has")
+    return memory
+
+
+def _note(
+    scope: TaskScope,
+    name: str,
+    output: TaskOutput,
+    scopes: tuple[MemoryScope, ...],
+    rules: MemoryRules,
+    *,
+    is_stored: bool,
+) -> MemoryNote:
+    # A trace may be long, and only user code may look into it.
+    sent = output if rules.has_extractor else output.model_copy(update={"trace": None})
+    return MemoryNote(
+        instance=scope.order.instance,
+        entry_id=_entry_id(scope, name),
+        output=sent,
+        scopes=scopes,
+        uses_ensemble=rules.has_short_term or rules.has_long_term,
+        is_stored=is_stored,
+    )
+
+
+def _entry_id(scope: TaskScope, name: str) -> str:
+    return f"{scope.order.run_id}/{name}"
+
+
+def _tell_of_reading(listener: MemoryOperationListener, found: RecalledMemory) -> None:
+    if found.retrieval_s is not None:
+        listener.on_ltm_retrieval(found.retrieval_s)
+    if found.lookup_s is not None:
+        listener.on_entity_lookup(found.lookup_s)
+
+
+def _tell_of_writing(listener: MemoryOperationListener, taken_by: tuple[str, ...]) -> None:
+    if _SHORT_TERM in taken_by:
+        listener.on_stm_write()
+    if _LONG_TERM in taken_by:
+        listener.on_ltm_store()

@@ -1,0 +1,111 @@
+"""The sections of a team file for agents and tasks, by name or in a list. Package: loader.
+
+A section has the keys of the class that is made of it. Here stand those whose values are written in another way: what
+a class calls for as an object (a handler, a type) is named as `module:attribute`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationInfo
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.task import Task
+from ensemble_ray.loader.document import Entries, Items, Loc, Located
+from ensemble_ray.loader.kinds import Text
+from ensemble_ray.loader.memory import ScopeNames
+from ensemble_ray.loader.reading import refuse
+from ensemble_ray.loader.section import Section, key
+from ensemble_ray.loader.user_code import GuardrailNames, HandlerName, OutputTypeName
+from ensemble_ray.loader.value_sections import keys_of
+
+__all__ = [
+    "AgentKeys",
+    "AgentMembers",
+    "ItemTaskKeys",
+    "Member",
+    "NamedTaskKeys",
+    "TaskKeys",
+    "TaskMembers",
+    "members_of",
+]
+
+
+class Member(Section):
+    """An agent or a task: one of several, by name or in a list."""
+
+    @classmethod
+    def explain_kind(cls, path: Loc, node: Located) -> str:
+        """Say that something else stands in its place."""
+        return f"{_each(cls) if isinstance(path[-1], int) else cls.name_for(path, node)} must be a mapping"
+
+    @classmethod
+    def explain_missing(cls, name: str, path: Loc, node: Located) -> str:
+        """Say that a key is missing."""
+        return f"{f'{_each(cls)} of a list' if name == 'name' else cls.name_for(path, node)} needs the key '{name}'"
+
+
+def _each(section: type[Section]) -> str:
+    return f"each {section.called.partition(' ')[0]}"
+
+
+@keys_of(Agent)
+class AgentKeys(Member):
+    """An agent."""
+
+    called = "agent '{name}'"
+    role: Text = key("Who it is; shown in prompts, events and traces. Default: its name.")
+
+
+@keys_of(Task, without={"name", "context", "history", "revision_feedback", "prior_attempt_output", "attempt_number"})
+class ItemTaskKeys(Section):
+    """The task of an item, of a group or of all items: a task without a context."""
+
+    called = "the section '{name}'"
+
+    expected_output: Text = key("What the result looks like; a template as well. May be left out.")
+    agent: Text = key("Name of the agent that does it; default: an agent is made for the run.")
+    output_type: OutputTypeName = key("Type of the answer, as module:Class.")
+    input_guardrails: GuardrailNames = key("Asked before anything else, each as module:function.")
+    output_guardrails: GuardrailNames = key("Asked about the answer, each as module:function.")
+    handler: HandlerName = key("Does the task without a model, as module:function.")
+    memory_scopes: ScopeNames = key(
+        "Parts of the memory store that it reads before and writes after: names, or sections."
+    )
+
+
+class TaskKeys(Member, ItemTaskKeys):
+    """A task."""
+
+    called = "task '{name}'"
+    context: list[Text] = key("Names of the tasks whose outputs it is given, in this order.")
+
+
+class _ListedAgentKeys(AgentKeys):
+    name: Text = key("What the others call it by.", is_required=True)
+
+
+class NamedTaskKeys(TaskKeys):
+    """A task that no key names: in a list, or the one of a review."""
+
+    name: Text = key("What the others call it by.")
+
+
+def members_of(one: str, by_name: Any, listed: Any) -> PlainValidator:
+    """Read the members of a section, by name or as a list."""
+    adapters = {Entries: TypeAdapter[object](by_name), Items: TypeAdapter[object](listed)}
+
+    def read(node: object, info: ValidationInfo) -> object:
+        if not isinstance(node, Entries | Items):
+            raise refuse(f"must be a mapping of names to {one}s, or a list of {one}s", at="key")
+        if not node:
+            raise refuse(f"there must be at least one {one}", at="key")
+        return adapters[type(node)].validate_python(node, context=info.context)
+
+    forms: list[Any] = [Annotated[form, Field(min_length=1)] for form in (by_name, listed)]
+    return PlainValidator(read, json_schema_input_type=forms[0] | forms[1])
+
+
+AgentMembers = Annotated[object, members_of("agent", dict[str, AgentKeys], list[_ListedAgentKeys])]
+TaskMembers = Annotated[object, members_of("task", dict[str, TaskKeys], list[NamedTaskKeys])]

@@ -1,0 +1,1 @@
+"""What outlasts a task: stores of entries, embeddings and entities, and how a run reaches them."""

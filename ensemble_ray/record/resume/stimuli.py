@@ -1,0 +1,81 @@
+"""What the source of a planned run was told, as its record has it. Package: record. Pure (S-DUR-30).
+
+In: recorded stimuli in order. Out: the same stimuli in the groups in which the source was told them, without those that a
+run makes up for that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Exited, Stimulus, decode_stimulus
+from ensemble_ray.values.outputs import ExitReason
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import StimulusRecorded
+
+__all__ = ["RecordedStimuli"]
+
+
+class RecordedStimuli:
+    """The stimuli of one run, and the early exits that tasks recorded, of which the source may not have been told."""
+
+    def __init__(self) -> None:
+        self._groups: list[list[Stimulus]] = []
+        #: whether more of the last group is to come
+        self._is_open = False
+        self._exits: dict[str, Exited] = {}
+
+    def apply(self, fact: Fact[StimulusRecorded]) -> None:
+        """Take the next stimulus.
+
+        Raises:
+            RecordError: it is damaged.
+        """
+        if not self._is_open:
+            self._groups.append([])
+        self._groups[-1].append(_stimulus(fact))
+        self._is_open = bool(fact.data.more)
+
+    def apply_exit(self, exited: Exited) -> None:
+        """Take what a task recorded that ended the run early."""
+        self._exits[exited.instance] = exited
+
+    def forget_undone(self) -> None:
+        """Forget what a run makes up for that somebody wants to go on: cancellations, a spent budget."""
+        for group in self._groups:
+            group[:] = [each for each in group if not _is_undone(each)]
+        self._exits = {instance: each for instance, each in self._exits.items() if not _is_undone(each)}
+
+    @property
+    def groups(self) -> tuple[tuple[Stimulus, ...], ...]:
+        """The stimuli, in the groups in which the source was told them; the rest of the last one may be torn off."""
+        return tuple(tuple(group) for group in self._groups if group)
+
+    @property
+    def exits(self) -> Mapping[str, Exited]:
+        """Tasks that ended the run early, by instance, whether or not the source was told."""
+        told = {each.instance: each for group in self._groups for each in group if isinstance(each, Exited)}
+        return {**self._exits, **told}
+
+
+def _is_undone(stimulus: Stimulus) -> bool:
+    """Whether a run that goes on makes up for it: it was cancelled, or had spent its budget (S-DUR-35, S-BUD-6)."""
+    if isinstance(stimulus, Exited):
+        return stimulus.reason is ExitReason.BUDGET_EXHAUSTED
+    return isinstance(stimulus, CancelRequested | Cancelled)
+
+
+def _stimulus(fact: Fact[StimulusRecorded]) -> Stimulus:
+    try:
+        stimulus = decode_stimulus(fact)
+    except TypeError as error:
+        msg = f"The record is damaged: stimulus {fact.seq}: {error}"
+        raise RecordError(msg) from error
+    if stimulus is None:
+        msg = f"The record is damaged: stimulus {fact.seq} is of the unknown type '{fact.data.type}'"
+        raise RecordError(msg)
+    return stimulus

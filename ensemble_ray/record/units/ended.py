@@ -1,0 +1,145 @@
+"""The units of a run that ended, as its parts are assembled from them. Package: record. Pure.
+
+In: the plan, what its machines said of the units, and the outputs by instance. Out: which unit or task a path or an instance is
+of, and the outputs that a unit shows to the rest (S-LOOP-70 to S-LOOP-78). Nothing is copied but joined iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit
+from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, UnitFailure, UnitResult
+from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.joined import join_iterations
+
+if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import Node, Plan
+    from ensemble_ray.values.outputs import TaskOutput
+
+__all__ = ["EndedUnits", "Shown", "key_of_path"]
+
+
+class Shown(NamedTuple):
+    """An output in its place among those of the run."""
+
+    #: of the task in the plan
+    key: str
+    output: TaskOutput
+
+
+def key_of_path(path: str) -> str:
+    """Return the key of the unit that a path leads to.
+
+    Example:
+        >>> key_of_path("graph:triage#3/loop:refine")
+        'loop:refine'
+    """
+    return path.rpartition("/")[2]
+
+
+@dataclass(kw_only=True)
+class EndedUnits:
+    """What became of the units of a run."""
+
+    plan: Plan
+    #: in the order in which they ended
+    results: Sequence[UnitResult] = ()
+    #: of units that failed where none of their tasks did, in order
+    failures: Sequence[UnitFailure] = ()
+    #: by instance, in completion order
+    outputs: Mapping[str, TaskOutput] = field(default_factory=dict[str, "TaskOutput"])
+
+    @cached_property
+    def units(self) -> Mapping[str, Unit]:
+        """The units of the plan by key."""
+        return {unit.key: unit for unit in self.plan.units}
+
+    @cached_property
+    def nodes(self) -> Mapping[str, Node]:
+        """The tasks of the plan by key."""
+        return {node.key: node for node in self.plan.nodes}
+
+    def loops(self) -> Iterator[tuple[LoopUnit, LoopResult]]:
+        """Return the runs of loops, in the order in which they ended."""
+        for result in self.results:
+            unit = self.units.get(key_of_path(result.unit))
+            if isinstance(result, LoopResult) and isinstance(unit, LoopUnit):
+                yield unit, result
+
+    def phases(self) -> Iterator[tuple[PhaseUnit, PhaseResult]]:
+        """Return the phases, in the order in which they ended."""
+        for result in self.results:
+            unit = self.units.get(key_of_path(result.unit))
+            if isinstance(result, PhaseResult) and isinstance(unit, PhaseUnit):
+                yield unit, result
+
+    def graph(self) -> tuple[GraphUnit, GraphResult] | None:
+        """Return the graph; None where none ran."""
+        for result in self.results:
+            unit = self.units.get(key_of_path(result.unit))
+            if isinstance(result, GraphResult) and isinstance(unit, GraphUnit):
+                return unit, result
+        return None
+
+    # What the caller of a run sees of its outputs.
+
+    def shown(self) -> list[Shown]:
+        """Return the outputs in the caller's order.
+
+        Plain tasks as they completed and then loops as declared (S-LOOP-75); phases as they completed (S-PHASE-41); the
+        steps of a graph (S-GRAPH-70). Of a run that ended early: what there is (S-LOOP-112, S-PHASE-56, S-GRAPH-53).
+        """
+        if (graph := self.graph()) is not None:
+            return [each for step in graph[1].steps for each in self.shown_of(step.instance)]
+        if any(isinstance(unit, PhaseUnit) for unit in self.plan.units):
+            return [each for _, result in self.phases() for each in self.shown_of_phase(result)]
+        return self._plain_and_loops({unit.key: result for unit, result in self.loops()})
+
+    def shown_of_completed(self) -> list[Shown]:
+        """Return the outputs of plain tasks and of the loops that did not fail."""
+        completed = {unit.key: result for unit, result in self.loops() if result.termination_reason is not None}
+        return self._plain_and_loops(completed)
+
+    def _plain_and_loops(self, loops: Mapping[str, LoopResult]) -> list[Shown]:
+        plain = [Shown(node_key(name), output) for name, output in self.outputs.items() if "/" not in name]
+        ran = [loops[unit.key] for unit in self.plan.units if unit.key in loops]
+        return [*plain, *(each for result in ran for each in self.shown_of_loop(result))]
+
+    def shown_of(self, path: str) -> list[Shown]:
+        """Return what a task's instance, or the path of a loop, shows."""
+        if "#" in path.rpartition("/")[2]:
+            output = self.outputs.get(path)
+            return [] if output is None else [Shown(node_key(path), output)]
+        result = self._loop_results.get(path)
+        return [] if result is None else self.shown_of_loop(result)
+
+    def shown_of_phase(self, result: PhaseResult) -> list[Shown]:
+        """Return the outputs of a phase's accepted attempt; of another, those of its last."""
+        return [each for path in result.outputs for each in self.shown_of(path)]
+
+    def shown_of_loop(self, result: LoopResult) -> list[Shown]:
+        """Return the outputs that a loop shows, in body order."""
+        unit = self.units[key_of_path(result.unit)]
+        if not isinstance(unit, LoopUnit):
+            return []
+        if unit.output_mode == "all_iterations":
+            of_task = {key: self._of_task(result, key) for key in unit.body}
+            return [Shown(key, join_iterations(outputs)) for key, outputs in of_task.items() if outputs]
+        # A review may end an iteration before its first task gave anything: then the one before it is the last.
+        last = next((instances for instances in reversed(result.iterations) if instances), ())
+        shown = [Shown(node_key(name), self.outputs[name]) for name in last if name in self.outputs]
+        if unit.output_mode == "final_task_only":
+            return [each for each in shown if each.key == unit.body[-1]]
+        return shown
+
+    def _of_task(self, result: LoopResult, key: str) -> list[TaskOutput]:
+        found = ([name for name in names if node_key(name) == key] for names in result.iterations)
+        return [self.outputs[name] for names in found for name in names if name in self.outputs]
+
+    @cached_property
+    def _loop_results(self) -> Mapping[str, LoopResult]:
+        return {result.unit: result for _, result in self.loops()}

@@ -1,0 +1,216 @@
+"""What a failed run raises. Package: record. Pure.
+
+Rules: the first failure counts. A cap or a missing edge has an error of its own; what the user's predicate raised leaves as it
+is, but under parallel workflow as a cause (S-LOOP-53); a phase fails with a `TaskExecutionError` (S-PHASE-53).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import (
+    GraphNoEdgeMatchedError,
+    MaxGraphStepsExceededError,
+    MaxLoopIterationsExceededError,
+    ParallelExecutionError,
+    TaskExecutionError,
+    ValidationError,
+    message_of,
+)
+from ensemble_ray.errors.texts import reason_of, tasks_failure
+from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit
+from ensemble_ray.record.result import error_trace, failures_by_label, task_error, task_label
+from ensemble_ray.record.units.ended import key_of_path
+from ensemble_ray.values.unit_traces import PhaseStatus
+
+if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import Node
+    from ensemble_ray.record.units.ended import EndedUnits
+    from ensemble_ray.schedule.results import PhaseResult, UnitFailure
+    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.trace import ErrorTrace
+
+__all__ = ["FailureSeen", "error_of_unit", "failure_of", "failures_seen"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureSeen:
+    """Something of a run that failed: a task, or a unit of which no task did."""
+
+    at: float
+    error: BaseException
+    #: how many outputs the run had
+    completed_before: int
+    #: the task; None: a unit
+    node: Node | None = None
+    #: path of the unit; "": a task
+    unit: str = ""
+
+    def as_trace(self) -> ErrorTrace:
+        """Return what a trace says of it."""
+        role, description = ("", self.unit) if self.node is None else (self.node.agent_role, self.node.description)
+        return error_trace(self.error, at=self.at, agent_role=role, task_description=description)
+
+
+def failures_seen(
+    ended: EndedUnits, tasks: Sequence[FailureSeen], raised: Sequence[tuple[str, BaseException]] = ()
+) -> list[FailureSeen]:
+    """Return what failed, in order.
+
+    Args:
+        ended: The units of the run.
+        tasks: Its failed tasks.
+        raised: By unit: what the user's predicates and conditions raised.
+    """
+    kept = dict(raised)
+    units = [
+        FailureSeen(
+            at=failure.at,
+            error=error_of_unit(ended, failure, kept.get(failure.unit)),
+            completed_before=failure.completed_before,
+            unit=failure.unit,
+        )
+        for failure in ended.failures
+    ]
+    return sorted([*tasks, *units], key=lambda failure: failure.at)
+
+
+def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException | None) -> BaseException:
+    """Return the error of a unit that failed where none of its tasks did."""
+    unit = ended.units[key_of_path(failure.unit)]
+    completed = tuple(ended.outputs.values())[: failure.completed_before]
+    match failure.reason, unit:
+        case "cap", LoopUnit():
+            return MaxLoopIterationsExceededError(unit.name, unit.max_iterations, completed)
+        case "cap", GraphUnit():
+            return MaxGraphStepsExceededError(unit.name, unit.max_steps, _step(ended, 0)[0], completed)
+        case "no_edge", GraphUnit():
+            state, raw = _step(ended, failure.step)
+            return GraphNoEdgeMatchedError(unit.name, state, raw, _edges(unit, state), completed)
+        case "rejected", PhaseUnit():
+            node = ended.nodes.get(unit.review or "")
+            text = f"Phase '{unit.name}' was rejected by review: {failure.message}"
+            return TaskExecutionError(text, node.description if node else "", node.agent_role if node else "")
+        case _:
+            return raised or RuntimeError(failure.message or failure.error_type)
+
+
+def _step(ended: EndedUnits, number: int) -> tuple[str, str]:
+    """Return the state and the text of a step of the graph; 0: of its last."""
+    found = ended.graph()
+    steps = {step.number: step for step in found[1].steps} if found is not None else {}
+    step = steps.get(number or max(steps, default=0))
+    if step is None:
+        return "", ""
+    shown = ended.shown_of(step.instance)
+    return step.state, shown[-1].output.raw if shown else ""
+
+
+def _edges(unit: GraphUnit, state: str) -> list[str]:
+    edges = [edge for edge in unit.edges if isinstance(edge, EdgeEntry) and edge.from_state == state]
+    return [f"→ {edge.to_state} ({'predicate' if edge.label is None else edge.label})" for edge in edges]
+
+
+def failure_of(ended: EndedUnits, failures: Sequence[FailureSeen]) -> BaseException:
+    """Return what a failed run raises that no manager led.
+
+    Args:
+        ended: The units of the run.
+        failures: What failed, in order; not empty.
+    """
+    if any(isinstance(unit, PhaseUnit) for unit in ended.plan.units):
+        return _failure_of_phases(ended, failures)
+    if ended.plan.workflow == "parallel" and ended.plan.error_strategy == "continue_on_error":
+        completed = tuple(each.output for each in ended.shown_of_completed())
+        return _parallel_error(ended, failures, len(_members(ended)), completed)
+    first = failures[0]
+    error = _task_error(ended, first) if first.node is not None else first.error
+    is_ours = isinstance(error, TaskExecutionError | MaxLoopIterationsExceededError | ValidationError)
+    if ended.plan.workflow != "parallel" or is_ours:
+        return error
+    wrapped = TaskExecutionError(f"Loop '{_name(ended, first)}' failed: {reason_of(error)}")
+    wrapped.completed_task_outputs = tuple(ended.outputs.values())[: first.completed_before]
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _members(ended: EndedUnits) -> list[str]:
+    """Return the keys of what a flat plan schedules: its plain tasks and its loops."""
+    inside = {key for unit in ended.plan.units if isinstance(unit, LoopUnit) for key in unit.body}
+    return [*(key for key in ended.nodes if key not in inside), *ended.units]
+
+
+def _parallel_error(
+    ended: EndedUnits, failures: Sequence[FailureSeen], total: int, completed: Sequence[TaskOutput]
+) -> ParallelExecutionError:
+    causes = failures_by_label((_description(ended, each), each.error) for each in failures)
+    return ParallelExecutionError(tasks_failure(len(causes), total, causes), completed, causes)
+
+
+def _description(ended: EndedUnits, failure: FailureSeen) -> str:
+    return _name(ended, failure) if failure.node is None else failure.node.description
+
+
+def _name(ended: EndedUnits, failure: FailureSeen) -> str:
+    return ended.units[key_of_path(failure.unit)].name
+
+
+def _task_error(ended: EndedUnits, failure: FailureSeen) -> BaseException:
+    """Return what a run raises whose task failed."""
+    node = failure.node
+    if node is None or isinstance(failure.error, ValidationError):
+        return failure.error
+    completed = tuple(ended.outputs.values())[: failure.completed_before]
+    label, description = task_label(node), node.description
+    return task_error(failure.error, completed, label=label, task_description=description, agent_role=node.agent_role)
+
+
+# Phases.
+
+
+def _failure_of_phases(ended: EndedUnits, failures: Sequence[FailureSeen]) -> TaskExecutionError:
+    """Return what a run raises of which a phase failed: of the first that did (S-PHASE-53)."""
+    phases = list(ended.phases())
+    failed = next(((unit, result) for unit, result in phases if result.status == "failed"), None)
+    unit = None if failed is None else failed[0]
+    # The rerun of an earlier phase fails the one that wanted it (S-PHASE-92).
+    own = [each for each in failures if unit is None or _is_of(ended, unit, each)] or list(failures)
+    error = _error_of_phase(ended, unit, own)
+    if not isinstance(error, TaskExecutionError):
+        wrapped = TaskExecutionError(f"Phase failed: {message_of(error)}")
+        wrapped.__cause__, error = error, wrapped
+    done = [
+        each.output for _, result in phases if result.status == "completed" for each in ended.shown_of_phase(result)
+    ]
+    if failed is not None:
+        done += [each.output for each in ended.shown_of_phase(failed[1])]
+    error.completed_task_outputs = tuple(done)
+    error.phase_statuses = _statuses(ended, [result for _, result in phases])
+    return error
+
+
+def _error_of_phase(ended: EndedUnits, unit: PhaseUnit | None, failures: Sequence[FailureSeen]) -> BaseException:
+    is_collecting = ended.plan.error_strategy == "continue_on_error"
+    if unit is not None and unit.workflow == "parallel" and is_collecting and failures[0].unit != unit.key:
+        return _parallel_error(ended, failures, len(unit.members), ())
+    return _task_error(ended, failures[0])
+
+
+def _is_of(ended: EndedUnits, unit: PhaseUnit, failure: FailureSeen) -> bool:
+    if failure.node is None:
+        return failure.unit == unit.key or failure.unit.startswith(f"{unit.key}#")
+    return failure.node.key in _tasks_of(ended, unit)
+
+
+def _tasks_of(ended: EndedUnits, unit: PhaseUnit) -> set[str]:
+    loops = [each for key in unit.members if isinstance(each := ended.units.get(key), LoopUnit)]
+    return {*unit.members, *(key for loop in loops for key in loop.body), unit.review or ""}
+
+
+def _statuses(ended: EndedUnits, results: Sequence[PhaseResult]) -> dict[str, PhaseStatus]:
+    """Return where each phase stands, in declared order; what never came to an end was skipped."""
+    found = {key_of_path(result.unit): PhaseStatus(result.status) for result in results}
+    phases = [unit for unit in ended.plan.units if isinstance(unit, PhaseUnit)]
+    return {unit.name: found.get(unit.key, PhaseStatus.SKIPPED) for unit in phases}

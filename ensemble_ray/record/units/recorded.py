@@ -1,0 +1,80 @@
+"""The units of a recorded run. Package: record. Pure.
+
+In: the recorded plan and stimuli, and the outputs by instance. Out: what became of the units, why those failed that did, and what
+the user's code answered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ensemble_ray.record.units.ended import EndedUnits
+from ensemble_ray.record.units.failures import failures_seen
+from ensemble_ray.record.units.replayed import (
+    RecordedStimuli,
+    ReplayedUnits,
+    Verdict,
+    recorded_plan,
+    replay_units,
+    verdicts_of,
+)
+from ensemble_ray.values.error_data import error_from
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import StimulusRecorded
+    from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.schedule.results import UnitFailure
+    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.trace import ErrorTrace
+
+__all__ = ["RecordedUnits"]
+
+
+class RecordedUnits:
+    """What the facts of a run tell of its units, as far as they were taken."""
+
+    def __init__(self, plan: Mapping[str, object]) -> None:
+        """Begin with the recorded plan."""
+        self._data = plan
+        self._plan: Plan | None = None
+        self._stimuli = RecordedStimuli()
+        self._replayed: ReplayedUnits | None = None
+
+    def apply(self, fact: Fact[StimulusRecorded]) -> None:
+        """Take the next stimulus."""
+        self._stimuli.apply(fact)
+        self._replayed = None
+
+    def resume(self) -> None:
+        """Forget what a run that goes on makes up for."""
+        self._stimuli.resume()
+        self._replayed = None
+
+    def ended(self, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
+        """Return what became of the units.
+
+        Raises:
+            RecordError: the recorded plan is damaged.
+        """
+        if self._plan is None:
+            self._plan = recorded_plan(self._data)
+        if self._replayed is None:
+            self._replayed = replay_units(self._plan, self._stimuli.groups())
+        replayed = self._replayed
+        return EndedUnits(plan=self._plan, results=replayed.results, failures=replayed.failures, outputs=outputs)
+
+    def errors(self, ended: EndedUnits) -> list[ErrorTrace]:
+        """Return the errors of units that failed where none of their tasks did."""
+        raised = [(each.unit, _error(each)) for each in ended.failures if each.reason == "evaluation"]
+        return [each.as_trace() for each in failures_seen(ended, (), raised)]
+
+    def verdicts(self) -> Sequence[Verdict]:
+        """Return what the user's predicates and conditions answered, in order."""
+        return tuple(verdicts_of(self._stimuli.groups()))
+
+
+def _error(failure: UnitFailure) -> BaseException:
+    return error_from({"type": failure.error_type, "text": failure.message, "args": [failure.message]})

@@ -1,0 +1,82 @@
+"""A planned run whose record this process writes, with what is recorded of it. Package: runs.
+
+In: a store, and why the run is submitted. Out: its record, its context with what is spent, what it goes on from.
+Never: a record that is loaded whole; one that stays owned where it cannot be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.resume.planned import read_planned
+from ensemble_ray.record.spent import SpentTally, with_account
+from ensemble_ray.runs.ownership import claim_run, release_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ensemble_ray.execute.orders import RunContext
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import PlanRecorded
+    from ensemble_ray.record.resume.planned import PlannedRecovery
+    from ensemble_ray.record.resume.reading import KeepOutput
+    from ensemble_ray.record.stores import OwnedRun, StoreAddress
+    from ensemble_ray.runs.submission import SubmissionReason
+
+__all__ = ["ClaimedRun", "claim_planned"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRun:
+    """A run of this process."""
+
+    #: its budget knows what is spent
+    context: RunContext
+    #: None: it is recorded nowhere
+    owned: OwnedRun | None = None
+    #: None: it begins
+    recovery: PlannedRecovery | None = None
+
+
+async def claim_planned(
+    address: StoreAddress | None,
+    context: RunContext,
+    header: PlanRecorded,
+    *,
+    submission: SubmissionReason,
+    preliminary: Sequence[Fact],
+    keep: KeepOutput,
+) -> ClaimedRun:
+    """Own the record of a run, and read what is recorded of it, page by page.
+
+    Args:
+        address: Where it is recorded; None: nowhere.
+        context: What its tasks share.
+        header: The first fact that it would record.
+        submission: Why it is submitted.
+        preliminary: Effects of before scheduling.
+        keep: Takes recorded outputs.
+
+    Raises:
+        RunExistsError: another process owns it, or there is a run of that id.
+        RecordError: the store cannot be read or written.
+    """
+    tally = SpentTally(context.cost)
+    if address is None:
+        tally.apply(preliminary)
+        return ClaimedRun(with_account(context, tally.total))
+    store, run_id = store_at(address), context.run_id
+    owned = await claim_run(store, run_id, origin=header.origin, durability=context.durability, submission=submission)
+    recovery = None
+    try:
+        if submission.is_recorded:
+            is_resumed = not submission.is_restart
+            recovery = await read_planned(store, run_id, keep, tally.apply, is_resumed=is_resumed)
+    except BaseException:
+        await release_run(owned)
+        raise
+    tally.apply(preliminary)
+    is_known = recovery is not None and not recovery.is_empty
+    return ClaimedRun(with_account(context, tally.total), owned, recovery if is_known else None)

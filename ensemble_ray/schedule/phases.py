@@ -1,0 +1,382 @@
+"""Phases: named groups of tasks, in an order that is a DAG, some of them reviewed. Package: schedule.
+
+Rules:
+1. `PHASE_TRANSITIONS` is the machine: a stimulus is turned into an event of one phase, the table says its next state, and
+   each state says what is done when it is entered.
+2. A phase begins as soon as the phases that it names in `after` are completed, and waits for no other (S-PHASE-31).
+3. An attempt is one execution of the phase: a unit whose members its own workflow orders. The review follows when all of
+   them completed, and successors begin only after acceptance (S-PHASE-62, S-PHASE-65).
+4. An attempt sees the attempts of its predecessors that were accepted when it began; where it is sent back itself, it sees
+   the same ones again (S-PHASE-36).
+5. A phase that a successor's review sends back runs again without its own review. Requests for one phase are served one
+   after the other, in order; all who asked wait for the last of them (S-PHASE-101).
+6. A failed phase skips what comes after it; all other phases run to the end (S-PHASE-51, S-PHASE-52).
+7. A run that ends early or is cancelled begins nothing more, a review included.
+8. The machine ends once, when every phase is settled and nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, assert_never
+
+from ensemble_ray.plan.units import PhaseUnit
+from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Start, TaskChanges, Warn
+from ensemble_ray.schedule.machine import end_of
+from ensemble_ray.schedule.phase_states import PHASE_TRANSITIONS, Phase, PhaseEvent, PhaseState
+from ensemble_ray.schedule.results import PhaseResult, UnitFailure
+from ensemble_ray.schedule.scopes import Parts
+from ensemble_ray.schedule.stimuli import (
+    Begun,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    Decided,
+    Evaluated,
+    Exited,
+    Failed,
+)
+from ensemble_ray.schedule.unit import Execution, HistoryEntry, StopRequested, UnitStimulus
+from ensemble_ray.values.ids import instance_of
+from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.phase_review_text import read_decision_text
+
+__all__ = ["PhasesMachine"]
+
+_STATUS: dict[PhaseState, Literal["completed", "failed", "skipped"]] = {
+    PhaseState.COMPLETED: "completed",
+    PhaseState.CUT_SHORT: "completed",
+    PhaseState.FAILED: "failed",
+    PhaseState.SKIPPED: "skipped",
+}
+
+
+class PhasesMachine:
+    """The scheduling state of a run's phases.
+
+    Args:
+        units: In declared order.
+        execution: The run.
+    """
+
+    def __init__(self, units: Sequence[PhaseUnit], execution: Execution) -> None:
+        self._execution = execution
+        self._phases = {unit.key: Phase(unit) for unit in units}
+        self._successors: dict[str, list[Phase]] = {unit.key: [] for unit in units}
+        for phase in self._phases.values():
+            for key in dict.fromkeys(phase.unit.after):
+                self._successors[key].append(phase)
+        #: attempts and reviews that run
+        self._running: dict[str, Phase] = {}
+        #: in the order in which they came to their last state
+        self._settled: dict[str, Phase] = {}
+        self._failures: list[UnitFailure] = []
+        self._exit: ExitReason | None = None
+        self._is_cancelled = False
+        self._is_ended = False
+
+    # What may be asked.
+
+    @property
+    def states(self) -> dict[str, PhaseState]:
+        """Return the state of every phase, by key."""
+        return {key: phase.state for key, phase in self._phases.items()}
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it starts nothing more."""
+        return self._is_cancelled or self._exit is not None
+
+    @property
+    def history(self) -> Sequence[HistoryEntry]:
+        """Return nothing: no predicate is asked."""
+        return ()
+
+    def projection(self) -> Parts:
+        """Return nothing: it is the machine of the run, which nothing names."""
+        return ()
+
+    # The door.
+
+    def handle(self, *stimuli: UnitStimulus) -> list[Instruction]:
+        """Take facts, give what is to be done now, in order."""
+        done: list[Instruction] = []
+        for stimulus in stimuli:
+            if not self._is_ended:
+                self._handle_one(stimulus, done)
+                self._end_if_settled(done)
+        return done
+
+    def _handle_one(self, stimulus: UnitStimulus, done: list[Instruction]) -> None:
+        match stimulus:
+            case Begun():
+                self._begin_ready(self._phases.values(), stimulus.at, done)
+            case Completed() | Failed() | Exited() | Cancelled():
+                if (phase := self._running.pop(stimulus.instance, None)) is not None:
+                    if isinstance(stimulus, Exited):
+                        self._exit = self._exit or stimulus.reason
+                    self._move(phase, self._event_of(phase, stimulus, done), stimulus.at, done)
+                    if isinstance(stimulus, Exited):
+                        self._stop(stimulus.at, done)
+            case CancelRequested():
+                if not self._is_cancelled:
+                    self._is_cancelled = True
+                    self._stop(stimulus.at, done)
+                    done.extend(Cancel(instance=instance) for instance in sorted(self._running))
+            case StopRequested():
+                self._exit = self._exit or stimulus.exit_reason
+                self._is_cancelled = self._is_cancelled or stimulus.exit_reason is None
+                self._stop(stimulus.at, done)
+            case Evaluated() | Decided():
+                raise TypeError(f"nothing was asked that {stimulus} answers")
+            case _:
+                assert_never(stimulus)
+
+    def _event_of(
+        self, phase: Phase, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]
+    ) -> PhaseEvent:
+        """Return what the end of an attempt or of its review means."""
+        if isinstance(end, Failed):
+            return PhaseEvent.FAILED
+        if not isinstance(end, Completed):
+            return PhaseEvent.RUN_ENDED
+        if phase.state is PhaseState.REVIEWING:
+            return self._decide(phase, end, done)
+        if phase.unit.review is None or phase.is_rerun:
+            return PhaseEvent.MEMBERS_COMPLETED
+        return PhaseEvent.RUN_ENDED if self.is_stopping else PhaseEvent.REVIEW_FOLLOWS
+
+    # What a review decides.
+
+    def _decide(self, phase: Phase, end: Completed, done: list[Instruction]) -> PhaseEvent:
+        read = read_decision_text(end.text)
+        if read.is_unknown:
+            done.append(
+                Warn(text=f"Phase '{phase.unit.name}': its review gave no decision, which approves: {end.text}")
+            )
+        match read.decision:
+            case "approve":
+                return PhaseEvent.ACCEPTED
+            case "retry":
+                return self._send_back(phase, read.text, done)
+            case "retry_predecessor":
+                return self._send_predecessor_back(phase, read.phase_name, read.text, done)
+            case "reject":
+                failure = UnitFailure(
+                    unit=phase.unit.key,
+                    at=end.at,
+                    reason="rejected",
+                    completed_before=0,  # the source of the run counts
+                    message=read.text,
+                )
+                self._failures.append(failure)
+                return PhaseEvent.REJECTED
+            case _:
+                assert_never(read.decision)
+
+    def _send_back(self, phase: Phase, feedback: str, done: list[Instruction]) -> PhaseEvent:
+        """Have all of a phase done again, if its budget allows (S-PHASE-81)."""
+        limit = phase.unit.max_retries
+        if phase.attempt >= limit:
+            done.append(_accepted_anyway(phase, f"asked for another attempt after {limit} retries"))
+            return PhaseEvent.ACCEPTED
+        if self.is_stopping:
+            return PhaseEvent.RUN_ENDED
+        phase.attempt += 1
+        phase.changes = TaskChanges(attempt=phase.attempt, feedback=feedback, prior=phase.instance)
+        return PhaseEvent.SENT_BACK
+
+    def _send_predecessor_back(self, phase: Phase, name: str, feedback: str, done: list[Instruction]) -> PhaseEvent:
+        """Have a direct predecessor done again, if the budget allows (S-PHASE-86 to S-PHASE-88)."""
+        before = [self._phases[key] for key in phase.unit.after if self._phases[key].unit.name == name]
+        if not before:
+            done.append(_accepted_anyway(phase, f"sent back '{name}', which is no direct predecessor"))
+            return PhaseEvent.ACCEPTED
+        predecessor, limit = before[0], phase.unit.max_predecessor_retries
+        if phase.sent_back[predecessor.unit.key] >= limit:
+            done.append(_accepted_anyway(phase, f"sent back '{name}' again after {limit} retries of it"))
+            return PhaseEvent.ACCEPTED
+        if self.is_stopping:
+            return PhaseEvent.RUN_ENDED
+        phase.sent_back[predecessor.unit.key] += 1
+        predecessor.requests.append(feedback)
+        predecessor.requesters.append(phase)
+        return PhaseEvent.PREDECESSOR_SENT_BACK
+
+    # Moving, and what is done when a state is entered.
+
+    def _move(self, phase: Phase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
+        phase.state = PHASE_TRANSITIONS[phase.state, event]
+        self._settled.pop(phase.unit.key, None)
+        if phase.state in _STATUS:
+            phase.settled_at = at
+            self._settled[phase.unit.key] = phase
+        match phase.state:
+            case PhaseState.RUNNING:
+                self._begin_attempt(phase, event, at, done)
+            case PhaseState.REVIEWING:
+                self._begin_review(phase, done)
+            case PhaseState.WAITING:
+                self._wait(phase, event, at, done)
+            case PhaseState.COMPLETED:
+                self._complete(phase, at, done)
+            case PhaseState.FAILED | PhaseState.SKIPPED:
+                phase.requests.clear()
+            case PhaseState.CUT_SHORT:
+                pass
+            case _:
+                assert_never(phase.state)
+        if event in {PhaseEvent.FAILED, PhaseEvent.REJECTED}:
+            self._fail_after(phase, at, done)
+
+    def _begin_attempt(self, phase: Phase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
+        phase.executions += 1
+        if phase.executions == 1:
+            phase.started_at = at
+        if event is PhaseEvent.PREDECESSORS_COMPLETED:
+            phase.seen = tuple(before.accepted for before in self._all_before(phase))
+        self._execution.scopes.enclose(phase.instance, phase.seen)
+        self._running[phase.instance] = phase
+        done.append(Start(instance=phase.instance, changes=phase.changes))
+
+    def _begin_review(self, phase: Phase, done: list[Instruction]) -> None:
+        review = instance_of(phase.unit.review or "", parent=phase.instance)
+        phase.reviews.append(review)
+        self._running[review] = phase
+        done.append(Start(instance=review, wants_text=True))
+
+    def _wait(self, phase: Phase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
+        if event is PhaseEvent.PREDECESSOR_SENT_BACK:  # it starts again from its original tasks (S-PHASE-87)
+            phase.attempt, phase.changes = 0, None
+            for before in (self._phases[key] for key in phase.unit.after):
+                if before.requests and before.state is PhaseState.COMPLETED:
+                    self._move(before, PhaseEvent.WITHDRAWN, at, done)
+            return
+        phase.reruns += 1
+        phase.is_rerun = True
+        phase.changes = TaskChanges(attempt=phase.reruns, feedback=phase.requests.popleft(), prior=phase.accepted)
+        self._execution.scopes.withdraw("", phase.unit.key)
+        self._begin_ready((phase,), at, done)
+
+    def _complete(self, phase: Phase, at: float, done: list[Instruction]) -> None:
+        """Commit an attempt: its outputs are seen from now on, also by the phase's own name."""
+        scopes = self._execution.scopes
+        own = scopes.own(phase.instance)
+        parts = tuple(part for key in phase.unit.members for part in own.get(key, ()))
+        for scope in ("", phase.instance):
+            scopes.put(scope, phase.unit.key, parts)
+        phase.accepted = phase.instance
+        if self.is_stopping:
+            phase.requests.clear()
+        if phase.requests:
+            self._move(phase, PhaseEvent.WITHDRAWN, at, done)
+            return
+        phase.requesters.clear()
+        self._begin_ready(self._successors[phase.unit.key], at, done)
+
+    def _begin_ready(self, phases: Iterable[Phase], at: float, done: list[Instruction]) -> None:
+        for phase in phases:
+            completed = (self._phases[key].state is PhaseState.COMPLETED for key in phase.unit.after)
+            if phase.state is PhaseState.WAITING and not self.is_stopping and all(completed):
+                self._move(phase, PhaseEvent.PREDECESSORS_COMPLETED, at, done)
+
+    def _fail_after(self, failed: Phase, at: float, done: list[Instruction]) -> None:
+        """Fail the phases that sent it back, and skip whatever else waits for one of them (S-PHASE-51, S-PHASE-92)."""
+        lost = [failed]
+        for requester in failed.requesters:
+            if requester.state is PhaseState.WAITING:
+                self._move(requester, PhaseEvent.RERUN_FAILED, at, done)
+                lost.append(requester)
+        failed.requesters.clear()
+        while lost:
+            before = lost.pop(0)
+            for phase in self._successors[before.unit.key]:
+                if phase.state is PhaseState.WAITING:
+                    self._move(phase, PhaseEvent.PREDECESSOR_LOST, at, done)
+                    done.append(_skipped(phase, before, failed))
+                    lost.append(phase)
+
+    def _stop(self, at: float, done: list[Instruction]) -> None:
+        """Begin nothing more."""
+        for phase in self._phases.values():
+            if phase.state is PhaseState.WAITING:
+                self._move(phase, PhaseEvent.RUN_ENDED, at, done)
+
+    def _all_before(self, phase: Phase) -> list[Phase]:
+        """Return the direct and transitive predecessors of a phase."""
+        found: dict[str, Phase] = {}
+        open_keys = list(phase.unit.after)
+        while open_keys:
+            key = open_keys.pop()
+            if key not in found:
+                found[key] = self._phases[key]
+                open_keys += found[key].unit.after
+        return list(found.values())
+
+    # Ending.
+
+    def _end_if_settled(self, done: list[Instruction]) -> None:
+        if len(self._settled) < len(self._phases):
+            return
+        self._is_ended = True
+        has_failed = any(phase.state is PhaseState.FAILED for phase in self._phases.values())
+        usual = end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=has_failed)
+        done.append(
+            End(
+                state=usual.state,
+                exit_reason=usual.exit_reason,
+                units=tuple(self._result_of(phase) for phase in self._settled.values()),
+                unit_failures=tuple(self._failures),
+            )
+        )
+
+    def _result_of(self, phase: Phase) -> PhaseResult:
+        return PhaseResult(
+            unit=phase.unit.key,
+            status=_STATUS[phase.state],
+            outputs=() if phase.state is PhaseState.SKIPPED else self._outputs_of(phase),
+            reviews=tuple(phase.reviews),
+            attempts=phase.executions,
+            started_at=phase.started_at,
+            completed_at=phase.settled_at,
+        )
+
+    def _outputs_of(self, phase: Phase) -> tuple[str, ...]:
+        """Return what its last attempt gave, in the order of completion; of a loop its path."""
+        members = set(phase.unit.members)
+        units = self._execution.units
+        return tuple(
+            f"{phase.instance}/{key}" if key in units else instance_of(key, parent=phase.instance)
+            for key in self._execution.scopes.own(phase.instance)
+            if key in members
+        )
+
+    # Invariants, for tests and for hunting defects.
+
+    def validate(self) -> None:
+        """Check the invariants that hold between any two stimuli.
+
+        Raises:
+            AssertionError: one does not hold.
+        """
+        active = {PhaseState.RUNNING, PhaseState.REVIEWING}
+        for phase in self._phases.values():
+            runs = sum(each is phase for each in self._running.values())
+            assert runs == (phase.state in active), "one attempt or review of an active phase"  # noqa: S101  invariants
+            assert (phase.state in _STATUS) == (phase.unit.key in self._settled), "settled"  # noqa: S101
+            assert not (phase.requests and phase.state is PhaseState.COMPLETED), "requests are served"  # noqa: S101
+            before = [self._phases[key] for key in phase.unit.after]
+            is_ready = all(each.state is PhaseState.COMPLETED for each in before)
+            assert phase.state is not PhaseState.WAITING or not is_ready, "what can begin has begun"  # noqa: S101
+        assert self._is_ended == (not self._running and len(self._settled) == len(self._phases)), "ended"  # noqa: S101
+
+
+def _accepted_anyway(phase: Phase, what: str) -> Warn:
+    return Warn(text=f"Phase '{phase.unit.name}': its review {what}; the output is accepted as it is")
+
+
+def _skipped(phase: Phase, before: Phase, failed: Phase) -> Warn:
+    name, predecessor, cause = phase.unit.name, before.unit.name, failed.unit.name
+    if before.state is PhaseState.FAILED:
+        return Warn(text=f"Phase '{name}' is skipped: its predecessor '{predecessor}' failed")
+    return Warn(text=f"Phase '{name}' is skipped: its predecessor '{predecessor}' was skipped, since '{cause}' failed")

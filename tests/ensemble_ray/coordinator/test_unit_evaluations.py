@@ -1,0 +1,207 @@
+"""What units ask and announce: what predicates are sent, what comes back, what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from ensemble_ray.coordinator.outputs import HeldOutputs
+from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
+from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations, UnitPorts
+from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.execute.orders import TaskFailure
+from ensemble_ray.plan.units import LoopUnit
+from ensemble_ray.schedule.instructions import (
+    EdgeMatches,
+    IterationEnded,
+    PullItems,
+    Question,
+    ResetMemory,
+    StepEnded,
+    UntilHolds,
+)
+from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
+from tests.ensemble_ray.schedule.nesting import Nest, loop, nested
+
+UNIT = "loop:refine"
+
+
+@dataclass
+class Asked:
+    """Predicates that note what they are sent. With as many parts as `lost`, their process was replaced once."""
+
+    answers: list[bool | EvaluationFailed]
+    lost: int = -1
+    sent: list[tuple[int, int, list[tuple[str, ...]]]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+
+    async def holds(
+        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[str]]
+    ) -> bool | EvaluationFailed | None:
+        """Note the question, and answer."""
+        assert isinstance(question, UntilHolds)
+        self.sent.append((question.iteration, known, [part.outputs for part in new]))
+        if known == self.lost:
+            self.lost = -1
+            return None
+        return self.answers.pop(0)
+
+    def forget(self, unit: str) -> None:
+        """Note it."""
+        self.forgotten.append(unit)
+
+
+class Forgetful(Asked):
+    """Predicates whose process dies each time."""
+
+    async def holds(
+        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[str]]
+    ) -> bool | EvaluationFailed | None:
+        """Know nothing of what was sent."""
+        del question, known, new
+        return None
+
+
+class Memory:
+    """A memory whose reset fails as it is said."""
+
+    def __init__(self, failed: EvaluationFailed | None = None) -> None:
+        self.failed = failed
+        self.reset_units: list[str] = []
+
+    async def reset(self, unit: LoopUnit) -> EvaluationFailed | None:
+        """Note the loop."""
+        self.reset_units.append(unit.name)
+        return self.failed
+
+
+class Run:
+    """A nest whose questions are really asked."""
+
+    def __init__(self, asked: Asked, *, memory: Memory | None = None, **fields: object) -> None:
+        self.nest = Nest(plan=nested({}, loop("refine", "x", **fields), loop("next", "y")))
+        self.outputs: HeldOutputs[str] = HeldOutputs()
+        self.told: asyncio.Queue[Stimulus] = asyncio.Queue()
+        self.broken: asyncio.Queue[BaseException] = asyncio.Queue()
+        self.announced: list[tuple[str, ...]] = []
+        ports: UnitPorts[str, TaskFailure] = UnitPorts(
+            predicates=asked, announce=self._announce, failure_of=_failure_of, memory=memory
+        )
+        self.units = UnitEvaluations(self.nest.plan, self.nest.source, self.outputs, ports)
+        self.units.open(self.told.put_nowait, self.broken.put_nowait, lambda: 7.0)
+        self.nest.begin()
+
+    def _announce(self, what: IterationEnded | StepEnded, outputs: Sequence[str]) -> None:
+        assert isinstance(what, IterationEnded)
+        self.announced.append(tuple(outputs))
+
+    def complete(self, instance: str) -> None:
+        """Let a task complete with its instance as output."""
+        self.outputs.put(instance, f"of {instance}")
+        self.nest.complete(instance)
+
+    async def answer(self, question: Question) -> Stimulus:
+        """Ask, tell the source the answer, and return it."""
+        self.units.ask(question)
+        told = await self.told.get()
+        self.nest.handle(told)
+        return told
+
+
+def _failure_of(raised: EvaluationFailed) -> TaskFailure:
+    assert isinstance(raised.error, BaseException)
+    return TaskFailure(error=raised.error)
+
+
+def until(iteration: int) -> UntilHolds:
+    """The question after an iteration."""
+    return UntilHolds(unit=UNIT, iteration=iteration)
+
+
+async def test_predicate_is_sent_what_is_new() -> None:
+    """S-LOOP-145: one iteration each time, however many there were."""
+    asked = Asked([False, False, True])
+    run = Run(asked)
+    for number in range(3):
+        run.complete(f"{UNIT}#{number}/x#0")
+        told = await run.answer(until(number + 1))
+        assert told == Evaluated(at=7.0, question=until(number + 1), answer=number == 2)
+    assert asked.sent == [(n + 1, n, [(f"of {UNIT}#{n}/x#0",)]) for n in range(3)]
+
+
+async def test_predicate_is_sent_everything_when_its_process_was_replaced() -> None:
+    """S-LOOP-54: asked once more, with the whole history; the next question has what is new again."""
+    asked = Asked([False, False, True], lost=1)
+    run = Run(asked)
+    for number in range(3):
+        run.complete(f"{UNIT}#{number}/x#0")
+        await run.answer(until(number + 1))
+    assert [(n, known, len(parts)) for n, known, parts in asked.sent] == [(1, 0, 1), (2, 1, 1), (2, 0, 2), (3, 2, 1)]
+
+
+async def test_predicates_that_lose_all_they_are_sent_end_the_run() -> None:
+    """S-LOOP-54: the run breaks off, and does not ask for ever."""
+    run = Run(Forgetful([]))
+    run.complete(f"{UNIT}#0/x#0")
+    run.units.ask(until(1))
+    assert isinstance(await run.broken.get(), IllegalStateError)
+
+
+async def test_what_a_predicate_raised_is_kept() -> None:
+    """S-LOOP-53: the error itself, by the path of its unit."""
+    error = RuntimeError("boom")
+    run = Run(Asked([EvaluationFailed(error_type="RuntimeError", message="boom", error=error)]))
+    run.complete(f"{UNIT}#0/x#0")
+    told = await run.answer(until(1))
+    assert told == Evaluated(at=7.0, question=until(1), answer=None, error_type="RuntimeError", message="boom")
+    assert [(unit, failure.error) for unit, failure in run.units.raised] == [(UNIT, error)]
+
+
+async def test_history_is_let_go_when_its_unit_has_ended() -> None:
+    """S-LOOP-145: at the next question of another unit."""
+    asked = Asked([True, True])
+    run = Run(asked)
+    run.complete(f"{UNIT}#0/x#0")
+    await run.answer(until(1))
+    run.complete("loop:next#0/y#0")
+    await run.answer(UntilHolds(unit="loop:next", iteration=1))
+    assert asked.forgotten == [UNIT]
+
+
+async def test_memory_is_reset_by_its_store() -> None:
+    """S-LOOP-91: and the iteration follows."""
+    memory = Memory()
+    run = Run(Asked([]), memory=memory, has_until=False, memory_mode="window", memory_scopes=("notes",))
+    run.complete(f"{UNIT}#0/x#0")
+    reset = ResetMemory(unit=UNIT, iteration=2)
+    assert await run.answer(reset) == Evaluated(at=7.0, question=reset, answer=True)
+    assert (memory.reset_units, run.nest.started[-1]) == (["refine"], f"{UNIT}#1/x#0")
+
+
+async def test_store_that_cannot_clear_fails_the_loop() -> None:
+    """S-LOOP-92: with what it raised."""
+    failed = EvaluationFailed(error_type="NotImplementedError", message="no", error=NotImplementedError("no"))
+    run = Run(
+        Asked([]), memory=Memory(failed), has_until=False, memory_mode="fresh_per_iteration", memory_scopes=("notes",)
+    )
+    run.complete(f"{UNIT}#0/x#0")
+    await run.answer(ResetMemory(unit=UNIT, iteration=2))
+    assert run.nest.end.unit_failures[0].error_type == "NotImplementedError"
+    assert [unit for unit, _ in run.units.raised] == [UNIT]
+
+
+async def test_iteration_is_announced_with_its_outputs() -> None:
+    """S-LOOP-108: in body order."""
+    run = Run(Asked([]))
+    run.complete(f"{UNIT}#0/x#0")
+    run.units.announce(IterationEnded(unit=UNIT, iteration=1, instances=(f"{UNIT}#0/x#0",), duration_s=1.0))
+    assert run.announced == [(f"of {UNIT}#0/x#0",)]
+
+
+async def test_question_of_a_map_reduce_is_refused() -> None:
+    """S-MR-123: its tasks answer those."""
+    with pytest.raises(TypeError):
+        Run(Asked([])).units.ask(PullItems(count=1))

@@ -1,0 +1,1 @@
+"""Tests of what units of a run gave."""

@@ -1,0 +1,19 @@
+"""Executions of units, without a run around them."""
+
+from __future__ import annotations
+
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.plan.units import Unit
+from ensemble_ray.schedule.scopes import Scopes
+from ensemble_ray.schedule.unit import Execution
+
+
+def execution_of(*units: Unit, instance: str = "") -> Execution:
+    """An execution of the run, or of one of these units; tasks have no context."""
+    return Execution(
+        instance=instance,
+        plan=Plan(workflow="sequential", nodes=(), units=units),
+        units={unit.key: unit for unit in units},
+        members={},
+        scopes=Scopes(),
+    )

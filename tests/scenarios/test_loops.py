@@ -1,0 +1,213 @@
+"""Loops, run in the caller's process: what repeats, what ends it, what the caller gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ensemble_ray import (
+    Ensemble,
+    ExitEarlyError,
+    ExitReason,
+    Loop,
+    LoopIterationCompletedEvent,
+    LoopIterationContext,
+    MaxLoopIterationsExceededError,
+    Task,
+    TaskExecutionError,
+    TaskHandlerContext,
+    Until,
+)
+from ensemble_ray.testing import ScriptedModel
+from tests.builders import agent, task
+from tests.scenarios.teams import prompt_of
+
+Handler = Callable[[TaskHandlerContext], object]
+
+
+class Drafts:
+    """A handler that counts its calls."""
+
+    def __init__(self, name: str = "draft") -> None:
+        self.name = name
+        self.calls = 0
+
+    def __call__(self, context: TaskHandlerContext) -> str:
+        """Return the next draft."""
+        self.calls += 1
+        return f"{self.name}#{self.calls}"
+
+
+def handled(handler: Handler, name: str, **fields: object) -> Task:
+    """A task that a handler does."""
+    return task(f"do {name}", name=name, handler=handler, **fields)
+
+
+def test_loop_repeats_until_its_predicate_holds() -> None:
+    """S-LOOP-55, S-LOOP-80, S-LOOP-81: the handler's state survives, the caller's own object is the one that ran."""
+    drafts = Drafts()
+    loop = Loop(
+        name="refine",
+        body=[handled(drafts, "writer")],
+        until=lambda context: context.last_body_output.raw == "draft#3",
+        max_iterations=9,
+    )
+    output = Ensemble(loops=[loop]).run(runtime="inline")
+    assert (output.raw, drafts.calls) == ("draft#3", 3)
+    assert [each["writer"].raw for each in output.get_loop_history("refine")] == ["draft#1", "draft#2", "draft#3"]
+    assert output.get_loop_termination_reason("refine") == "predicate"
+
+
+def test_event_and_predicate_alternate() -> None:
+    """S-LOOP-107, S-LOOP-108: an iteration is told of before its predicate is asked."""
+    heard: list[str] = []
+
+    def tell(event: LoopIterationCompletedEvent) -> None:
+        heard.append(
+            f"event {event.iteration_number} of {event.max_iterations}: {event.iteration_outputs['writer'].raw}"
+        )
+
+    def until(context: LoopIterationContext) -> bool:
+        heard.append(f"predicate {context.iteration_number}")
+        return context.iteration_number == 2
+
+    loop = Loop(name="refine", body=[handled(Drafts(), "writer")], until=until)
+    Ensemble(loops=[loop], on_loop_iteration_completed=tell).run(runtime="inline")
+    assert heard == ["event 1 of 5: draft#1", "predicate 1", "event 2 of 5: draft#2", "predicate 2"]
+
+
+def test_predicate_sees_the_loop_and_its_history() -> None:
+    """S-LOOP-50: outputs in body order, this iteration included."""
+    seen: list[tuple[int, list[str], int, str]] = []
+
+    def until(context: LoopIterationContext) -> bool:
+        last = [f"{key}={output.raw}" for key, output in context.last_iteration_outputs.items()]
+        seen.append((context.iteration_number, last, len(context.history), context.last_body_output.raw))
+        return False
+
+    body = [handled(Drafts("w"), "writer"), handled(Drafts("c"), "critic")]
+    Ensemble(loops=[Loop(name="refine", body=body, until=until, max_iterations=2)]).run(runtime="inline")
+    assert seen == [(1, ["writer=w#1", "critic=c#1"], 1, "c#1"), (2, ["writer=w#2", "critic=c#2"], 2, "c#2")]
+
+
+async def test_predicate_may_be_async() -> None:
+    """S-LOOP-54, S-CONV-16."""
+
+    async def until(context: LoopIterationContext) -> bool:
+        return context.iteration_number == 2
+
+    output = await Ensemble(loops=[Loop(name="refine", body=[handled(Drafts(), "writer")], until=until)]).arun(
+        runtime="inline"
+    )
+    assert output.raw == "draft#2"
+
+
+def test_first_task_is_shown_the_last_output_of_the_iteration_before() -> None:
+    """S-LOOP-100, S-LOOP-102, S-LOOP-103, S-LOOP-105: the critic gets this iteration's draft, and no revision section."""
+    model = ScriptedModel("first draft", "too long", "second draft", "good")
+    writer = task("write", name="writer", agent=agent(llm=model))
+    critic = task("criticise", name="critic", agent=agent(llm=model), context=[writer])
+    Ensemble(loops=[Loop(name="refine", body=[writer, critic], max_iterations=2)]).run(runtime="inline")
+    prompts = [prompt_of(call) for call in model.calls]
+    assert "Revision Instructions" not in prompts[0]
+    assert prompts[2].startswith("## Revision Instructions (Attempt 2)")
+    assert "Loop iteration 2 of 2. Prior iteration's final body output is shown above" in prompts[2]
+    assert "too long" in prompts[2]
+    assert ("first draft" in prompts[1], "second draft" in prompts[3]) == (True, True)
+    assert ("first draft" in prompts[3], "Revision" in prompts[3]) == (False, False)
+
+
+def test_what_a_predicate_raises_leaves_the_run() -> None:
+    """S-LOOP-53: with its own type and message, in sequence."""
+
+    def until(context: LoopIterationContext) -> bool:
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match=r"^boom$"):
+        Ensemble(loops=[Loop(name="refine", body=[handled(Drafts(), "writer")], until=until)]).run(runtime="inline")
+
+
+def test_cap_that_raises() -> None:
+    """S-LOOP-61, S-LOOP-62."""
+    loop = Loop(name="refine", body=[handled(Drafts(), "writer")], max_iterations=2, on_max_iterations="throw")
+    with pytest.raises(MaxLoopIterationsExceededError, match=r"^Loop 'refine' did not converge after 2 iterations$"):
+        Ensemble(loops=[loop]).run(runtime="inline")
+
+
+def test_cap_that_is_flagged() -> None:
+    """S-LOOP-63."""
+    loop = Loop(
+        name="refine", body=[handled(Drafts(), "writer")], max_iterations=2, on_max_iterations="return_with_flag"
+    )
+    output = Ensemble(loops=[loop]).run(runtime="inline")
+    assert output.was_loop_terminated_by_max_iterations("refine")
+    assert output.get_loop_termination_reason("refine") == "max_iterations"
+
+
+def test_task_waits_for_a_loop_by_its_output() -> None:
+    """S-LOOP-146, S-LOOP-168: it runs behind the loop, and is given what the loop projects."""
+    given: list[str] = []
+
+    def report(context: TaskHandlerContext) -> str:
+        given.extend(output.raw for output in context.context_outputs)
+        return "done"
+
+    loop = Loop(name="refine", body=[handled(Drafts(), "writer")], max_iterations=3, output_mode="all_iterations")
+    output = Ensemble(tasks=[handled(report, "report", context=[loop.output])], loops=[loop]).run(runtime="inline")
+    assert given == ["draft#1\n\n--- iteration 2 ---\n\ndraft#2\n\n--- iteration 3 ---\n\ndraft#3"]
+    assert output.get_loop_termination_reason("refine") == "max_iterations"
+
+
+def test_loop_stops_when_nothing_changes_any_more() -> None:
+    """S-LOOP-162."""
+    loop = Loop(name="refine", body=[handled(lambda _: "same", "writer")], until=Until.unchanged())
+    output = Ensemble(loops=[loop]).run(runtime="inline")
+    assert len(output.get_loop_history("refine")) == 2
+
+
+def test_failing_task_ends_the_loop_and_the_run() -> None:
+    """S-LOOP-110: no further iteration."""
+    drafts = Drafts()
+
+    def fail(_: TaskHandlerContext) -> str:
+        raise ValueError("broken")
+
+    with pytest.raises(TaskExecutionError):
+        Ensemble(loops=[Loop(name="refine", body=[handled(drafts, "writer"), handled(fail, "critic")])]).run(
+            runtime="inline"
+        )
+    assert drafts.calls == 1
+
+
+def test_exit_in_a_body_ends_the_run_with_what_completed() -> None:
+    """S-LOOP-112: the unfinished iteration is in the history; later loops do not run."""
+    later = Drafts()
+
+    def leave(_: TaskHandlerContext) -> str:
+        raise ExitEarlyError("enough")
+
+    loops = [
+        Loop(name="refine", body=[handled(Drafts(), "writer"), handled(leave, "critic")]),
+        Loop(name="later", body=[handled(later, "other")]),
+    ]
+    output = Ensemble(loops=loops).run(runtime="inline")
+    assert output.exit_reason is ExitReason.USER_EXIT_EARLY
+    assert [list(each) for each in output.get_loop_history("refine")] == [["writer"]]
+    assert output.get_loop_termination_reason("refine") == "exit_early"
+    assert (later.calls, output.get_loop_history("later")) == (0, [])
+
+
+@pytest.mark.parametrize("iterations", [10, 200])
+def test_loop_does_what_its_iterations_are(iterations: int) -> None:
+    """S-LOOP-43, S-LOOP-145: as many executions as iterations, and one predicate each."""
+    drafts, asked = Drafts(), list[int]()
+
+    def until(context: LoopIterationContext) -> bool:
+        asked.append(len(context.history))
+        return False
+
+    loop = Loop(name="refine", body=[handled(drafts, "writer")], until=until, max_iterations=iterations)
+    output = Ensemble(loops=[loop]).run(runtime="inline")
+    assert (drafts.calls, asked) == (iterations, list(range(1, iterations + 1)))
+    assert len(output.get_loop_history("refine")) == iterations
