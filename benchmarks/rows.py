@@ -111,6 +111,17 @@ ROWS = (
         target_inline=_ratio(1.0),
         target_ray=_ratio(2.0),
     ),
+    *(
+        Row(
+            scenario=f"{unit}-{size}",
+            title=f"{unit} of {size:,} {steps} at 0 ms, each with a question to the user's code, per {steps[:-1]}",
+            unit="ms",
+            target_inline=Target(kind="more_s", value=0.0015),
+            target_ray=Target(kind="more_s", value=0.004),
+        )
+        for unit, steps in (("loop", "iterations"), ("graph", "steps"))
+        for size in (10, 1_000)
+    ),
     Row(
         scenario="tool-loop",
         title="one agent, 20 tool calls at 0 ms, per model call",

@@ -130,6 +130,23 @@ SCENARIOS = (
         size=50,
         is_per_request=True,
     ),
+    *(
+        Scenario(
+            name=name,
+            measure="warm",
+            variants={variant: f"refining:{'floor' if variant == 'floor' else made}" for variant in _JOBS},
+            on_ray=_ON_RAY,
+            recorded=_RECORDED,
+            size=size,
+            is_per_request=True,
+        )
+        for name, made, size in (
+            ("loop-10", "loop", 10),
+            ("loop-1000", "loop", 1_000),
+            ("graph-10", "graph", 10),
+            ("graph-1000", "graph", 1_000),
+        )
+    ),
     Scenario(
         name="tool-loop",
         measure="warm",

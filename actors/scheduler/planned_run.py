@@ -30,13 +30,16 @@ from ensemble_ray.actors.link.wire import (
     WireResult,
 )
 from ensemble_ray.actors.scheduler.announcements import Announcements
+from ensemble_ray.actors.scheduler.predicates import HostedPredicates
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import SpooledOutputs, recalled
 from ensemble_ray.coordinator.planned import PlannedTasks
+from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.coordinator.run_journal import RunJournal
+from ensemble_ray.coordinator.unit_evaluations import UnitPorts
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskBody
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -87,6 +90,11 @@ class PlannedRun:
         self._session = RunSession(opening_of(submission), pool, self, hub=hub, limits=limits, is_managed=is_managed)
         epoch, facts = (0, MemoryJournal(submission.run_id)) if owned is None else (owned.epoch, owned.journal)
         journal = RunJournal(run_id=submission.run_id, epoch=epoch, journal=facts, clock=SystemClock())
+        #: None: nobody listens
+        self._announcements: Announcements | None = None
+        if hub is not None and submission.plan.units:
+            sink = HubSink(hub, self.run_id, submission.context.interest)
+            self._announcements = Announcements(self.run_id, submission.plan, sink, self._session.submit)
         self._tasks: PlannedTasks[bytes, bytes, WireFailure] = PlannedTasks(
             submission.plan,
             journal,
@@ -97,13 +105,9 @@ class PlannedRun:
             resumed=None
             if recovery is None
             else recovery.resumed(lambda instance: recalled(outputs, instance), pack_failure, is_restart=is_restart),
+            units=self._unit_ports() if submission.plan.units else None,
         )
         self._coordinator = Coordinator(journal, self._tasks)
-        #: None: nobody listens
-        self._announcements: Announcements | None = None
-        if hub is not None and submission.plan.units:
-            sink = HubSink(hub, self.run_id, submission.context.interest)
-            self._announcements = Announcements(self.run_id, submission.plan, sink, self._session.submit)
         self._running: asyncio.Task[WireOutcome]
         self._background = BackgroundTasks()
         self._keeping: asyncio.Task[None] | None = None
@@ -113,6 +117,15 @@ class PlannedRun:
     def run_id(self) -> str:
         """The run's id."""
         return self._submission.run_id
+
+    def _unit_ports(self) -> UnitPorts[bytes, WireFailure]:
+        """Return what units need: their predicates live in the host of the run's callables, their listeners at the driver."""
+        announcements = self._announcements
+        return UnitPorts(
+            predicates=HostedPredicates(self._session),
+            announce=_tell_nobody if announcements is None else announcements.announce,
+            failure_of=_failure_of,
+        )
 
     async def begin(self) -> None:
         """Start processes and the first tasks."""
@@ -217,6 +230,16 @@ class PlannedRun:
                 if self._owned is not None:
                     await self._owned.close(state)
         return ended
+
+
+def _tell_nobody(what: object, outputs: object) -> None:
+    """Announce nothing: nobody listens."""
+
+
+def _failure_of(raised: EvaluationFailed) -> WireFailure:
+    """Return what a predicate raised as failures are held here."""
+    assert isinstance(raised.error, bytes), "raised in another process"  # noqa: S101  for the type
+    return WireFailure(body=raised.error, error_type=raised.error_type, message=raised.message)
 
 
 def opening_of(submission: Submission) -> SessionOpening:

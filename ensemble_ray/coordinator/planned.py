@@ -160,18 +160,19 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._keep(result)
         return True
 
-    def _take_recorded(self, instance: str) -> TaskResult[Output, Failure] | None:
+    def _take_recorded(self, instance: str, *, wants_text: bool = False) -> TaskResult[Output, Failure] | None:
         """Return the recorded result of a task, once; None where there is none."""
         if self._resumed is None or instance not in self._recorded:
             return None
         self._recorded.remove(instance)
-        return self._resumed.results[instance]
+        result = self._resumed.results[instance]
+        return result if wants_text else replace(result, text=None)
 
     # Orders.
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
         """Return what the record says came of a task."""
-        recorded = self._take_recorded(start.instance)
+        recorded = self._take_recorded(start.instance, wants_text=start.wants_text)
         return () if recorded is None else (self._keep(recorded),)
 
     def make(self, starts: Sequence[Start]) -> None:

@@ -342,13 +342,16 @@ class PhasesMachine:
         )
 
     def _outputs_of(self, phase: Phase) -> tuple[str, ...]:
-        """Return what its last attempt gave, in the order of completion; of a loop its path."""
-        members = set(phase.unit.members)
-        units = self._execution.units
+        """Return what its last attempt gave, in the order of completion; of a loop its path.
+
+        A loop that was cut short comes last: its own result says what it has, where it had begun.
+        """
+        members, units = phase.unit.members, self._execution.units
+        keys = [key for key in self._execution.scopes.own(phase.instance) if key in members]
+        if phase.state is PhaseState.CUT_SHORT:
+            keys += [key for key in members if key in units and key not in keys]
         return tuple(
-            f"{phase.instance}/{key}" if key in units else instance_of(key, parent=phase.instance)
-            for key in self._execution.scopes.own(phase.instance)
-            if key in members
+            f"{phase.instance}/{key}" if key in units else instance_of(key, parent=phase.instance) for key in keys
         )
 
     # Invariants, for tests and for hunting defects.

@@ -46,7 +46,7 @@ class PhaseResult:
     unit: str
     status: Literal["completed", "failed", "skipped"]
     #: instances with outputs of the accepted attempt, of a loop its path without an occurrence; of a phase that failed or
-    #: was cut short, of its last attempt; in the order of S-PHASE-41
+    #: was cut short, of its last attempt, and then also of loops that may not have begun; in the order of S-PHASE-41
     outputs: tuple[str, ...] = ()
     #: instances of its review's executions, in order
     reviews: tuple[str, ...] = ()

@@ -182,3 +182,90 @@ def test_map_reduce_runs(tmp_path: Path) -> None:
     assert sum("broke {x}" in text for text in asked) == 3
     assert asked[-1].count("blames the lid") == 3
     assert "broke" not in asked[-1]
+
+
+def test_writer_critic_runs(tmp_path: Path) -> None:
+    """S-LOOP-100: the writer is shown the critic's words, and the loop ends with the round that is approved."""
+    critic = iter(["Too dry.", "APPROVED"])
+
+    def script(request: ServedRequest) -> Answer:
+        if "Criticise the draft" in request.text:
+            return next(critic)
+        return "Second draft" if "Too dry." in request.text else "First draft"
+
+    printed, server = _run("writer_critic.py", script, tmp_path, "openai:m")
+    assert printed.splitlines() == [
+        "Round 1 of 5: Too dry.",
+        "Round 2 of 5: APPROVED",
+        "",
+        "Second draft",
+        "",
+        "Ended by: predicate",
+    ]
+    assert len(server.requests) == 4
+
+
+def test_retry_until_valid_runs(tmp_path: Path) -> None:
+    """S-LOOP-61: a tour that is too long is planned again; one that never fits is an error."""
+    hours = iter([11.0, 7.5])
+
+    def script(request: ServedRequest) -> Answer:
+        del request
+        return json.dumps({"stops": ["A", "B", "C", "D"], "hours": next(hours)})
+
+    printed, server = _run("retry_until_valid.py", script, tmp_path, "openai:m")
+    assert printed == "A - B - C - D: 7.5 h, attempt 2\n"
+    assert len(server.requests) == 2
+
+
+def test_debate_runs(tmp_path: Path) -> None:
+    """S-LOOP-72: the judge is given every round of both sides."""
+    spoken = iter(range(1, 7))
+
+    def script(request: ServedRequest) -> Answer:
+        return "The sceptic" if "Decide who argued better" in request.text else f"Argument {next(spoken)}"
+
+    printed, server = _run("debate.py", script, tmp_path, "openai:m")
+    assert printed == "The sceptic\n"
+    assert all(f"Argument {number}" in server.requests[-1].text for number in range(1, 7))
+
+
+def test_tool_router_runs(tmp_path: Path) -> None:
+    """S-GRAPH-42: each answer of the triage names the next state, and the last one ends the graph."""
+    decisions = iter(["DATE", "CALCULATE", "ANSWER 792"])
+
+    def script(request: ServedRequest) -> Answer:
+        return next(decisions) if "Say CALCULATE" in request.text else "33 days"
+
+    printed, _ = _run("tool_router.py", script, tmp_path, "openai:m")
+    assert printed.splitlines() == [
+        "1. decide -> date",
+        "2. date -> decide",
+        "3. decide -> calculate",
+        "4. calculate -> decide",
+        "5. decide -> __END__",
+        "",
+        "ANSWER 792",
+    ]
+
+
+def test_three_phases_runs(tmp_path: Path) -> None:
+    """S-PHASE-81, S-PHASE-87: the review sends its own phase back, then the one before."""
+    decisions = iter(["RETRY: shorter", "RETRY_PREDECESSOR outline: name the moon", "APPROVE"])
+
+    def script(request: ServedRequest) -> Answer:
+        if "May the article be printed?" in request.text:
+            return next(decisions)
+        if "Write the article" in request.text:
+            return "A short article" if "shorter" in request.text else "The article"
+        return "Outline with the moon" if "name the moon" in request.text else "Facts"
+
+    printed, server = _run("three_phases.py", script, tmp_path, "openai:m")
+    lines = printed.splitlines()
+    assert sorted(lines[:3]) == [
+        "outline: completed after 2 attempt(s)",
+        "research: completed after 1 attempt(s)",
+        "write: completed after 3 attempt(s)",
+    ]
+    assert lines[-1] == "The article"
+    assert "Outline with the moon" in server.requests[-2].text

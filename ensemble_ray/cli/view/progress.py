@@ -12,21 +12,24 @@ from datetime import timedelta
 from typing import Protocol
 
 from ensemble_ray.cli.view.terminal import screen_line
+from ensemble_ray.cli.view.unit_progress import UnitProgress
 from ensemble_ray.events import (
     DelegationCompletedEvent,
     DelegationFailedEvent,
     DelegationStartedEvent,
     EnsembleStartedEvent,
     Event,
+    GraphStateCompletedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
+    LoopIterationCompletedEvent,
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskStartEvent,
     ToolCallEvent,
 )
 from ensemble_ray.text.control_characters import escape_controls
-from ensemble_ray.values.ids import delegating_call, task_instance
+from ensemble_ray.values.ids import delegating_call, is_inside_unit, node_key, task_instance
 
 __all__ = ["Block", "Progress", "RunningDelegation", "RunningTask", "TaskProgress", "count_noun", "label_of"]
 
@@ -125,7 +128,7 @@ def _depth_of(event: _DelegationEvent) -> int:
 
 def label_of(event: _TaskEvent) -> str:
     """Return the task's key, as plans and traces show it."""
-    return event.instance.partition("#")[0] or f"task-{event.task_index}"
+    return node_key(event.instance) or f"task-{event.task_index}"
 
 
 def count_noun(number: int, noun: str) -> str:
@@ -147,10 +150,15 @@ class TaskProgress:
         DelegationFailedEvent,
         LlmIterationStartedEvent,
         LlmIterationCompletedEvent,
+        LoopIterationCompletedEvent,
+        GraphStateCompletedEvent,
     )
 
-    def __init__(self, title: str = "") -> None:
+    def __init__(self, title: str = "", units: UnitProgress | None = None) -> None:
         self.title = escape_controls(title)
+        self._units = units or UnitProgress()
+        #: whether tasks run more than once, so that nobody knows how many executions there will be
+        self._has_units = False
         self.total_tasks = 0
         self.done = 0
         self.failed = 0
@@ -182,6 +190,9 @@ class TaskProgress:
     def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
         """Count the next event and return its line; in a block only failures get one."""
         self._count(event, at)
+        of_unit = self._units.receive(event)
+        if of_unit is not None and not is_live:
+            return of_unit
         match event:
             case TaskFailedEvent():  # the run's error, or the delegation, says why
                 return f"failed   {self._ended_of_total()}  {_describe_task(event)}"
@@ -240,6 +251,8 @@ class TaskProgress:
     def _begin(self, event: TaskStartEvent, at: float) -> None:
         key = event.instance or label_of(event)
         self._running[key] = RunningTask(key=key, label=label_of(event), agent_role=event.agent_role, started_at=at)
+        if is_inside_unit(event.instance):
+            self._has_units, self.total_tasks = True, 0
         if self.total_tasks:  # of a map-reduce only the items are known before its reduces are made
             self.total_tasks = max(self.total_tasks, self.done + self.failed + len(self._running))
         if not event.agent_role.startswith("("):  # "(deterministic)": a handler, and no agent
@@ -324,10 +337,11 @@ class TaskProgress:
     def block(self, at: float) -> Block:
         """Return the block of that moment: the first running tasks, and who works for them."""
         running, ended = self.running, self.done + self.failed
-        bar = (ended, max(self.total_tasks, 1))
+        bar = None if self._has_units else (ended, max(self.total_tasks, 1))
         if not (self.total_tasks or running or ended):
             return Block(counts="starting", bar=bar, is_idle=True)
-        lines = [line for task in running[:_SHOWN_TASKS] for line in self._task_lines(task, at)]
+        lines = self._units.lines(task.key for task in running)[:_SHOWN_TASKS]
+        lines += [line for task in running[:_SHOWN_TASKS] for line in self._task_lines(task, at)]
         if len(running) > _SHOWN_TASKS:
             lines.append(f"    and {len(running) - _SHOWN_TASKS} more")
         return Block(
@@ -353,7 +367,8 @@ class TaskProgress:
 
 def _describe_task(event: _TaskEvent) -> str:
     role = screen_line(event.agent_role, _ROLE)
-    return f"{screen_line(label_of(event), _LABEL)} {role if role.startswith('(') else f'({role})'}"
+    path = event.instance.rpartition("#")[0] if is_inside_unit(event.instance) else label_of(event)
+    return f"{screen_line(path, 2 * _LABEL if '/' in path else _LABEL)} {role if role.startswith('(') else f'({role})'}"
 
 
 def _describe_delegation(event: _DelegationEvent) -> str:

@@ -14,6 +14,8 @@ from ensemble_ray.cli.view.display import Display
 from ensemble_ray.cli.view.item_progress import ItemProgress
 from ensemble_ray.cli.view.progress import TaskProgress, count_noun
 from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, screen_line
+from ensemble_ray.cli.view.unit_progress import UnitProgress
+from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.record.identity.map_reduce import map_key
 
@@ -38,13 +40,19 @@ class RunView:
         title: Names the run.
         is_quiet: Show no progress and no summary.
         render: Makes the text of the output.
+        units: How far its loops, phases and graph are.
     """
 
     def __init__(
-        self, title: str, *, is_quiet: bool = False, render: Callable[[EnsembleOutput], str] = attrgetter("raw")
+        self,
+        title: str,
+        *,
+        is_quiet: bool = False,
+        render: Callable[[EnsembleOutput], str] = attrgetter("raw"),
+        units: UnitProgress | None = None,
     ) -> None:
         self.is_quiet = is_quiet
-        self.display = Display(TaskProgress(title), is_quiet=is_quiet)
+        self.display = Display(TaskProgress(title, units), is_quiet=is_quiet)
         self._render = render
 
     def finish(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
@@ -175,4 +183,5 @@ def view_of(definition: object, title: str, *, is_quiet: bool = False) -> RunVie
     is_planned = getattr(definition, "is_planned", False)
     if isinstance(definition, MapDefinition) and not is_planned:
         return ItemView(definition, title, is_quiet=is_quiet)
-    return RunView(title, is_quiet=is_quiet)
+    units = UnitProgress.of(definition) if isinstance(definition, EnsembleDefinition) else None
+    return RunView(title, is_quiet=is_quiet, units=units)

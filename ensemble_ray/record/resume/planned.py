@@ -24,10 +24,10 @@ from ensemble_ray.record.resume.reading import RecordedFailures, TakePage, read_
 from ensemble_ray.record.resume.run_head import RunHead
 from ensemble_ray.record.resume.stimuli import RecordedStimuli
 from ensemble_ray.record.task_fold import TaskFold
-from ensemble_ray.schedule.stimuli import Exited, Stimulus
+from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus
 from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call, node_key, task_instance
-from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.record.resume.reading import KeepOutput
@@ -49,8 +49,7 @@ class _Given:
     tool_call_count: int
 
     @classmethod
-    def of(cls, given: OutputRecorded) -> _Given:
-        output = typed_output({**given.output_data(), "trace": None})  # which is large
+    def of(cls, output: TaskOutput) -> _Given:
         return cls(
             output.completed_at.timestamp(),
             output.duration.total_seconds(),
@@ -80,6 +79,8 @@ class PlannedRecovery:
         self._is_empty = True
         self._told = RecordedStimuli()
         self._given: dict[str, _Given] = {}
+        #: texts of tasks whose end the machine was not told, and those that it was told: it may read them
+        self._texts: dict[str, str] = {}
         self._failures: RecordedFailures[str] = RecordedFailures()
         #: tasks and workers that failed, with nothing recorded of what they had done
         self._untraced: set[str] = set()
@@ -111,7 +112,7 @@ class PlannedRecovery:
             self._is_empty = False
             match fact.data:
                 case StimulusRecorded():
-                    self._told.apply(cast("Fact[StimulusRecorded]", fact))
+                    self._apply_stimulus(cast("Fact[StimulusRecorded]", fact))
                 case OutputRecorded() | FailureRecorded() | ExitRecorded() as end:
                     if isinstance(end, FailureRecorded) and not end.trace:
                         self._untraced.add(fact.name)
@@ -128,10 +129,18 @@ class PlannedRecovery:
             if fact.is_of_run:
                 self._fold.apply(fact)
 
+    def _apply_stimulus(self, fact: Fact[StimulusRecorded]) -> None:
+        told = self._told.apply(fact)
+        if isinstance(told, Completed):
+            self._texts.pop(told.instance, None)
+            if told.text is not None:
+                self._texts[told.instance] = told.text
+
     def _apply_end(self, fact: Fact) -> None:
         match fact.data:
             case OutputRecorded() as given:
-                self._given[fact.name] = _Given.of(given)
+                output = typed_output({**given.output_data(), "trace": None})  # which is large
+                self._given[fact.name], self._texts[fact.name] = _Given.of(output), output.raw
                 self._keep(fact.name, given)
             case FailureRecorded():
                 self._failures.put(fact.name, cast("Fact[FailureRecorded]", fact))
@@ -276,6 +285,7 @@ class PlannedRecovery:
             duration_s=given.duration_s,
             total_tokens=given.total_tokens,
             tool_call_count=given.tool_call_count,
+            text=self._texts.get(instance),
             failed_delegations=self._fold.failed_delegations(self._fold_of(instance)),
         )
 

@@ -29,16 +29,18 @@ class RecordedStimuli:
         self._is_open = False
         self._exits: dict[str, Exited] = {}
 
-    def apply(self, fact: Fact[StimulusRecorded]) -> None:
-        """Take the next stimulus.
+    def apply(self, fact: Fact[StimulusRecorded]) -> Stimulus:
+        """Take the next stimulus, and return it.
 
         Raises:
             RecordError: it is damaged.
         """
         if not self._is_open:
             self._groups.append([])
-        self._groups[-1].append(_stimulus(fact))
+        stimulus = _stimulus(fact)
+        self._groups[-1].append(stimulus)
         self._is_open = bool(fact.data.more)
+        return stimulus
 
     def apply_exit(self, exited: Exited) -> None:
         """Take what a task recorded that ended the run early."""

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -13,12 +14,14 @@ from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs, SpooledOutputs, recalled
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
+from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.record.resume.planned import PlannedRecovery, read_planned
+from ensemble_ray.schedule.instructions import Start
 from ensemble_ray.schedule.stimuli import Completed, encode_stimulus
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.outputs import RunState
@@ -152,3 +155,34 @@ def test_run_that_recorded_nothing_is_known_as_such() -> None:
     """S-DUR-30: it begins; a run that has a plan goes on."""
     assert PlannedRecovery.of([]).is_empty
     assert not PlannedRecovery.of([*begun(NODES[0]), ended(200)]).is_empty
+
+
+def test_text_that_the_source_reads_is_there_when_it_was_not_told() -> None:
+    """S-DUR-30: its owner died between the review's end and the stimulus; of tasks that it was told of, as it was told."""
+    read = Fact(
+        run="run-1", name="c#0", at=105, data=encode_stimulus(Completed(at=105.0, instance="c#0", text="APPROVE"))
+    )
+    facts = [
+        *begun(*(node(key, key) for key in "abc")),
+        *completed("a", output("a", "told"), 105),
+        fact("output", "b#0", 105, output=output("b", "REVISE: shorter")),
+        fact("output", "c#0", 105, output=output("c", "APPROVE")),
+        read,
+    ]
+    recovery = PlannedRecovery.of([in_json_form(each) for each in facts])
+    results = recovery.resumed(lambda _: "", lambda failure: failure).results
+    assert [results[f"{key}#0"].text for key in "abc"] == [None, "REVISE: shorter", "APPROVE"]
+
+
+async def test_text_is_told_of_tasks_alone_whose_order_asks_for_it() -> None:
+    """S-DUR-30: so that the record of a plain task stays what it was."""
+    done_before = replace(done("a"), text="APPROVE")
+    resumed: Resumed[str, Failure] = Resumed(
+        started_at=50.0, stimuli=[], results={"a#0": done_before, "b#0": done_before}
+    )
+    journal = RunJournal(run_id="run", epoch=1, journal=MemoryJournal("run"), clock=ManualClock(start=200.0))
+    tasks: PlannedTasks[str, str, Failure] = PlannedTasks(
+        plan_of("parallel", {"a": (), "b": ()}), journal, HeldOutputs(), body_of, header=PlanRecorded(), resumed=resumed
+    )
+    told = [*tasks.look_up(Start(instance="a#0", wants_text=True)), *tasks.look_up(Start(instance="b#0"))]
+    assert [each.text for each in told if isinstance(each, Completed)] == ["APPROVE", None]

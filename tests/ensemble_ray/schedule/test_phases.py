@@ -168,7 +168,7 @@ def test_nothing_starts_after_an_early_exit() -> None:
 
 
 def test_loop_in_a_phase_starts_no_iteration_after_an_early_exit() -> None:
-    """S-PHASE-56, S-LOOP-142: also where nothing else of its phase waits."""
+    """S-PHASE-56, S-LOOP-142, S-PHASE-104: also where nothing else of its phase waits; what it has is not lost."""
     draft = phase("B", "x", "loop:refine", workflow="parallel")
     run = Phased(phase("A"), draft, loop("refine", "w", max_iterations=3))
     run.begin()
@@ -177,7 +177,7 @@ def test_loop_in_a_phase_starts_no_iteration_after_an_early_exit() -> None:
     run.complete("phase:B#0/loop:refine#0/w#0")
     assert run.asked == []
     assert run.end.exit_reason is ExitReason.USER_EXIT_EARLY
-    assert run.results["B"].outputs == ("phase:B#0/x#0",)
+    assert run.results["B"].outputs == ("phase:B#0/x#0", "phase:B#0/loop:refine")
 
 
 def test_review_does_not_start_after_an_early_exit() -> None:

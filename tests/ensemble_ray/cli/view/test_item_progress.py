@@ -151,4 +151,6 @@ def test_events_of_model_calls_are_not_sent_when_a_run_is_over_many_items() -> N
         "on_delegation_failed",
         "on_llm_iteration_started",
         "on_llm_iteration_completed",
+        "on_loop_iteration_completed",
+        "on_graph_state_completed",
     }
