@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ensemble_ray import (
     TaskHandlerContext,
     ToolResult,
     ValidationError,
+    resume,
 )
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, call, task
@@ -219,3 +221,33 @@ def test_a_question_inside_a_task_ends_the_run_without_it(runtime: Runtime) -> N
         runtime=runtime
     )
     assert ([each.raw for each in output.task_outputs], output.exit_reason) == (["one"], ExitReason.USER_EXIT_EARLY)
+
+
+def test_a_resumed_run_asks_nobody_twice(runtime: Runtime) -> None:
+    """S-REV-83, S-REV-84, S-REV-87: a run that was cancelled while a gate was open: that gate is asked again, no other."""
+    is_asked, reviewer = threading.Event(), Reviewer(a=ReviewDecision.edit("edited"))
+
+    async def never(request: ReviewRequest) -> ReviewDecision:
+        if request.task_description == "b":
+            is_asked.set()
+            await asyncio.get_running_loop().create_future()
+        return reviewer.review(request)
+
+    def team(handler: object) -> Ensemble:
+        first = task("a", handler=given)
+        second = task("b", handler=given, context=[first])
+        return Ensemble(tasks=[first, second], review_handler=handler, review_policy="after_every_task")  # type: ignore[arg-type]
+
+    run = team(never).start(runtime=runtime)
+    wait_for(is_asked)
+    run.cancel()
+    run.join(PATIENCE_S)
+    again = Reviewer(b=ReviewDecision.exit_early())
+    output = resume(run.id, team(again), runtime=runtime)
+    assert [each.raw for each in output.task_outputs] == ["edited", "b+edited"]
+    assert again.asked == [("after_execution", "b", "b+edited")]
+    assert output.exit_reason is ExitReason.USER_EXIT_EARLY
+    assert [each.raw for each in resume(run.id, team(Reviewer()), runtime=runtime).task_outputs] == [
+        "edited",
+        "b+edited",
+    ]

@@ -79,3 +79,11 @@ async def test_handlers_of_a_team(load: Load, folder: Path) -> None:
     )
     own: Any = team_of(load, "review_handler: crew:shout\n").review_handler
     assert own(REQUEST) == ReviewDecision.Edit("DRAFT")
+
+
+def test_tools_that_ask(load: Load) -> None:
+    """S-REV-105: a question of the model, and approvals of built-in tools."""
+    written = "[{human_input: {timeout: 0, on_timeout: fail}}, {file_write: {base_dir: ., require_approval: true}}]"
+    (task,) = team_of(load, f"    tools: {written}\n").tasks
+    asking, writing = cast("tuple[Any, Any]", task.tools)
+    assert (asking.name, writing.require_approval) == ("human_input", True)
