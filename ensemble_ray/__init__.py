@@ -34,7 +34,7 @@ _EXPORTS = {
         AgentExecutionError CircuitOpenError ConstraintViolationError ExitEarlyError
         GuardrailViolationError IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError
         ParallelExecutionError PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError
-        RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
+        ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
         UnknownOutcomeError ValidationError
     """,
     "ensemble_ray.errors.root": "EnsembleError",
@@ -87,6 +87,8 @@ _EXPORTS = {
     "ensemble_ray.prompts.task": "build_user_prompt",
     "ensemble_ray.record.view.exporters": "JsonTraceExporter",
     "ensemble_ray.recovery.resuming": "aresume resume",
+    "ensemble_ray.reviews.handlers": "ReviewHandler",
+    "ensemble_ray.reviews.notifiers": "ReviewNotifier",
     "ensemble_ray.runs.handle": "Run",
     "ensemble_ray.runs.ports": "Runtime",
     "ensemble_ray.tools": """
@@ -94,10 +96,11 @@ _EXPORTS = {
         PipelineErrorStrategy ToolContext ToolPipeline ToolResult TypedAgentTool current_tool_context tool
     """,
     "ensemble_ray.tools.builtin": """
-        CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool JsonParserTool ProcessAgentTool
+        CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool HumanInputTool JsonParserTool ProcessAgentTool
         WebScraperTool WebSearchProvider WebSearchTool
     """,
     "ensemble_ray.values.iterations": "GraphRoutingContext LoopIterationContext",
+    "ensemble_ray.values.reviews": "OnTimeoutAction Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming",
     "ensemble_ray.values.trace": """
         AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
         LlmInteraction MapReduceLevelSummary PhaseTrace TaskPrompts TaskTrace ToolCallTrace

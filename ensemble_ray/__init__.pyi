@@ -45,6 +45,7 @@ from ensemble_ray.errors import PromptTemplateError as PromptTemplateError
 from ensemble_ray.errors import RateLimitInterruptedError as RateLimitInterruptedError
 from ensemble_ray.errors import RateLimitTimeoutError as RateLimitTimeoutError
 from ensemble_ray.errors import RecordError as RecordError
+from ensemble_ray.errors import ReviewTimeoutError as ReviewTimeoutError
 from ensemble_ray.errors import RunExistsError as RunExistsError
 from ensemble_ray.errors import StaleEpochError as StaleEpochError
 from ensemble_ray.errors import TaskExecutionError as TaskExecutionError
@@ -129,6 +130,8 @@ from ensemble_ray.recovery.forking import afork as afork
 from ensemble_ray.recovery.forking import fork as fork
 from ensemble_ray.recovery.resuming import aresume as aresume
 from ensemble_ray.recovery.resuming import resume as resume
+from ensemble_ray.reviews.handlers import ReviewHandler as ReviewHandler
+from ensemble_ray.reviews.notifiers import ReviewNotifier as ReviewNotifier
 from ensemble_ray.runs.handle import Run as Run
 from ensemble_ray.runs.map_reduce.handle import MapReduceRun as MapReduceRun
 from ensemble_ray.runs.ports import Runtime as Runtime
@@ -150,6 +153,7 @@ from ensemble_ray.tools.builtin import DateTimeTool as DateTimeTool
 from ensemble_ray.tools.builtin import FileReadTool as FileReadTool
 from ensemble_ray.tools.builtin import FileWriteTool as FileWriteTool
 from ensemble_ray.tools.builtin import HttpAgentTool as HttpAgentTool
+from ensemble_ray.tools.builtin import HumanInputTool as HumanInputTool
 from ensemble_ray.tools.builtin import JsonParserTool as JsonParserTool
 from ensemble_ray.tools.builtin import ProcessAgentTool as ProcessAgentTool
 from ensemble_ray.tools.builtin import WebScraperTool as WebScraperTool
@@ -189,6 +193,12 @@ from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
+from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
+from ensemble_ray.values.reviews import Review as Review
+from ensemble_ray.values.reviews import ReviewDecision as ReviewDecision
+from ensemble_ray.values.reviews import ReviewPolicy as ReviewPolicy
+from ensemble_ray.values.reviews import ReviewRequest as ReviewRequest
+from ensemble_ray.values.reviews import ReviewTiming as ReviewTiming
 from ensemble_ray.values.trace import AgentSummary as AgentSummary
 from ensemble_ray.values.trace import CapturedMessage as CapturedMessage
 from ensemble_ray.values.trace import CaptureMode as CaptureMode
@@ -293,6 +303,7 @@ __all__ = [
     "GuardrailViolationError",
     "HierarchicalConstraints",
     "HttpAgentTool",
+    "HumanInputTool",
     "IllegalStateError",
     "InMemoryEmbeddingStore",
     "InMemoryEntityMemory",
@@ -335,6 +346,7 @@ __all__ = [
     "MemoryTool",
     "NoOpToolMetrics",
     "Node",
+    "OnTimeoutAction",
     "OnUnknown",
     "OpenAIChatModel",
     "OpenAIEmbeddingModel",
@@ -358,6 +370,14 @@ __all__ = [
     "RayRuntime",
     "RecordError",
     "RetryPolicy",
+    "Review",
+    "ReviewDecision",
+    "ReviewHandler",
+    "ReviewNotifier",
+    "ReviewPolicy",
+    "ReviewRequest",
+    "ReviewTimeoutError",
+    "ReviewTiming",
     "Run",
     "RunExistsError",
     "RunOptions",

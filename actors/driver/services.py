@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from ensemble_ray.actors.link.run_memory import MEMORY_SERVICE
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.execute.review.asking import REVIEW_SERVICE, answer_review
 from ensemble_ray.execute.tools.unknown import ask_unknown
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.process.threads import threads
@@ -48,6 +49,11 @@ def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
 
         return await answer_held(payload)
 
+    async def review(payload: Mapping[str, object]) -> object:
+        if run.reviewer is None:
+            raise IllegalStateError(f"Run {run.run_id} has nobody to ask at its review gates")
+        return await answer_review(run.reviewer, payload)
+
     async def use_memory(payload: Mapping[str, object]) -> object:
         return await _use_memory(run, payload)
 
@@ -55,6 +61,7 @@ def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
         "tool_metrics": count_tool_call,
         "unknown_effect": ask_about_effect,
         "scripted_model.chat": answer_scripted_model,
+        REVIEW_SERVICE: review,
         MEMORY_SERVICE: use_memory,
         "held_object": call_held_object,
     }

@@ -262,10 +262,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations.extend(result.failed_delegations)
         match result.status:
             case "completed":
-                if result.output is not None:
-                    self._outputs.put(instance, result.output)
-                if result.output is not None or self._outputs.recall(instance):
-                    self._completed.append(instance)
+                self._keep_output(result)
                 return Completed(
                     at=result.at,
                     instance=instance,
@@ -282,8 +279,18 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             case _:
                 self._unfinished.extend(() if failure is None else ((result.instance, failure),))
                 if result.status == "exited":
-                    return Exited(at=result.at, instance=instance, reason=result.exit_reason)
+                    has_output = self._keep_output(result)  # where a gate behind it ended the run
+                    return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
                 return Cancelled(at=result.at, instance=instance)
+
+    def _keep_output(self, result: TaskResult[Output, Failure]) -> bool:
+        """Keep the output of a task, be it here or in the record; return whether there is one."""
+        if result.output is not None:
+            self._outputs.put(result.instance, result.output)
+        has_output = result.output is not None or self._outputs.recall(result.instance)
+        if has_output:
+            self._completed.append(result.instance)
+        return has_output
 
     def _note_failure(self, result: TaskResult[Output, Failure], error_type: str, message: str) -> None:
         if result.failure is not None:

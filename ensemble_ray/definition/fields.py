@@ -19,6 +19,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.reviews import ReviewPolicy
 from ensemble_ray.values.trace import CaptureMode
 from ensemble_ray.values.value import Accepts, Duration
 
@@ -33,6 +34,7 @@ __all__ = [
     "OptionalDurabilityField",
     "OptionalDurationField",
     "OptionalModelField",
+    "ReviewPolicyField",
     "StrictAmount",
     "StrictInt",
     "StrictText",
@@ -196,6 +198,7 @@ if TYPE_CHECKING:
     ErrorStrategyField = Accepts[ParallelErrorStrategy | None, ParallelErrorStrategy | str | None]
     CaptureModeField = Accepts[CaptureMode | None, CaptureMode | str | None]
     DurabilityField = Accepts[Durability, Durability | str]
+    ReviewPolicyField = Accepts[ReviewPolicy, ReviewPolicy | str]
     OptionalDurabilityField = Accepts[Durability | None, Durability | str | None]
     #: a `timedelta`, or seconds
     OptionalDurationField = Accepts[timedelta | None, timedelta | float | None]
@@ -223,6 +226,7 @@ else:
     ]
     CaptureModeField = Annotated[CaptureMode | None, BeforeValidator(to_member(CaptureMode, "capture_mode"))]
     DurabilityField = Annotated[Durability, BeforeValidator(to_member(Durability, "durability"))]
+    ReviewPolicyField = Annotated[ReviewPolicy, BeforeValidator(to_member(ReviewPolicy, "review_policy"))]
     OptionalDurabilityField = Annotated[Durability | None, BeforeValidator(to_member(Durability, "durability"))]
     OptionalDurationField = Duration | None
     OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(to_member(OnUnknown, "on_unknown"))]

@@ -23,6 +23,7 @@ from ensemble_ray.definition.fields import (
     OnUnknownField,
     OptionalDurabilityField,
     OptionalModelField,
+    ReviewPolicyField,
     StrictAmount,
     StrictInt,
     check_positive,
@@ -58,6 +59,7 @@ from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.reviews import ReviewFunction, Reviewing, ReviewPolicy
 from ensemble_ray.values.trace import ExecutionTrace, ExecutionTraceExporter
 from ensemble_ray.values.value import Value
 
@@ -102,6 +104,14 @@ def _exporter_of(value: object) -> object:
     )
 
 
+def _review_handler_of(value: object) -> object:
+    if value is None or callable(value) or callable(getattr(value, "review", None)):
+        return value
+    raise ValidationError(
+        f"Ensemble review_handler must be callable or have a method 'review', got: {type(value).__name__}"
+    )
+
+
 def _inputs_of(value: object) -> object:
     return {} if value is None else value
 
@@ -113,6 +123,7 @@ def _copied(value: Mapping[str, object]) -> Mapping[str, object]:
 if TYPE_CHECKING:
     _Synthesizer: TypeAlias = Synthesizer | Callable[[Task, Any], object] | None
     _Exporter: TypeAlias = ExecutionTraceExporter | Callable[[ExecutionTrace], object] | None
+    _ReviewHandler: TypeAlias = Reviewing | ReviewFunction | None
     _Inputs: TypeAlias = Accepts[Mapping[str, object], Mapping[str, object] | None]
     _Started: TypeAlias = Callable[[str, str, int], object]
     _Completed: TypeAlias = Callable[[str, timedelta, ExitReason], object]
@@ -121,6 +132,7 @@ if TYPE_CHECKING:
 else:
     _Synthesizer = Annotated[Any, BeforeValidator(_synthesizer_of)]
     _Exporter = Annotated[Any, BeforeValidator(_exporter_of)]
+    _ReviewHandler = Annotated[Any, BeforeValidator(_review_handler_of)]
     _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copied)]
     _OnStarted = _OnCompleted = Callbacks[object]
 
@@ -183,6 +195,10 @@ class RunRules(Value):
         on_unknown: What becomes of a tool call that was begun before a crash and has no result: `"tell_model"`,
             `"fail"`, `"ask"` at the terminal, or a callable that is given an `UnknownEffect` and returns `"done"`,
             `"repeat"` or `"fail"`.
+        review_handler: Decides at review gates: a callable of a `ReviewRequest` that returns a `ReviewDecision`, sync or
+            async, or an object with `review`, such as `ReviewHandler.console()`; None: gates are passed.
+        review_policy: After which tasks it is asked that say nothing themselves: `"never"`, `"after_every_task"` or
+            `"after_last_task"`, which is that of a sequential list of tasks.
         retry: How patient a run is with model calls that fail by the provider's fault; None: not at all.
         on_incomplete: What becomes of an answer that was cut off or is empty, where its agent does not say:
             `"warn"`: it is used, with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, twice
@@ -213,6 +229,8 @@ class RunRules(Value):
     max_cost: StrictAmount | None = None
     durability: DurabilityField = initially(Durability.EFFECTS)
     on_unknown: OnUnknownField = initially(OnUnknown.TELL_MODEL)
+    review_handler: _ReviewHandler = None
+    review_policy: ReviewPolicyField = initially(ReviewPolicy.NEVER)
     retry: RetryPolicy | None = RetryPolicy()
     on_incomplete: OnIncomplete = "warn"
 

@@ -33,6 +33,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.messages import ChatMessage, Effect
 from ensemble_ray.values.outputs import Parsed_co
 from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.reviews import Review
 from ensemble_ray.values.value import FrozenSequence
 
 if TYPE_CHECKING:
@@ -78,6 +79,9 @@ class Task(Identified, Generic[Parsed_co]):
             hands tasks on as texts, does not see it.
         memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after: a name, a `MemoryScope`,
             or a list of these.
+        review: Whether somebody is asked about its output: `Review.required()`, `Review.skip()`, or a `Review` with a
+            prompt and a timeout; None: as the ensemble's `review_policy` says. No effect without a `review_handler`.
+        before_review: Whether somebody is asked before it begins; None: nobody.
         revision_feedback: What was wrong with the previous attempt.
         prior_attempt_output: The previous attempt.
         attempt_number: 0 for the first attempt.
@@ -101,6 +105,8 @@ class Task(Identified, Generic[Parsed_co]):
     effect: Effect | None = None
     history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
     memory_scopes: MemoryScopesField = initially(())
+    review: InstanceOf[Review] | None = None
+    before_review: InstanceOf[Review] | None = None
     revision_feedback: StrictText | None = None
     prior_attempt_output: StrictText | None = None
     attempt_number: StrictInt = 0

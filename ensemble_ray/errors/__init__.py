@@ -21,6 +21,7 @@ Exception
 │  ├─ GraphNoEdgeMatchedError        no edge of a graph's state matched
 │  ├─ MaxGraphStepsExceededError     a graph did not reach its end, and its cap raises
 │  ├─ StaleEpochError                somebody newer does this work; the writer must stop
+│  ├─ ReviewTimeoutError             a gate with on_timeout=fail was not answered in time
 │  ├─ UnknownOutcomeError            an effect was begun before a crash; nobody knows whether it was done
 │  └─ CircuitOpenError               an endpoint fails for everybody; it is not asked for now
 ├─ IllegalStateError (RuntimeError)  the object is not in a state for that call
@@ -74,6 +75,7 @@ __all__ = [
     "RateLimitInterruptedError",
     "RateLimitTimeoutError",
     "RecordError",
+    "ReviewTimeoutError",
     "RunExistsError",
     "StaleEpochError",
     "TaskExecutionError",
@@ -302,6 +304,10 @@ class CircuitOpenError(EnsembleError):
     def __init__(self, message: str, endpoint: str = "") -> None:
         super().__init__(message)
         self.endpoint = endpoint
+
+
+class ReviewTimeoutError(EnsembleError):
+    """Nobody answered at a review gate in time, and `on_timeout` is `fail` (S-REV-39, S-REV-47)."""
 
 
 class IllegalStateError(Portable, RuntimeError):

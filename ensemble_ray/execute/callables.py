@@ -15,6 +15,7 @@ from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStat
 from ensemble_ray.errors.texts import agent_failure, brief, titled
 from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, check_verdict
 from ensemble_ray.process.threads import USER_ERRORS, call_user
+from ensemble_ray.tools.approval import current_reviews
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
 from ensemble_ray.values.delegation import DelegationPolicyResult, DelegationRequest
 
@@ -108,7 +109,10 @@ def _as_handler(tool: AgentTool) -> Callable[[object], Awaitable[object]]:
         context = cast("TaskHandlerContext", argument)
         text = context.context_outputs[-1].raw if context.context_outputs else context.description
         if isinstance(tool, AbstractAgentTool):
-            with use_tool_context(ToolContext(tool_name=tool.name, idempotency_key=context.idempotency_key)):
+            found = ToolContext(
+                tool_name=tool.name, idempotency_key=context.idempotency_key, review_handler=current_reviews()
+            )
+            with use_tool_context(found):
                 return await tool.aexecute(text)
         return await call_user(tool.execute, text)
 

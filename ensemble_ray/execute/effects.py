@@ -7,7 +7,7 @@ gives the same trace.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast
@@ -185,6 +185,8 @@ class TaskEffects:
     memory: MemoryUse | None = None
     #: hears of what it does with memory while it is at work (S-MEM-100)
     memory_listener: MemoryOperationListener | None = None
+    #: its review gates in the order in which they were asked, as a trace shows them
+    reviews: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
 
     def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
         """Return the sums (S-MET-10 to S-MET-16)."""
@@ -233,12 +235,16 @@ class TaskEffects:
             final_output=final_output,
             parsed_output=parsed_output,
             metrics=metrics,
-            metadata=self._metadata(),
+            metadata=self.metadata,
         )
 
-    def _metadata(self) -> dict[str, str]:
-        outcome = {"outcome": "unknown"} if self.is_outcome_unknown else {}
-        return {**outcome, "instance": self.instance} if is_inside_unit(self.instance) else outcome
+    @property
+    def metadata(self) -> dict[str, object]:
+        """Return what the trace tells beside its fields."""
+        data: dict[str, object] = {"outcome": "unknown"} if self.is_outcome_unknown else {}
+        if is_inside_unit(self.instance):
+            data["instance"] = self.instance
+        return {**data, "reviews": list(self.reviews)} if self.reviews else data
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:
         started, completed = utc_of(model.started_at), utc_of(model.started_at + model.latency_s)

@@ -15,12 +15,14 @@ from ensemble_ray.errors.texts import brief, describe
 from ensemble_ray.execute.agent.structured import restore_output
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.handler_context import TaskHandlerContext
+from ensemble_ray.execute.review.tool_reviews import tool_reviews
 from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.tools.approval import use_reviews
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.values.ids import effect_name
 
@@ -74,14 +76,19 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
         context_outputs=order.context,
         idempotency_key=key_of(scope, name),
     )
+    reviews = tool_reviews(scope, name, ())
     try:
-        returned = await scope.ports.callables.evaluate(callable_path(order.key, "handler"), context)
+        with use_reviews(reviews):
+            returned = await scope.ports.callables.evaluate(callable_path(order.key, "handler"), context)
     except (asyncio.CancelledError, ExitEarlyError):
         raise
     except USER_ERRORS as error:
         text = f"Deterministic task handler threw an exception: {describe(error)}"
         await _noted(scope, name, "error", text, began=began)
         raise _failure(order, text) from error
+    finally:
+        if reviews is not None:
+            reviews.close()
     if returned is None:
         text = f"Deterministic task handler returned null for task: {brief(order.task.description)}"
         result = await _noted(scope, name, "failure", text, began=began)

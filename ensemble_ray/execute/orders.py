@@ -24,6 +24,7 @@ from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.reviews import ReviewPolicy
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 
 __all__ = [
@@ -143,6 +144,8 @@ class RunContext:
     delegation: DelegationContext = field(default_factory=DelegationContext)
     #: what the manager of a hierarchical run is held to
     hierarchy: HierarchyRules | None = None
+    #: which tasks have a gate behind them that say nothing of it; None: there is nobody to ask (S-REV-15)
+    review_policy: ReviewPolicy | None = None
     #: which kinds of memory it has; None: none
     memory: MemoryRules | None = None
 
@@ -244,7 +247,7 @@ class TaskResult(Generic[Output_co, Failure_co]):
     tool_call_count: int = 0
     #: requests to the provider for its last model call; 0 when none was made (S-MR-152)
     attempts: int = 0
-    #: of a task that ended the run early
+    #: of a task that ended the run early, with an output or without
     exit_reason: ExitReason = ExitReason.USER_EXIT_EARLY
     #: of a manager: what its workers gave, by role, in completion order (S-HIER-6)
     delegated: Sequence[tuple[str, Output_co]] = ()

@@ -34,11 +34,12 @@ from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
 from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
+from ensemble_ray.execute.review.gates import Reviewed, ask_before, recorded_exit, review_output
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
-from ensemble_ray.facts.fact import Fact, find_fact
+from ensemble_ray.facts.fact import Fact, FactData, find_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
 from ensemble_ray.ports.services import use_services
@@ -93,12 +94,13 @@ class TaskRunner:
             try:
                 if order.epoch:  # handed out before: an earlier process may have recorded something
                     scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
+                await ask_before(scope)
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
                 with memory_counted(scope):
                     output = await remember(scope, await self._execute(scope))
-                return await self._completed(scope, output)
+                return await self._completed(scope, await review_output(scope, output))
             except asyncio.CancelledError as error:
                 if is_stopped():
                     return self._unfinished(scope, "cancelled", None)
@@ -191,7 +193,8 @@ class TaskRunner:
         """How the task ended, when an earlier process recorded it and died before it could tell."""
         instance, recorded_facts = scope.order.instance, scope.recorded_facts
         if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
-            return await self._with_workers(scope, self._report_completion(scope, output))
+            reviewed = Reviewed(output, recorded_exit(recorded_facts, instance))
+            return await self._with_workers(scope, self._report_completion(scope, reviewed))
         if (fact := find_fact(recorded_facts, instance, FailureRecorded)) is not None:
             error = error_from(fact.data.error_data, output_type=scope.order.task.output_type)
             failed = self._unfinished(scope, "failed", error)
@@ -214,13 +217,16 @@ class TaskRunner:
         workers = await recorded_workers(self.ports.journal, scope.recorded_facts)
         return replace(result, delegated=workers.delegated, failed_delegations=workers.failed_delegations)
 
-    async def _completed(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
-        await scope.note(scope.order.instance, OutputRecorded(output=output), until=Persistence.COMMITTED)
-        return self._report_completion(scope, output)
+    async def _completed(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
+        facts: list[FactData] = [OutputRecorded(output=reviewed.output)]
+        if reviewed.exit_reason is not None:
+            facts.append(ExitRecorded(reason=reviewed.exit_reason))
+        await scope.note(scope.order.instance, *facts, until=Persistence.COMMITTED)
+        return self._report_completion(scope, reviewed)
 
-    def _report_completion(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
-        """Tell of a completed task; gives its result."""
-        order = scope.order
+    def _report_completion(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
+        """Tell of a task that gave its output; gives its result."""
+        order, output = scope.order, reviewed.output
         at = output.completed_at.timestamp()
         self._emit(
             scope,
@@ -243,7 +249,8 @@ class TaskRunner:
             key=order.key,
             instance=order.instance,
             epoch=order.epoch,
-            status="completed",
+            status="completed" if reviewed.exit_reason is None else "exited",
+            exit_reason=reviewed.exit_reason or ExitReason.USER_EXIT_EARLY,
             at=at,
             duration_s=seconds,
             output=output,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
     from ensemble_ray.facts.effects import ModelAnswered
-    from ensemble_ray.ports import Clock, EventSink, Journal, ToolMetrics
+    from ensemble_ray.ports import Clock, EventSink, Journal, Reviewer, ToolMetrics
     from ensemble_ray.ports.memory import RunMemory
     from ensemble_ray.ports.services import Services
 
@@ -53,6 +53,8 @@ class RunnerPorts:
     compare: Callable[[str, Fact[ModelAnswered], str, Sequence[ChatMessage]], None] | None = None
     #: the user's callable that is asked about unknown outcomes in this process; None: its terminal (S-DUR-24)
     ask_unknown: Callable[[UnknownEffect], object] | None = None
+    #: asks at review gates, in the process that started the run; None: another one has it, or there is nobody to ask
+    reviewer: Reviewer | None = None
     #: the run's memory; None where it has none, or nobody answers for it
     memory: RunMemory | None = None
 
@@ -92,16 +94,17 @@ class TaskScope:
         found = find_fact(self.recorded_facts, RUN, LossAccepted)
         return found if found is not None and found.data.has_effect else None
 
-    async def note(self, name: str, data: FactData, *, until: Persistence = Persistence.QUEUED) -> None:
-        """Put a fact into the journal; return when it is as safe as the next step needs.
+    async def note(self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED) -> None:
+        """Put a fact, or several at once, into the journal; return when that is as safe as the next step needs.
 
         Raises:
             StaleEpochError: another process has this task now; nothing more of it must be done here.
             RecordError: the store refused it.
         """
         order = self.order
-        fact = Fact(run=order.run_id, name=name, at=self.ports.clock.now(), data=data, epoch=order.epoch)
-        await self.ports.journal.append((fact,), epoch=order.epoch, until=until)
+        now = self.ports.clock.now()
+        facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
+        await self.ports.journal.append(facts, epoch=order.epoch, until=until)
 
     def emit(self, event_type: type[Event], build: Callable[[], Event]) -> None:
         """Publish an event, building it only if somebody wants its type."""

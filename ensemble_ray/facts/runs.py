@@ -225,6 +225,7 @@ _STIMULUS: Mapping[str, Check] = {
     "at": INSTANT,
     "duration_s": DURATION,
     "delegated_roles": list_of(TEXT),
+    "has_output": FLAG,
     "text": optional(TEXT),
     "question": TEXT,
     "unit": TEXT,
@@ -253,8 +254,8 @@ class StimulusRecorded(FactData):
 
     @property
     def is_completion(self) -> bool:
-        """Whether a task had succeeded."""
-        return self.type == "TaskCompleted"
+        """Whether a task had given its output."""
+        return self.type == "TaskCompleted" or (self.type == "TaskExited" and self.fields.get("has_output") is True)
 
     def to_data(self) -> dict[str, object]:
         """Return it as it is recorded."""

@@ -86,6 +86,7 @@ class InlineRun:
             tool_metrics=request.tool_metrics,
             spending=spending_here(context.budget, context.cost),
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
+            reviewer=request.reviewer,
             memory=request.memory,
         )
         runner = TaskRunner(context, ports, planned.agents)

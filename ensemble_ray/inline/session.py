@@ -47,6 +47,7 @@ class InlineSession:
             tool_metrics=request.tool_metrics,
             spending=self.spending,
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
+            reviewer=request.reviewer,
             memory=request.memory,
         )
         self._executor = LocalExecutor(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)

@@ -30,6 +30,7 @@ from ensemble_ray.loader.kinds import (
 from ensemble_ray.loader.member_sections import AgentMembers, ItemTaskKeys, TaskMembers
 from ensemble_ray.loader.memory import Memory, StoreName
 from ensemble_ray.loader.reading import context_of, refuse
+from ensemble_ray.loader.reviews import ReviewHandlerName
 from ensemble_ray.loader.section import Section, key, keys_of
 from ensemble_ray.loader.unit_sections import GraphKeys, LoopMembers, PhaseMembers
 from ensemble_ray.loader.user_code import (
@@ -151,6 +152,9 @@ class MapTeamKeys(Section):
     tool_metrics: MetricsName = key("Counts tool calls for a monitoring system, as module:attribute.")
     trace_exporter: Annotated[object, object_with("export")] = key(
         "Takes the trace of each successful run, as module:attribute."
+    )
+    review_handler: ReviewHandlerName = key(
+        "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it gates are passed."
     )
     retry: Retry | None = key()
 

@@ -31,6 +31,7 @@ from ensemble_ray.loader.provenance import Expected
 from ensemble_ray.loader.reading import Reading, context_of, refuse
 from ensemble_ray.loader.references import is_reference
 from ensemble_ray.loader.section import Section, is_null, key
+from ensemble_ray.values.reviews import OnTimeoutAction
 
 __all__ = ["Tool"]
 
@@ -75,6 +76,10 @@ class _ToolKeys(Section):
     class_name: ClassVar[str]
 
 
+_BASE_DIR = "An existing directory; paths are relative to this file's directory."
+_APPROVAL = "Whether the review handler is asked before each call."
+
+
 class _Calculator(_ToolKeys):
     """Works out arithmetic."""
 
@@ -97,13 +102,15 @@ class _FileWrite(_ToolKeys):
     """Writes text files below a directory."""
 
     class_name = "FileWriteTool"
-    base_dir: PathText = key("An existing directory; paths are relative to this file's directory.", is_required=True)
+    base_dir: PathText = key(_BASE_DIR, is_required=True)
+    require_approval: Flag = key(_APPROVAL)
 
 
-class _FileRead(_FileWrite):
+class _FileRead(_ToolKeys):
     """Reads text files below a directory."""
 
     class_name = "FileReadTool"
+    base_dir: PathText = key(_BASE_DIR, is_required=True)
     max_bytes: Whole = key("Larger files are refused.")
 
 
@@ -139,6 +146,7 @@ class _Http(_Outside):
     ] = key("Headers: text, or {env: NAME} for what must not stand in a file.")
     timeout: Number = key("Seconds.")
     max_response_bytes: Whole = key("Larger answers are refused.")
+    require_approval: Flag = key(_APPROVAL)
 
 
 class _Process(_Outside):
@@ -152,6 +160,15 @@ class _Process(_Outside):
         dict[str, Annotated[str, _secret(_VariableKey)]], mapping("must be a mapping of variable names to values")
     ] = key("Variables that the program gets: text, or {env: NAME} for what must not stand in a file.")
     inherit: _Inherit = key("Names of further variables that it gets of this process; true: all, keys of models too.")
+    require_approval: Flag = key(_APPROVAL)
+
+
+class _HumanInput(_ToolKeys):
+    """Asks a person, through the review handler."""
+
+    class_name = "HumanInputTool"
+    timeout: Number = key("Seconds; 0: as long as it takes.")
+    on_timeout: Annotated[str, one_of(OnTimeoutAction)] = key("What follows when nobody answered.")
 
 
 def _describe_entry(schema: dict[str, Any]) -> None:
@@ -172,6 +189,7 @@ class _Entry(BaseModel):
     json_parser: _JsonParser | None = key(_JsonParser.__doc__)
     file_read: _FileRead = key(_FileRead.__doc__)
     file_write: _FileWrite = key(_FileWrite.__doc__)
+    human_input: _HumanInput | None = key(_HumanInput.__doc__)
     web_scrape: _WebScrape | None = key(_WebScrape.__doc__)
     web_search: _WebSearch = key(_WebSearch.__doc__)
     http: _Http = key(_Http.__doc__)

@@ -13,11 +13,13 @@ from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.loader.kinds import Number, Text, Whole, mapping
 from ensemble_ray.loader.models import Model
+from ensemble_ray.loader.reviews import ReviewName
 from ensemble_ray.loader.section import KINDS, Section, key, keys_of
 from ensemble_ray.loader.tools import Tool
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.reviews import Review
 
 #: `keys_of` from here, so that whoever gives a section its keys has the kinds of this module.
 __all__ = ["ConstraintKeys", "Retry", "keys_of"]
@@ -63,6 +65,7 @@ KINDS.update(
         tuple: Annotated[list[Tool], Field(description=_TOOLS)],
         RateLimit: Annotated[RateLimitKeys, AfterValidator(RateLimitKeys.build)],
         CostConfiguration: Annotated[CostKeys, AfterValidator(CostKeys.build)],
+        Review: ReviewName,
         HierarchicalConstraints: Annotated[ConstraintKeys, AfterValidator(ConstraintKeys.build)],
     }
 )

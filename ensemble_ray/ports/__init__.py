@@ -16,6 +16,7 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, 
 if TYPE_CHECKING:
     from ensemble_ray.values.amounts import Amount
     from ensemble_ray.values.rate_limit import RateLimit
+    from ensemble_ray.values.reviews import ReviewAnswer, ReviewRequest
 
 __all__ = [
     "ChatModel",
@@ -26,6 +27,7 @@ __all__ = [
     "Journal",
     "Limiter",
     "Persistence",
+    "Reviewer",
     "SpendingAccount",
     "StreamingChatModel",
     "StructuredChatModel",
@@ -149,6 +151,19 @@ class DriverServices(Protocol):
 
     def notify(self, name: str, payload: Mapping[str, object]) -> None:
         """Notify the driver's service of that name; no answer, order kept."""
+        ...
+
+
+class Reviewer(Protocol):
+    """Asks whoever decides at the review gates of a run, in the process that started it (S-REV-49)."""
+
+    async def ask(self, request: ReviewRequest) -> ReviewAnswer:
+        """Return the decision, and who took it; gates of one run come one after the other.
+
+        Raises:
+            ReviewTimeoutError: nobody answered in time, and that fails the task.
+            ValidationError: what was returned is no decision.
+        """
         ...
 
 

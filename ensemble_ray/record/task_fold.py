@@ -30,8 +30,10 @@ from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_text
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
+from ensemble_ray.record.review_fold import GateFold
 from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.messages import ToolCall
 from ensemble_ray.values.outputs import TaskOutput
@@ -74,7 +76,8 @@ class TaskFold:
     #: newest result of its handler, which is no turn of a model, and whether there are facts of it
     _handler: ToolReturned | None = None
     _has_handler: bool = False
-    #: what is known of the work that it handed on, by the call's name
+    #: its review gates by name, and what is known of the work that it handed on, by the call's name
+    _gates: dict[str, GateFold] = field(default_factory=dict[str, GateFold])
     _workers: dict[str, TaskFold] = field(default_factory=dict[str, "TaskFold"])
     _first_at: float | None = None
     _last_at: float = 0.0
@@ -100,6 +103,8 @@ class TaskFold:
                 self.output = output
             case FailureRecorded():
                 self.failure = cast("Fact[FailureRecorded]", fact)
+            case ReviewRequested() | ReviewDecided():
+                self._gates.setdefault(fact.name, GateFold()).apply(fact)
             case MemoryRecalled() | MemoryStored():
                 pass  # what the task was reminded of stands in its prompt
             case _ if data.IS_EFFECT:
@@ -139,7 +144,7 @@ class TaskFold:
     @property
     def is_recorded(self) -> bool:
         """Whether the task did anything that the record tells of."""
-        did = self._turns or self._has_handler or self._workers
+        did = self._turns or self._has_handler or self._workers or self._gates
         return self.output is not None or self.failure is not None or bool(did)
 
     @property
@@ -306,6 +311,7 @@ class TaskFold:
             retry_count=sum(model.retries for model in models),
             is_handler=not models and "agent_key" in node and node["agent_key"] is None,
             is_outcome_unknown=self._is_handler_unknown,
+            reviews=[entry for gate in self._gates.values() if (entry := gate.entry) is not None],
             instance=self.instance,
         )
 

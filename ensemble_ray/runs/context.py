@@ -13,6 +13,7 @@ from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
+from ensemble_ray.reviews.reviewer import LocalReviewer
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.tools.tool import NoOpToolMetrics
 from ensemble_ray.values.amounts import RunBudget
@@ -74,6 +75,7 @@ def run_context_of(
         ),
         hierarchy=plan.hierarchy,
         memory=rules_of(definition.memory, definition.memory_store),
+        review_policy=None if definition.review_handler is None else definition.review_policy,
     )
 
 
@@ -102,6 +104,7 @@ def request_of(
         events=scope.events,
         tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
         on_unknown=definition.on_unknown,
+        reviewer=None if definition.review_handler is None else LocalReviewer(definition.review_handler),
         store=scope.store_address,
         cancelled=scope.cancelled,
         memory=None if context.memory is None else LocalRunMemory(definition.memory, definition.memory_store),

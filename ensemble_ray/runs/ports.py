@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.memory.run_memory import LocalRunMemory
     from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.ports import EventSink, Journal, ToolMetrics
+    from ensemble_ray.ports import EventSink, Journal, Reviewer, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
 
 __all__ = ["Deliver", "ExecutorSession", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
@@ -47,6 +47,8 @@ class RunRequest:
     tool_metrics: ToolMetrics
     #: how a person or a callable is asked what became of an effect (S-DUR-24)
     on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL
+    #: asks at review gates; None: there is nobody to ask
+    reviewer: Reviewer | None = None
     #: where the run is recorded; None: nowhere
     store: StoreAddress | None = None
     #: set when the run is cancelled: a runtime that is only being started need not be waited for

@@ -139,7 +139,7 @@ class LoopMachine:
             case Failed():
                 return LoopEvent.TASK_FAILED if stimulus.instance == self._running else None
             case Exited():
-                return LoopEvent.TASK_EXITED if stimulus.instance == self._running else None
+                return self._event_of_exit(stimulus) if stimulus.instance == self._running else None
             case Cancelled():
                 return LoopEvent.TASK_CANCELLED if stimulus.instance == self._running else None
             case Evaluated():
@@ -170,6 +170,11 @@ class LoopMachine:
         done.append(Announce(what=ended))
         is_asked = self._unit.has_until or self._state is not LoopState.RUNNING
         return LoopEvent.ITERATION_COMPLETED if is_asked else self._judge()
+
+    def _event_of_exit(self, exited: Exited) -> LoopEvent:
+        if exited.has_output:  # the gate behind it ended the run
+            self._current.append(exited.instance)
+        return LoopEvent.TASK_EXITED
 
     def _event_of_answer(self, answered: Evaluated) -> LoopEvent | None:
         question = answered.question

@@ -163,6 +163,8 @@ class Machine:
                 self._failed.append(end.instance)
                 self._after_failure(end.instance, end.at, done)
             case Exited():
+                if end.has_output:
+                    self._completed.append(end.instance)
                 self._exit_early(end, done)
             case Cancelled():
                 pass

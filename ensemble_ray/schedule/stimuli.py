@@ -71,11 +71,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A task ended the run early: it asked for that (S-ENG-59), or needed more than may be spent (S-BUD-4)."""
+    """A task ended the run early: it, or the gate behind it, asked for that (S-ENG-59), or needed more than may be spent (S-BUD-4)."""
 
     at: float
     instance: str
     reason: ExitReason = ExitReason.USER_EXIT_EARLY
+    #: whether it gave its output: a gate behind it ended the run (S-REV-32)
+    has_output: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Begun: ("RunStarted", ()),
     Completed: ("TaskCompleted", ("duration_s", "total_tokens", "tool_call_count", "delegated_roles", "text")),
     Failed: ("TaskFailed", ("error_type", "message")),
-    Exited: ("TaskExited", ("reason",)),
+    Exited: ("TaskExited", ("reason", "has_output")),
     Cancelled: ("TaskCancelled", ()),
     Evaluated: ("Evaluated", ("answer", "error_type", "message")),
     Decided: ("Decided", ("gate", "verdict", "text")),
@@ -148,7 +150,7 @@ _QUESTIONS: Mapping[type[Question], tuple[str, tuple[str, ...]]] = {
     ResetMemory: ("memory", ("unit", "iteration")),
 }
 #: Fields that say something of a few stimuli alone, and are left out of the others.
-_LEFT_OUT: Mapping[str, object] = {"delegated_roles": (), "text": None}
+_LEFT_OUT: Mapping[str, object] = {"delegated_roles": (), "text": None, "has_output": False}
 _BY_NAME: Mapping[str, type[Stimulus]] = {name: stimulus_type for stimulus_type, (name, _) in _RECORDED.items()}
 
 

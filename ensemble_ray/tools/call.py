@@ -27,6 +27,7 @@ from ensemble_ray.text.foreign_text import Line, one_line, whole_text
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_result, outcome_of_return
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
+from ensemble_ray.tools.time_limit import TimeLimit
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolContext, as_result, use_tool_context
 
 __all__ = ["call_tool", "cut_for_log", "truncate_output"]
@@ -102,7 +103,7 @@ async def _performed(bound: BoundTool, arguments: str, context: ToolContext) -> 
     prefix = "Error" if isinstance(bound, BoundAgentTool) else "Tool error"
     try:
         if isinstance(bound, BoundAgentTool):
-            return await _within(bound.timeout_s, _call_agent_tool(bound, arguments, context))
+            return await _within(bound.timeout_s, context, _call_agent_tool(bound, arguments, context))
         return await _call_function(bound, arguments, context)
     except (ExitEarlyError, IllegalStateError):
         raise
@@ -117,13 +118,13 @@ async def _performed(bound: BoundTool, arguments: str, context: ToolContext) -> 
         return outcome_of_error(error, prefix=prefix)
 
 
-async def _within(timeout_s: float | None, work: Awaitable[T]) -> T:
-    timer = asyncio.timeout(timeout_s)
+async def _within(timeout_s: float | None, context: ToolContext, work: Awaitable[T]) -> T:
+    limit = TimeLimit(timeout_s, context.time_limits)
     try:
-        async with timer:
+        async with limit:
             return await work
     except TimeoutError:
-        if timer.expired():
+        if limit.is_over:
             raise _TimedOutError from None
         raise
 
@@ -156,7 +157,7 @@ async def _call_function(bound: BoundFunction, arguments: str, context: ToolCont
         outcome = await _call_in_pool(bound, positional, named, context)
         if outcome is not None:
             return outcome
-    return await _within(bound.timeout_s, _call_here(bound, positional, named, context))
+    return await _within(bound.timeout_s, context, _call_here(bound, positional, named, context))
 
 
 async def _call_here(

@@ -6,7 +6,6 @@ own timeout, its own metrics.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from enum import StrEnum
@@ -16,6 +15,7 @@ from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, Val
 from ensemble_ray.errors.texts import titled, user_traceback
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.tools.rendering import render_value
+from ensemble_ray.tools.time_limit import TimeLimit
 from ensemble_ray.tools.tool import (
     DEFAULT_TIMEOUT_S,
     AbstractAgentTool,
@@ -118,7 +118,7 @@ class ToolPipeline(AbstractAgentTool):
 async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
     """One step's result; what it raises is a failure (S-TOOL-74)."""
     timeout_s = timeout_seconds(tool.timeout)
-    timer = asyncio.timeout(timeout_s)
+    timer = TimeLimit(timeout_s, current_tool_context().time_limits)
     try:
         async with timer:
             if isinstance(tool, AbstractAgentTool):
@@ -130,7 +130,7 @@ async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
     except (ExitEarlyError, IllegalStateError, TryAgain):
         raise
     except TimeoutError as error:
-        return ToolResult.failure(f"timed out after {timeout_s:g} s") if timer.expired() else _threw(tool, error)
+        return ToolResult.failure(f"timed out after {timeout_s:g} s") if timer.is_over else _threw(tool, error)
     except Exception as error:  # noqa: BLE001  user code
         return _threw(tool, error)
 

@@ -20,6 +20,7 @@ from ensemble_ray.process.threads import call_user, is_async_callable
 from ensemble_ray.tools.decorator import FunctionTool, marked_functions, tool_mark
 from ensemble_ray.tools.schema import TEXT_INPUT, Signature, model_parameters, signature_of
 from ensemble_ray.tools.tool import (
+    AbstractAgentTool,
     AgentTool,
     CustomSchemaAgentTool,
     DynamicToolProvider,
@@ -64,6 +65,11 @@ class BoundAgentTool:
     def name(self) -> str:
         """What the model calls it by."""
         return self.spec.name
+
+    @property
+    def asks_first(self) -> bool:
+        """Whether it does nothing before it was approved."""
+        return isinstance(self.tool, AbstractAgentTool) and self.tool.require_approval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,21 +10,18 @@ What must never happen here: a tool's exception leaves `execute`, except the two
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import inspect
 import logging
 import math
 import re
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, TypeVar, cast, final, get_args
+from typing import Any, final, get_args
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
 from ensemble_ray.errors.texts import titled, user_traceback
@@ -32,8 +29,12 @@ from ensemble_ray.events import Event
 from ensemble_ray.ports import ToolMetrics
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import is_async_callable, threads
+from ensemble_ray.tools.approval import approval_request, ask, ask_from_thread
 from ensemble_ray.tools.rendering import render_value
+from ensemble_ray.tools.time_limit import TimeLimit
+from ensemble_ray.tools.waiting import run_to_end
 from ensemble_ray.values.messages import Effect
+from ensemble_ray.values.reviews import OnTimeoutAction, Review, ReviewDecision
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
@@ -49,13 +50,10 @@ __all__ = [
     "check_effect",
     "check_tool_name",
     "current_tool_context",
-    "run_to_end",
     "strongest_effect",
     "timeout_seconds",
     "use_tool_context",
 ]
-
-T = TypeVar("T")
 
 #: How long one call of a tool may take unless the tool says otherwise (S-SET-34).
 DEFAULT_TIMEOUT_S = 300.0
@@ -143,6 +141,10 @@ class ToolContext:
     task_index: int = 0
     #: characters of input and output in log lines: -1 all, 0 none (S-ENG-72)
     log_truncate_length: int = 200
+    #: decides what the tool asks a person: the run's, whose answers are recorded; None: there is nobody to ask
+    review_handler: object = field(default=None, repr=False)
+    #: those of the call, which stand still while a person is asked
+    time_limits: list[TimeLimit] = field(default_factory=list[TimeLimit], repr=False, compare=False)
     #: where user code raised during the call; the log line of the call shows them
     tracebacks: list[str] = field(default_factory=list[str], repr=False, compare=False)
 
@@ -157,18 +159,8 @@ class ToolContext:
         """
         if self is _OUTSIDE:
             return self
-        return ToolContext(
-            tool_name=tool_name,
-            agent_role=self.agent_role,
-            metrics=self.metrics,
-            idempotency_key=f"{self.idempotency_key}/{step}/{tool_name}" if self.idempotency_key else "",
-            emit=self.emit,
-            run_id=self.run_id,
-            instance=self.instance,
-            task_index=self.task_index,
-            log_truncate_length=self.log_truncate_length,
-            tracebacks=self.tracebacks,
-        )
+        key = f"{self.idempotency_key}/{step}/{tool_name}" if self.idempotency_key else ""
+        return replace(self, tool_name=tool_name, idempotency_key=key, logger=_of_tools)
 
     def emitting(self, emit: Callable[[Event], None]) -> ToolContext:
         """Return this context with another receiver of events."""
@@ -277,7 +269,13 @@ class DynamicToolProvider(ABC):
 
 
 class AbstractAgentTool(AgentTool):
-    """A tool with timing, metrics and exception safety around `do_execute` (S-TOOL-40)."""
+    """A tool with timing, metrics and exception safety around `do_execute` (S-TOOL-40).
+
+    Attributes:
+        require_approval: Whether it asks the run's review handler before it does anything, once in each call.
+    """
+
+    require_approval: bool = False
 
     @abstractmethod
     def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult | None] | None:
@@ -287,6 +285,32 @@ class AbstractAgentTool(AgentTool):
     def context(self) -> ToolContext:
         """The context of the call that runs here; a silent one outside an agent (S-TOOL-43)."""
         return current_tool_context()
+
+    def request_approval(
+        self,
+        description: str,
+        timeout: timedelta | float | None = Review.DEFAULT_TIMEOUT,
+        on_timeout: OnTimeoutAction | str = OnTimeoutAction.EXIT_EARLY,
+    ) -> ReviewDecision:
+        """Ask the run's review handler, and wait in this thread; without one everything is approved (S-REV-60).
+
+        Args:
+            description: What is about to be done.
+            timeout: How long the answer may take, a `timedelta` or seconds; None or 0: as long as it takes.
+            on_timeout: What follows when nobody answered: `"continue"`, `"exit_early"` or `"fail"`.
+        """
+        request = approval_request(description, timeout=timeout, on_timeout=on_timeout)
+        return ask_from_thread(self.context.review_handler, request)
+
+    async def arequest_approval(
+        self,
+        description: str,
+        timeout: timedelta | float | None = Review.DEFAULT_TIMEOUT,  # noqa: ASYNC109  the person's time, not the caller's
+        on_timeout: OnTimeoutAction | str = OnTimeoutAction.EXIT_EARLY,
+    ) -> ReviewDecision:
+        """`request_approval` for async tools, with the same contract."""
+        request = approval_request(description, timeout=timeout, on_timeout=on_timeout)
+        return await ask(self.context.review_handler, request)
 
     @final
     def execute(self, input: str) -> ToolResult:  # noqa: A002  the public name of the argument (S-TOOL-1)
@@ -363,35 +387,3 @@ class _MeasuredCall:
             metrics.record_duration(self._name, role, time.perf_counter() - self._started_s)
         except Exception:  # noqa: BLE001  counting must not change what the tool gave
             _log.warning("ToolMetrics failed for tool '%s'", self._name, exc_info=True)
-
-
-def run_to_end(awaitable: Awaitable[T]) -> T:
-    """Wait for an awaitable from synchronous code, also where this thread's event loop is busy with the caller."""
-
-    async def awaited() -> T:
-        return await awaitable
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(awaited())
-    return _in_a_loop_of_its_own(awaited())
-
-
-def _in_a_loop_of_its_own(coroutine: Coroutine[object, object, T]) -> T:
-    outcome: list[T] = []
-    errors: list[BaseException] = []
-    context = contextvars.copy_context()
-
-    def work() -> None:
-        try:
-            outcome.append(context.run(asyncio.run, cast("Coroutine[Any, Any, T]", coroutine)))
-        except BaseException as error:  # noqa: BLE001  it belongs to the waiting caller
-            errors.append(error)
-
-    thread = threading.Thread(target=work, name="ensemble-ray-tool", daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return outcome[0]

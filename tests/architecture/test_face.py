@@ -17,8 +17,6 @@ from tests.architecture.face import STUB, stub_text
 from tests.architecture.project import ROOT, module_names
 
 FACE = "ensemble_ray"
-#: Names of the specification that come with a later version (S-SET-41).
-LATER = {"HumanInputTool"}
 
 
 def _public_objects() -> Iterator[tuple[str, object]]:
@@ -62,7 +60,7 @@ def test_every_export_is_there() -> None:
 
 
 def test_names_of_the_specification_are_exported() -> None:
-    """S-CONV-1: the tables of public names; a name that comes later is not exported before it does something."""
+    """S-CONV-1: the tables of public names."""
     page = (ROOT / "docs/spec/00-conventions.md").read_text(encoding="utf-8")
     table = page.partition("## Public names")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
@@ -70,8 +68,7 @@ def test_names_of_the_specification_are_exported() -> None:
     cells = [re.sub(r" \(.*?\)", "", row.split("|")[1].partition(";")[0]) for row in rows]
     named = {name for cell in cells for name in re.findall(r"`@?([A-Za-z_]+)[^`]*`", cell)}
     assert {"Agent", "tool", "run", "resolve_template", "ToolCallEvent"} <= named
-    assert named - LATER - set(ensemble_ray.__all__) == set()
-    assert set(ensemble_ray.__all__) & LATER == set()
+    assert named - set(ensemble_ray.__all__) == set()
 
 
 def test_built_in_tools_are_exported_by_the_room_too() -> None:

@@ -30,6 +30,7 @@ _STYLES = {
     "tool": "magenta",
     "answer": "dim",
     "history": "dim",
+    "review": "magenta",
     "error": "red",
 }
 

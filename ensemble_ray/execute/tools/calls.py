@@ -19,14 +19,16 @@ from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
+from ensemble_ray.execute.review.tool_reviews import ToolReviews, is_waiting_for_approval, tool_reviews
 from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.tools.batch import BATCH_LIMIT_S, call_batch
 from ensemble_ray.tools.call import call_tool, truncate_output
-from ensemble_ray.tools.registry import ResolvedTools, expand_providers, resolve_tools
-from ensemble_ray.tools.tool import ToolContext
+from ensemble_ray.tools.registry import BoundAgentTool, ResolvedTools, expand_providers, resolve_tools
+from ensemble_ray.tools.time_limit import TimeLimit
+from ensemble_ray.tools.tool import AbstractAgentTool, ToolContext
 from ensemble_ray.values.ids import effect_name
 
 if TYPE_CHECKING:
@@ -123,8 +125,8 @@ class ToolCalls:
                 [partial(self._call, call, turn, index, resolved.get(index)) for index, call in enumerate(calls)],
                 agent_role=self._order.agent_role,
                 task_description=self._order.task.description,
-                # A worker may take hours; its own limit is the ensemble's.
-                limit_s=None if any(map(self._is_delegation, calls)) else BATCH_LIMIT_S,
+                # A worker or a person may take hours; a worker's limit is the ensemble's, a person's is that of the gate.
+                limit_s=None if any(map(self._may_take_long, calls)) else BATCH_LIMIT_S,
             )
         except IllegalStateError as error:
             role = self._order.agent_role
@@ -173,6 +175,8 @@ class ToolCalls:
             if intent is None and bound is not None and (call.name, call.arguments) not in self._warned:
                 intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
                 warned.add((call.name, call.arguments))
+            if isinstance(bound, BoundAgentTool) and bound.asks_first and is_waiting_for_approval(self._scope, name):
+                continue  # nothing was done yet
             if intent is not None and effect_of(intent.data, "none" if bound is None else bound.effect) == "once":
                 text = await resolve_unknown(self._scope, intent)
                 if text is not None:
@@ -185,6 +189,11 @@ class ToolCalls:
 
     def _is_behind_loss(self, recorded: Fact) -> bool:
         return self._scope.loss is not None and recorded.seq > self._scope.loss.seq
+
+    def _may_take_long(self, call: ToolCall) -> bool:
+        bound = self._tools.get(call.name)
+        is_asking = isinstance(bound, BoundAgentTool) and isinstance(bound.tool, AbstractAgentTool)
+        return self._is_delegation(call) or (is_asking and self._scope.context.review_policy is not None)
 
     def _is_delegation(self, call: ToolCall) -> bool:
         return self._delegations is not None and call.name == self._delegations.spec.name
@@ -228,11 +237,12 @@ class ToolCalls:
             # The tool depends on the answer that asked for it, also one that only reads: it may end this process.
             until=Persistence.COMMITTED if bound.effect == "none" else Persistence.SYNCED,
         )
+        context, reviews = self._context(call.name, name)
         try:
-            outcome = self._bounded(
-                call, await call_tool(bound, call.arguments, context=self._context(call.name, name))
-            )
+            outcome = self._bounded(call, await call_tool(bound, call.arguments, context=context))
         finally:
+            if reviews is not None:
+                reviews.close()
             self._open -= 1
             self._scope.slot.ended()
         effect = ToolEffect(
@@ -271,9 +281,14 @@ class ToolCalls:
         await self._scope.note(name, _result_of(effect), until=until)
         return effect
 
-    def _context(self, tool_name: str, effect: str) -> ToolContext:
+    def _context(self, tool_name: str, effect: str) -> tuple[ToolContext, ToolReviews | None]:
+        """Return what a call finds, and the handler of its questions."""
         order = self._order
-        return ToolContext(
+        limits: list[TimeLimit] = []
+        reviews = tool_reviews(self._scope, effect, limits)
+        context = ToolContext(
+            review_handler=reviews,
+            time_limits=limits,
             tool_name=tool_name,
             agent_role=order.agent_role,
             metrics=self._scope.ports.tool_metrics,
@@ -284,6 +299,7 @@ class ToolCalls:
             task_index=order.index,
             log_truncate_length=self._scope.context.tool_log_truncate_length,
         )
+        return context, reviews
 
     def _emit(self, event: Event) -> None:
         if self._scope.ports.events.wants(type(event)):

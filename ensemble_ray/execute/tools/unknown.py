@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError, message_of
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
@@ -19,6 +18,7 @@ from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.terminal import is_terminal, terminal_lock
 from ensemble_ray.process.threads import USER_ERRORS, call_user, threads
 from ensemble_ray.text.control_characters import escape_controls
 from ensemble_ray.tools.tool import strongest_effect
@@ -41,8 +41,6 @@ HANDLER = "handler"
 _SERVICE = "unknown_effect"
 #: Characters of the arguments that a question shows.
 _SHOWN = 500
-#: Questions of several tasks come one after the other.
-_terminal = threading.Lock()
 
 
 def key_of(scope: TaskScope, name: str) -> str:
@@ -221,7 +219,7 @@ def _confirmed(unknown: UnknownEffect) -> str:
 
 def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
     """Ask in a daemon thread, so that a question nobody answers does not hold the process's exit."""
-    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise _failure(unknown, "There is no terminal to ask at whether it was done")
     question = (
         f"\n{_begun(unknown)}.\n"
@@ -229,7 +227,7 @@ def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
         f"Idempotency key: {unknown.idempotency_key}\n"
         "Nobody knows whether it was done. [d]one, [r]epeat it, or [f]ail the task? "
     )
-    with _terminal:
+    with terminal_lock:
         while True:
             sys.stderr.write(escape_controls(question))
             sys.stderr.flush()
@@ -241,11 +239,3 @@ def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
                 if word and str(answer).startswith(word):
                     return cast("Answer", answer)
             question = "Answer d, r or f: "
-
-
-def _is_terminal(stream: object) -> bool:
-    """Whether a person is at it; a process may have none, or a closed one."""
-    try:
-        return bool(cast("Any", stream).isatty())
-    except (AttributeError, ValueError):
-        return False

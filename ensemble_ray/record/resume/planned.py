@@ -274,11 +274,13 @@ class PlannedRecovery:
         return [(given.agent_role, output_of(each.instance)) for each, given in workers if given is not None]
 
     def _completed(self, instance: str, given: _Given) -> TaskResult:
-        """Return what scheduling needs of a completed task."""
+        """Return what scheduling needs of a task that gave its output."""
+        exited = self._told.exits.get(instance)  # at the gate behind it
         return TaskResult(
             key=node_key(instance),
             instance=instance,
-            status="completed",
+            status="completed" if exited is None else "exited",
+            exit_reason=ExitReason.USER_EXIT_EARLY if exited is None else exited.reason,
             at=given.at,
             duration_s=given.duration_s,
             total_tokens=given.total_tokens,

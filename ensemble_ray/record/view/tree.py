@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
+from ensemble_ray.record.view.reviews import review_lines
 from ensemble_ray.record.view.units import branches_of, describe_unit
 from ensemble_ray.text.control_characters import escape_controls
 from ensemble_ray.values.messages import ChatResponse, incomplete_reason
@@ -55,7 +56,7 @@ _ASKED = "(tool calls)"
 #: Tools that hand work on; a malformed call of theirs leaves no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
-RowKind = Literal["run", "level", "unit", "verdict", "task", "history", "model", "tool", "answer", "error"]
+RowKind = Literal["run", "level", "unit", "verdict", "task", "history", "review", "model", "tool", "answer", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +276,7 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
         yield from _interaction_rows(interaction, left, depth + 1)
     for delegation in left:  # of a turn that never came to its end
         yield from _delegation_rows(delegation, depth + 1)
+    yield from _review_rows(task, depth + 1)
     if task.final_output:
         yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {row_text(task.final_output, _QUOTE)}")
 
@@ -327,6 +329,12 @@ def _delegation_rows(delegation: DelegationTrace, depth: int, *, is_refused: boo
     title = f"{row_text(delegation.worker_role or '?', _TITLE)}: {row_text(delegation.task_description, _TITLE)}"
     details = (format_seconds(delegation.duration), *shown)
     yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=not delegation.succeeded)
+
+
+def _review_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
+    for title, details in review_lines(task.metadata):
+        shown = tuple(row_text(each, _TITLE) for each in details)
+        yield TreeRow(depth=depth, kind="review", title=row_text(title, _QUOTE), details=shown)
 
 
 def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> TreeRow:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ensemble_ray.tools.builtin.file_read import FileReadTool
     from ensemble_ray.tools.builtin.file_write import FileWriteTool
     from ensemble_ray.tools.builtin.http import HttpAgentTool
+    from ensemble_ray.tools.builtin.human_input import HumanInputTool
     from ensemble_ray.tools.builtin.json_parse import JsonParserTool
     from ensemble_ray.tools.builtin.process import ProcessAgentTool
     from ensemble_ray.tools.builtin.web_scrape import WebScraperTool
@@ -25,6 +26,7 @@ __all__ = [
     "FileReadTool",
     "FileWriteTool",
     "HttpAgentTool",
+    "HumanInputTool",
     "JsonParserTool",
     "ProcessAgentTool",
     "WebScraperTool",
@@ -38,6 +40,7 @@ _HOMES = {
     "FileReadTool": "file_read",
     "FileWriteTool": "file_write",
     "HttpAgentTool": "http",
+    "HumanInputTool": "human_input",
     "JsonParserTool": "json_parse",
     "ProcessAgentTool": "process",
     "WebScraperTool": "web_scrape",

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import FileChangedEvent
+from ensemble_ray.tools.approval import approve_from_thread, preview
 from ensemble_ray.tools.builtin.sandbox import AccessDeniedError, Sandbox
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
@@ -40,6 +41,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
 
     Args:
         base_dir: An existing directory.
+        require_approval: Whether the run's review handler is asked before a file is written.
 
     Raises:
         ValueError: `base_dir` is no existing directory.
@@ -53,8 +55,9 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
     )
     input_type = FileWriteInput
 
-    def __init__(self, base_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, base_dir: str | os.PathLike[str] | None = None, *, require_approval: bool = False) -> None:
         self._sandbox = Sandbox(base_dir)
+        self.require_approval = require_approval
 
     def execute_typed(self, arguments: FileWriteInput, /) -> ToolResult:
         """Write the file."""
@@ -62,7 +65,10 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
         if not path.strip():
             return ToolResult.failure("Path must not be blank")
         try:
-            data = arguments.content.encode("utf-8")
+            content = self._approved(path, arguments.content)
+            if content is None:
+                return ToolResult.failure(f"File write rejected by reviewer: {path}")
+            data = content.encode("utf-8")
             lines_before = self._write(path, data)
         except AccessDeniedError as error:
             return ToolResult.failure(str(error))
@@ -72,6 +78,14 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
             return ToolResult.failure(f"Failed to write file: {message_of(error)}")
         self._emit_change(path, lines_before, _line_count([data]))
         return ToolResult.success(f"Successfully wrote to: {path}")
+
+    def _approved(self, path: str, content: str) -> str | None:
+        """Return the content that may be written; None: none. Nobody is asked about a path outside of the directory."""
+        if not self.require_approval:
+            return content
+        self._sandbox.resolve(path)
+        handler = self.context.review_handler
+        return approve_from_thread(handler, self.name, f"Write file: {path}\nContent: {preview(content)}", content)
 
     def _write(self, path: str, data: bytes) -> int | None:
         """Write it; gives how many lines the file had, None where there was none."""

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ensemble_ray.process.threads import threads
+from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 from ensemble_ray.tools.web.net import Answer, RequestFailedError, exchange
 
@@ -44,6 +45,7 @@ class HttpAgentTool(AbstractAgentTool):
         headers: Sent with every request; values do not show anywhere.
         timeout: For one exchange, in seconds or as a `timedelta`.
         max_response_bytes: A longer body is cut, and says so.
+        require_approval: Whether the run's review handler is asked before anything is sent.
 
     Raises:
         ValueError: name or url is blank, there is no description, a header is malformed, or a limit is not positive.
@@ -59,6 +61,7 @@ class HttpAgentTool(AbstractAgentTool):
         headers: Mapping[str, str | SecretStr] | None = None,
         timeout: float | timedelta = 30.0,
         max_response_bytes: int = _DEFAULT_MAX_BYTES,
+        require_approval: bool = False,
     ) -> None:
         self.name = _required("name", name)
         if description is None:
@@ -73,6 +76,7 @@ class HttpAgentTool(AbstractAgentTool):
         if max_response_bytes <= 0:
             raise ValueError(f"HttpAgentTool max_response_bytes must be > 0, got: {max_response_bytes}")
         self._max_bytes = max_response_bytes
+        self.require_approval = require_approval
         self.timeout = self._limit_s + _GRACE_S
         self.effect = "none" if self._method in _READING else "once"
 
@@ -88,6 +92,13 @@ class HttpAgentTool(AbstractAgentTool):
 
     async def do_execute(self, text: str, /) -> ToolResult:
         """Send the input and give the answer."""
+        if self.require_approval:
+            described = f"HTTP {self._method} {self._url}"
+            shown = f"{described}\nBody: {preview(text or '')}"
+            approved = await approve(self.context.review_handler, self.name, shown, text or "")
+            if approved is None:
+                return ToolResult.failure(f"HTTP request rejected by reviewer: {self._method} {self._url}")
+            text = approved
         # both may be long, and neither is read on the event loop
         url, headers, body = await threads.run(self._request, text or "")
         try:

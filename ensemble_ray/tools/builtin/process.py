@@ -16,6 +16,7 @@ from typing import cast
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.process.threads import threads
+from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.process.run import ProgramRun
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
@@ -52,6 +53,7 @@ class ProcessAgentTool(AbstractAgentTool):
         max_output_bytes: That much of each stream is kept.
         environment: Variables that the program gets besides those of S-BIT-67, and in place of them.
         inherit: Names of further variables that it gets from this process; True: all of them, keys of models too.
+        require_approval: Whether the run's review handler is asked before the program is started.
 
     Raises:
         ValueError: a name is blank, the description is missing, the command is empty, a limit is not positive, or a
@@ -68,6 +70,7 @@ class ProcessAgentTool(AbstractAgentTool):
         max_output_bytes: int = _DEFAULT_MAX_BYTES,
         environment: Mapping[str, str] | None = None,
         inherit: bool | Sequence[str] = False,
+        require_approval: bool = False,
     ) -> None:
         if name is None or not name.strip():
             raise ValueError("ProcessAgentTool name must not be blank")
@@ -88,10 +91,18 @@ class ProcessAgentTool(AbstractAgentTool):
         self._command = tuple(command)
         self._max_bytes = max_output_bytes
         self._own_variables = _checked_variables(environment or {})
+        self.require_approval = require_approval
         self._inherit = inherit if isinstance(inherit, bool) else _checked_names(inherit)
 
     async def do_execute(self, text: str, /) -> ToolResult:
         """Run the program; a cancelled call kills it."""
+        if self.require_approval:
+            command = " ".join(self._command)
+            described = f"Run command: {command}\nInput: {preview(text or '')}"
+            approved = await approve(self.context.review_handler, self.name, described, text or "")
+            if approved is None:
+                return ToolResult.failure(f"Command execution rejected by reviewer: {command}")
+            text = approved
         run = ProgramRun(self._command, environment=self._environment(), max_bytes=self._max_bytes)
         try:
             return await threads.run(self._supervise, run, text or "")

@@ -22,6 +22,7 @@ from ensemble_ray.errors import (
     RateLimitInterruptedError,
     RateLimitTimeoutError,
     RecordError,
+    ReviewTimeoutError,
     RunExistsError,
     StaleEpochError,
     TaskExecutionError,
@@ -75,4 +76,5 @@ EVERY = [
     TryAgain("Give the date as YYYY-MM-DD"),
     BudgetExhaustedError("Budget exhausted: the limit is max_tokens 5"),
     ManagerStalledError(3, ["first", "second"], "Coordinate"),
+    ReviewTimeoutError("Review gate timed out after 60s (on_timeout=fail)"),
 ]

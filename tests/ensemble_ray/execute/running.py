@@ -13,7 +13,7 @@ from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.ports import DriverServices, Persistence
+from ensemble_ray.ports import DriverServices, Persistence, Reviewer
 from ensemble_ray.ports.memory import RunMemory
 from ensemble_ray.ports.services import Services
 from ensemble_ray.record.journal import MemoryJournal
@@ -72,6 +72,7 @@ class Bench:
         driver: DriverServices | None = None,
         ask_unknown: Callable[[UnknownEffect], object] | None = None,
         policies: Sequence[object] = (),
+        reviewer: Reviewer | None = None,
         memory: RunMemory | None = None,
     ) -> None:
         self.clock = ManualClock(start=1000.0)
@@ -94,6 +95,7 @@ class Bench:
             tool_metrics=NoOpToolMetrics(),
             spending=spending_here(context.budget, context.cost),
             ask_unknown=ask_unknown,
+            reviewer=reviewer,
             memory=memory,
         )
         self.runner = TaskRunner(context, ports, self.agents)

@@ -80,6 +80,32 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ("group", {"level": 1, "number": 0, "inputs": ["map-1"], "is_final": True}),
     ("agents", {"agents": [{"role": "R"}]}),
     (
+        "review",
+        {
+            "review_id": "g",
+            "timing": "before_execution",
+            "task_description": "d",
+            "on_timeout": "fail",
+            "ends_run": True,
+        },
+    ),
+    (
+        "review",
+        {
+            "review_id": "g",
+            "timing": "after_execution",
+            "task_description": "d",
+            "task_output": "o",
+            "prompt": "p",
+            "timeout_s": 3.0,
+            "on_timeout": "continue",
+            "required_role": "editor",
+            "ends_run": False,
+        },
+    ),
+    ("review_decision", {"verdict": "edit", "text": "", "by": "Ann", "comment": "c"}),
+    ("review_decision", {"verdict": "exit", "timed_out": True, "by": "Ann"}),
+    (
         "memory_recalled",
         {
             "scopes": [["notes", ["a", "b"]], ["drafts", []]],

@@ -108,10 +108,12 @@ class Nest:
         self.at += 1
         return self.handle(Failed(at=self.at, instance=instance, error_type="ValueError"))
 
-    def exit(self, instance: str, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> list[Instruction]:
-        """Let a task end the run early."""
+    def exit(
+        self, instance: str, reason: ExitReason = ExitReason.USER_EXIT_EARLY, *, has_output: bool = False
+    ) -> list[Instruction]:
+        """Let a task, or the gate behind it, end the run early."""
         self.at += 1
-        return self.handle(Exited(at=self.at, instance=instance, reason=reason))
+        return self.handle(Exited(at=self.at, instance=instance, reason=reason, has_output=has_output))
 
     def stopped(self, instance: str) -> list[Instruction]:
         """Let a task have been stopped."""

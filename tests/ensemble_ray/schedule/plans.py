@@ -62,9 +62,11 @@ def failed(key: str, at: float = 1.0) -> Failed:
     return Failed(at=at, instance=instance_of(key), error_type="ValueError")
 
 
-def exited(key: str, at: float = 1.0, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> Exited:
-    """The task asked to end the run."""
-    return Exited(at=at, instance=instance_of(key), reason=reason)
+def exited(
+    key: str, at: float = 1.0, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY, has_output: bool = False
+) -> Exited:
+    """The task, or the gate behind it, asked to end the run."""
+    return Exited(at=at, instance=instance_of(key), reason=reason, has_output=has_output)
 
 
 def stopped(key: str, at: float = 6.0) -> Cancelled:

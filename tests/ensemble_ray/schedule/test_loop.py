@@ -260,6 +260,16 @@ def test_loop_ends_when_a_task_exits_early() -> None:
     assert result_of(nest) == LoopResult(unit=UNIT, iterations=((written(0),),), termination_reason="exit_early")
 
 
+def test_iteration_has_the_task_whose_gate_ends_the_run() -> None:
+    """S-LOOP-112, S-REV-32: its output is there; the predicate is not asked."""
+    nest = begun()
+    nest.complete(written(0))
+    nest.exit(criticised(0), has_output=True)
+    assert result_of(nest) == LoopResult(
+        unit=UNIT, iterations=((written(0), criticised(0)),), termination_reason="exit_early"
+    )
+
+
 def test_no_iteration_is_noted_when_its_first_task_exits() -> None:
     """S-LOOP-112: nothing completed in it."""
     nest = begun()

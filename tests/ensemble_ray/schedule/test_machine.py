@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.parallel import ParallelMachine
 from ensemble_ray.schedule.sequential import SequentialMachine
 from ensemble_ray.schedule.states import InvalidTransitionError, TaskState
-from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus, encode_stimulus
+from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus, decode_stimulus, encode_stimulus
 from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.schedule.plans import (
     CANCEL,
@@ -156,6 +158,24 @@ def test_run_ends_without_error_when_a_task_exits_early(begin_run: Begin, reason
     assert handle(exited("a", reason=reason)) == skips("run ending early", "c", "d")
     assert handle(done("b")) == [end]
     assert handle.completed == ("b",)
+
+
+def test_task_is_completed_whose_gate_ends_the_run(begin_run: Begin) -> None:
+    """S-REV-32: its output is there; nothing more starts."""
+    handle = begin_run(WIDE)
+    assert handle(exited("a", has_output=True)) == skips("run ending early", "c", "d")
+    assert handle(done("b")) == [EXITED]
+    assert handle.completed == ("a", "b")
+
+
+def test_exit_with_an_output_is_told_again_as_it_was() -> None:
+    """S-REV-32, S-DUR-30: one without is recorded as it always was."""
+    for has_output in (True, False):
+        stimulus = exited("a", has_output=has_output)
+        recorded = encode_stimulus(stimulus)
+        assert ("has_output" in recorded.to_data(), recorded.is_completion) == (has_output, has_output)
+        read = StimulusRecorded.from_data(recorded.to_data(), 1.0)
+        assert decode_stimulus(Fact(run="r", name="a#0", at=1.0, data=read)) == stimulus
 
 
 def test_first_reason_wins_when_two_tasks_exit_early(begin_run: Begin) -> None:

@@ -26,12 +26,6 @@ def test_tool_is_refused_when_its_directory_is_wrong(tmp_path: Path) -> None:
         FileWriteTool()
 
 
-def test_approval_is_an_unknown_name_when_given(tmp_path: Path) -> None:
-    """S-CONV-4, S-SET-41."""
-    with pytest.raises(TypeError):
-        FileWriteTool(tmp_path, require_approval=True)  # type: ignore[call-arg]
-
-
 def test_file_is_written_with_its_parents_when_new(tmp_path: Path) -> None:
     """S-BIT-24: byte for byte, no translation of line ends."""
     result = _write(FileWriteTool(tmp_path), "a/b/c.txt", "é\r\n\n")

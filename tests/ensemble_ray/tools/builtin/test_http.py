@@ -39,12 +39,6 @@ def test_tool_is_refused_when_an_argument_is_wrong(wrong: dict[str, Any]) -> Non
         HttpAgentTool.get()
 
 
-def test_approval_is_an_unknown_name_when_given() -> None:
-    """S-CONV-4, S-SET-41."""
-    with pytest.raises(TypeError):
-        HttpAgentTool("api", "d", "http://x/", require_approval=True)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize(
     ("url", "text", "sent_to"),
     [

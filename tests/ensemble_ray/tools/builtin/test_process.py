@@ -73,12 +73,6 @@ def test_tool_is_refused_when_an_argument_is_wrong(wrong: dict[str, Any]) -> Non
         ProcessAgentTool()
 
 
-def test_approval_is_an_unknown_name_when_given() -> None:
-    """S-CONV-4, S-SET-41."""
-    with pytest.raises(TypeError):
-        ProcessAgentTool("prog", "d", ["true"], require_approval=True)  # type: ignore[call-arg]
-
-
 def test_outer_limit_comes_after_the_own_when_the_tool_is_made() -> None:
     """S-BIT-60, S-SET-34: so that the tool's own text is the one that is told."""
     assert ProcessAgentTool("prog", "d", ["true"]).timeout > 30  # type: ignore[operator]

@@ -1,0 +1,1 @@
+"""Gates of tasks: when somebody is asked, what is recorded of it, what follows from the decision."""

@@ -1,0 +1,117 @@
+"""The gates of a task: before it, and behind it. Package: execute. See `rules` for when they fire.
+
+A gate that ends the run before the task raises what any early exit raises; behind the task its output is there, and is
+kept (S-REV-32).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import ExitEarlyError
+from ensemble_ray.execute.memory import remember_edit
+from ensemble_ray.execute.review.asking import decide_at_gate
+from ensemble_ray.execute.review.rules import review_after, review_before
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
+from ensemble_ray.facts.fact import find_fact
+from ensemble_ray.facts.reviews import ReviewDecided
+from ensemble_ray.values.ids import effect_name
+from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.reviews import Edit, ExitEarly, Review, ReviewRequest, ReviewTiming
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ensemble_ray.execute.scope import TaskScope
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.values.outputs import TaskOutput
+
+__all__ = ["Reviewed", "ask_before", "exit_reason_of", "recorded_exit", "review_output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """An output behind its gate."""
+
+    output: TaskOutput
+    #: why the run ends with it; None: it goes on
+    exit_reason: ExitReason | None = None
+
+
+async def ask_before(scope: TaskScope) -> None:
+    """Ask whether a task may begin; of one that has ended already nobody is asked.
+
+    Raises:
+        ExitEarlyError: it must not, and the run ends (S-REV-30).
+    """
+    name = effect_name(scope.order.instance, 0, "before-review")
+    review = review_before(scope.order, scope.context)
+    if scope.recorded(name, ReviewDecided) is not None:
+        review = review or Review()  # also where nobody would be asked now
+    if review is None or (scope.recorded(name, ReviewDecided) is None and _has_ended(scope)):
+        return
+    decision = await decide_at_gate(scope, name, _request(scope, review, ReviewTiming.BEFORE_EXECUTION, ""))
+    if isinstance(decision, ExitEarly):
+        raise ExitEarlyError("The run was ended at a review gate", decision.timed_out)
+
+
+async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
+    """Ask about an output, and return what becomes of it (S-REV-31, S-REV-32)."""
+    name = effect_name(scope.order.instance, 0, "after-review")
+    review = review_after(scope.order, scope.context)
+    if scope.recorded(name, ReviewDecided) is not None:
+        review = review or Review()  # also where nobody would be asked now
+    if review is None:
+        return Reviewed(output)
+    decision = await decide_at_gate(scope, name, _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw))
+    match decision:
+        case Edit(revised_output=text):
+            edited = _traced(scope, output.replace(raw=text, parsed_output=None))
+            await remember_edit(scope, edited)
+            return Reviewed(edited)
+        case ExitEarly(timed_out=timed_out):
+            return Reviewed(_traced(scope, output), exit_reason_of(timed_out=timed_out))
+        case _:
+            return Reviewed(_traced(scope, output))
+
+
+def _has_ended(scope: TaskScope) -> bool:
+    ends = (OutputRecorded, FailureRecorded, ExitRecorded)
+    return any(find_fact(scope.recorded_facts, scope.order.instance, end) is not None for end in ends)
+
+
+def recorded_exit(facts: Mapping[tuple[str, str], Fact], instance: str) -> ExitReason | None:
+    """Return why the run ended at the gate behind a task whose output is recorded; None: it went on."""
+    exited = find_fact(facts, instance, ExitRecorded)
+    # One that had spent its budget, and was gone on with, gave its output after that.
+    if exited is None or exited.data.reason is ExitReason.BUDGET_EXHAUSTED:
+        return None
+    return exited.data.reason
+
+
+def exit_reason_of(*, timed_out: bool) -> ExitReason:
+    """Return why a run ends whose gate said so (S-REV-34)."""
+    return ExitReason.TIMEOUT if timed_out else ExitReason.USER_EXIT_EARLY
+
+
+def _request(scope: TaskScope, review: Review, timing: ReviewTiming, output: str) -> ReviewRequest:
+    return ReviewRequest(
+        task_description=scope.order.task.description,
+        task_output=output,
+        timing=timing,
+        timeout=review.timeout,
+        on_timeout=review.on_timeout,
+        prompt=review.prompt,
+        required_role=review.required_role,
+    )
+
+
+def _traced(scope: TaskScope, output: TaskOutput) -> TaskOutput:
+    """Return the output with a trace that tells of the gate and ends with what it left."""
+    if output.trace is None:
+        return output
+    trace = output.trace.replace(
+        final_output=output.raw, parsed_output=output.parsed_output, metadata=scope.effects.metadata
+    )
+    return output.replace(trace=trace)

@@ -1,0 +1,1 @@
+"""Tests of who decides at review gates."""
