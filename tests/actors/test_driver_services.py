@@ -57,7 +57,7 @@ async def test_tasks_reach_the_memory_of_the_driver() -> None:
 
 
 async def test_loops_reach_the_memory_of_the_driver() -> None:
-    """S-LOOP-91, S-LOOP-92, S-LOOP-93: clear, cut, and the refusal of a store that cannot."""
+    """S-LOOP-91, S-LOOP-92, S-LOOP-93, S-LOOP-187: clear, cut, and the refusal of a store that cannot."""
     store = MemoryStore.in_memory()
     for content in "abc":
         store.store("a", MemoryEntry(content=content))

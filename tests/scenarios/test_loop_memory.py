@@ -97,7 +97,7 @@ def test_a_store_that_cannot_clear_ends_the_run_at_the_second_iteration(runtime:
 
 
 def test_what_a_store_raises_ends_the_run(runtime: Runtime) -> None:
-    """S-LOOP-92: any other error of the store's leaves the run as it is."""
+    """S-LOOP-187: any other error of the store's leaves the run as it is."""
     fresh = Loop(name="refine", body=[writing("write", "notes")], max_iterations=2, memory_mode="fresh_per_iteration")
     with pytest.raises(OSError, match="no such disk: notes"):
         Ensemble(loops=[fresh], memory_store=Broken(is_open=True)).run(runtime=runtime)  # type: ignore[arg-type]  by its shape
