@@ -10,7 +10,9 @@ import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from ensemble_ray.actors.link.packing import packed_evaluation
 from ensemble_ray.actors.link.run_memory import MEMORY_SERVICE
+from ensemble_ray.coordinator.memory_resets import LocalMemoryResets
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.review.asking import REVIEW_SERVICE, answer_review
@@ -19,8 +21,9 @@ from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.process.threads import threads
 
 if TYPE_CHECKING:
+    from ensemble_ray.plan.units import LoopUnit
     from ensemble_ray.runs.ports import RunRequest
-    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, ScopeReset
+    from ensemble_ray.values.memory import MemoryNote, MemoryQuery
 
 __all__ = ["DriverService", "driver_services"]
 
@@ -78,5 +81,5 @@ async def _use_memory(run: RunRequest, payload: Mapping[str, object]) -> object:
         case "remember":
             return await run.memory.remember(cast("MemoryNote", asked))
         case _:
-            await run.memory.reset(cast("ScopeReset", asked))
-            return None
+            failed = await LocalMemoryResets(run.memory).reset(cast("LoopUnit", asked))
+            return None if failed is None else packed_evaluation(failed)  # whoever asks loads nothing of the user's

@@ -15,6 +15,7 @@ from typing import cast
 import cloudpickle
 
 from ensemble_ray.actors.link.wire import WireFailure, WireOrder, WireResult
+from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import AgentExecutionError, message_of, portable
@@ -30,6 +31,7 @@ __all__ = [
     "pack_output",
     "pack_recorded",
     "pack_result",
+    "packed_evaluation",
     "unpack_failure",
     "unpack_order",
     "unpack_output",
@@ -78,6 +80,14 @@ def pack_failure(failure: TaskFailure) -> WireFailure:
         message=travelling.message,
         newer_epoch=travelling.newer_epoch,
     )
+
+
+def packed_evaluation(failed: EvaluationFailed) -> EvaluationFailed:
+    """Return what user code raised with the error as bytes, for processes that load none of the user's."""
+    if isinstance(failed.error, bytes):
+        return failed
+    packed = pack_failure(TaskFailure(error=failed.error))
+    return EvaluationFailed(error_type=packed.error_type, message=packed.message, error=packed.body)
 
 
 def cannot_leave(task: str, agent_role: str, error: Exception) -> AgentExecutionError:

@@ -1,6 +1,6 @@
-"""RemoteRunMemory: a run's memory, for processes away from the driver, which has the user's objects (S-MEM-69).
+"""A run's memory, for processes away from the driver, which has the user's objects (S-MEM-69).
 
-What travels is bytes: the hub, which passes it on, need not have the classes of users' outputs.
+Tasks use `RemoteRunMemory`, loops `RemoteMemoryResets`. What travels is bytes: the hub, which passes it on, need not have the classes of users' outputs.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, cast
 
 import cloudpickle
 
-if TYPE_CHECKING:
-    from ensemble_ray.ports import DriverServices
-    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory, ScopeReset
+from ensemble_ray.actors.link.packing import packed_evaluation
+from ensemble_ray.coordinator.ports import EvaluationFailed
+from ensemble_ray.errors import IllegalStateError
 
-__all__ = ["MEMORY_SERVICE", "RemoteRunMemory"]
+if TYPE_CHECKING:
+    from ensemble_ray.plan.units import LoopUnit
+    from ensemble_ray.ports import DriverServices
+    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory
+
+__all__ = ["MEMORY_SERVICE", "RemoteMemoryResets", "RemoteRunMemory"]
 
 #: Name of the driver's service.
 MEMORY_SERVICE = "memory"
@@ -34,9 +39,20 @@ class RemoteRunMemory:
         """Keep what a completed task leaves."""
         return cast("Sequence[str]", await self._ask("remember", note))
 
-    async def reset(self, reset: ScopeReset) -> None:
-        """Clear or cut scopes before an iteration of a loop."""
-        await self._ask("reset", reset)
-
     async def _ask(self, method: str, asked: object) -> object:
         return await self._driver.ask(MEMORY_SERVICE, {"method": method, "body": cloudpickle.dumps(asked)})
+
+
+class RemoteMemoryResets:
+    """Asks the driver, and loads nothing of the user's: what a store raised comes as bytes. Fulfils `MemoryResets`."""
+
+    def __init__(self, driver: DriverServices) -> None:
+        self._driver = driver
+
+    async def reset(self, unit: LoopUnit) -> EvaluationFailed | None:
+        """Do to a loop's memory scopes what its mode says before an iteration; a driver that is gone fails the loop."""
+        payload = {"method": "reset", "body": cloudpickle.dumps(unit)}
+        try:
+            return cast("EvaluationFailed | None", await self._driver.ask(MEMORY_SERVICE, payload))
+        except IllegalStateError as error:
+            return packed_evaluation(EvaluationFailed.of(error))

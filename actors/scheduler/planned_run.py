@@ -18,6 +18,7 @@ from ensemble_ray.actors.link.accounts import close_account
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.events import HubSink
 from ensemble_ray.actors.link.packing import pack_failure, pack_result
+from ensemble_ray.actors.link.run_memory import RemoteMemoryResets
 from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import (
     RecordLocation,
@@ -34,6 +35,7 @@ from ensemble_ray.actors.scheduler.predicates import HostedPredicates
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
+from ensemble_ray.actors.worker.driver_services import RemoteDriverServices
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import SpooledOutputs, recalled
 from ensemble_ray.coordinator.planned import PlannedTasks
@@ -105,7 +107,7 @@ class PlannedRun:
             resumed=None
             if recovery is None
             else recovery.resumed(lambda instance: recalled(outputs, instance), pack_failure, is_restart=is_restart),
-            units=self._unit_ports() if submission.plan.units else None,
+            units=self._unit_ports(hub) if submission.plan.units else None,
         )
         self._coordinator = Coordinator(journal, self._tasks)
         self._running: asyncio.Task[WireOutcome]
@@ -118,13 +120,14 @@ class PlannedRun:
         """The run's id."""
         return self._submission.run_id
 
-    def _unit_ports(self) -> UnitPorts[bytes, WireFailure]:
-        """Return what units need: their predicates live in the host of the run's callables, their listeners at the driver."""
+    def _unit_ports(self, hub: Any) -> UnitPorts[bytes, WireFailure]:
+        """Return what units need: predicates live in the host of the run's callables, listeners and memory at the driver."""
         announcements = self._announcements
         return UnitPorts(
             predicates=HostedPredicates(self._session),
             announce=_tell_nobody if announcements is None else announcements.announce,
             failure_of=_failure_of,
+            memory=None if hub is None else RemoteMemoryResets(RemoteDriverServices(hub, self.run_id)),
         )
 
     async def begin(self) -> None:

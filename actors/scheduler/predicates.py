@@ -13,9 +13,8 @@ import ray.exceptions
 
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.actors.link.packing import pack_failure
+from ensemble_ray.actors.link.packing import packed_evaluation
 from ensemble_ray.coordinator.ports import EvaluationFailed
-from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ class HostedPredicates:
         try:
             return await self._session.ask_callables(ask)
         except RuntimeError as error:
-            packed = pack_failure(TaskFailure(error=error))
-            return EvaluationFailed(error_type=packed.error_type, message=packed.message, error=packed.body)
+            return packed_evaluation(EvaluationFailed.of(error))
 
     def forget(self, unit: str) -> None:
         """Let the history of a unit go that has ended; never waits."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import cloudpickle
 
 from ensemble_ray.actors.link.futures import refuse
-from ensemble_ray.actors.link.packing import pack_failure, unpack_output
+from ensemble_ray.actors.link.packing import packed_evaluation, unpack_output
 from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables
 from ensemble_ray.actors.worker.agent import AgentActor
 from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
@@ -22,7 +22,6 @@ from ensemble_ray.coordinator.predicates import LocalPredicates
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.execute.ports import Callables
 from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
@@ -142,10 +141,8 @@ class CallableHost(AgentActor):
             parts = [HistoryPart(names=part.names, outputs=tuple(map(unpack_output, part.outputs))) for part in new]
             answer = await self._predicates[run_id].holds(question, known=known, new=parts)
         except USER_ERRORS as error:  # such as an output whose class is not here
-            answer = EvaluationFailed(error_type=type(error).__name__, message=message_of(error), error=error)
-        if isinstance(answer, EvaluationFailed) and isinstance(answer.error, BaseException):
-            return replace(answer, error=pack_failure(TaskFailure(error=answer.error)).body)
-        return answer
+            answer = EvaluationFailed.of(error)
+        return packed_evaluation(answer) if isinstance(answer, EvaluationFailed) else answer
 
     async def forget_history(self, run_id: str, unit: str) -> None:
         """Let the history of a unit go that has ended."""

@@ -177,6 +177,9 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     def make(self, starts: Sequence[Start]) -> None:
         """Make orders and submit them."""
+        if self._units is not None:
+            for start in starts:
+                self._units.log_start(start.instance)
         self._reporter.submit([self._order(start) for start in starts])
 
     def _order(self, start: Start) -> TaskOrder[Task, Never, Output]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from ensemble_ray.errors import message_of
+
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.plan.units import LoopUnit
@@ -175,6 +177,11 @@ class EvaluationFailed:
     message: str
     #: the error itself, or its bytes where this process runs no user code
     error: BaseException | bytes
+
+    @classmethod
+    def of(cls, error: BaseException) -> EvaluationFailed:
+        """Return what was raised, with the error itself."""
+        return cls(error_type=type(error).__name__, message=message_of(error), error=error)
 
 
 class Predicates(Protocol[Output]):

@@ -15,7 +15,6 @@ from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.graph_edges import GraphEdge
 from ensemble_ray.definition.loop import Loop
-from ensemble_ray.errors import message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
@@ -89,7 +88,7 @@ class LocalPredicates:
             return bool(await call_user(asked, history.view(question)))
         except USER_ERRORS as error:
             _log.exception("The predicate '%s' raised", path)
-            return EvaluationFailed(error_type=type(error).__name__, message=message_of(error), error=error)
+            return EvaluationFailed.of(error)
 
     def forget(self, unit: str) -> None:
         """Let the history of a unit go that has ended."""

@@ -17,6 +17,7 @@ from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.orders import FailureSummary
 from ensemble_ray.plan.units import LoopUnit
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule.instructions import EdgeMatches, ResetMemory, UntilHolds
 from ensemble_ray.schedule.stimuli import Evaluated
 from ensemble_ray.values.ids import node_key
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.stimuli import Stimulus
 
 __all__ = ["UnitEvaluations", "UnitPorts"]
+
+_log = bounded_logger(__name__)
 
 Output = TypeVar("Output")
 Failure = TypeVar("Failure", bound=FailureSummary)
@@ -104,6 +107,14 @@ class UnitEvaluations(Generic[Output, Failure]):
     def announce(self, what: IterationEnded | StepEnded) -> None:
         """Tell listeners, before anything that follows; never waits."""
         self._ports.announce(what, [self._outputs.get(instance) for instance in instances_of(what)])
+
+    def log_start(self, instance: str) -> None:
+        """Log that an iteration of a loop starts, where that task is the first of it (S-LOOP-132)."""
+        iteration = instance.rpartition("/")[0]
+        unit = self._loops.get(node_key(iteration))
+        if unit is not None and node_key(instance) == unit.body[0]:
+            number = int(iteration.rpartition("#")[2]) + 1
+            _log.debug("Loop '%s' starts iteration %d/%d", unit.name, number, unit.max_iterations)
 
     def leave(self) -> None:
         """Wait for no answer any more."""

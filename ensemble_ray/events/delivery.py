@@ -13,6 +13,7 @@ import inspect
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from ensemble_ray.events import Event
@@ -47,18 +48,22 @@ class _Recipient:
         self._listener = listener
         self._fields = fields
         self._on_interrupt = on_interrupt
-        self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        #: events, who waits until it is their turn, and None at the end
+        self._queue: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.done = threading.Event()
         threading.Thread(target=self._deliver, name="ensemble-ray-listener", daemon=True).start()
 
-    def put(self, event: Event | None) -> None:
-        self._queue.put(event)
+    def put(self, entry: Event | Callable[[], None] | None) -> None:
+        self._queue.put(entry)
 
     def _deliver(self) -> None:
         with log_context(self._fields):
-            while (event := self._queue.get()) is not None:
-                self._call(event)
+            while (entry := self._queue.get()) is not None:
+                if isinstance(entry, Event):
+                    self._call(entry)
+                else:
+                    entry()
         if self._loop is not None:
             self._loop.close()
         self.done.set()
@@ -90,7 +95,7 @@ def _ignore(_stop: BaseException) -> None:
 
 
 class Delivery:
-    """The listeners of one run. An `EventSink`: takes events in order, never waits."""
+    """The listeners of one run. A `RunEventSink`: takes events in order, never waits for their delivery unless asked to."""
 
     def __init__(
         self,
@@ -112,6 +117,16 @@ class Delivery:
             if event.method in recipient.wanted:
                 recipient.put(event)
 
+    async def delivered(self, *kinds: type[Event]) -> None:
+        """Return when the listeners to one of these types have heard of all that happened so far (S-SET-30)."""
+        methods = {kind.method for kind in kinds}
+        loop = asyncio.get_running_loop()
+        for recipient in self._recipients:
+            if not recipient.done.is_set() and not methods.isdisjoint(recipient.wanted):
+                heard: asyncio.Future[None] = loop.create_future()
+                recipient.put(partial(_wake, loop, heard))
+                await heard
+
     async def close(self) -> None:
         """Return when every queued event was delivered (S-EVT-6)."""
         loop = asyncio.get_running_loop()
@@ -128,11 +143,16 @@ async def _wait(loop: asyncio.AbstractEventLoop, done: threading.Event) -> None:
 
     def watch() -> None:
         done.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(lambda: None if ready.done() else ready.set_result(None))
+        _wake(loop, ready)
 
     threading.Thread(target=watch, name="ensemble-ray-delivery-wait", daemon=True).start()
     await ready
+
+
+def _wake(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:
+    """Let whoever waits for that future go on; called on another thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(lambda: None if ready.done() else ready.set_result(None))
 
 
 class _Callbacks:

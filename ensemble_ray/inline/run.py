@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.coordinator.announcements import build_announcement
 from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.memory_resets import LocalMemoryResets
 from ensemble_ray.coordinator.outputs import HeldOutputs, recalled
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
@@ -35,16 +36,16 @@ from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.coordinator.ports import EvaluationFailed
+    from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
     from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.orders import TaskResult
     from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.ports import EventSink, Journal
+    from ensemble_ray.ports import Journal, RunEventSink
     from ensemble_ray.ports.services import Services
     from ensemble_ray.runs.claimed import ClaimedRun
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
-    from ensemble_ray.schedule.instructions import StepEnded
+    from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
     from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["InlineRun", "outputs_of"]
@@ -103,7 +104,7 @@ class InlineRun:
             resumed=None
             if claimed.recovery is None
             else claimed.recovery.resumed(lambda instance: recalled(outputs, instance), lambda failure: failure),
-            units=self._unit_ports(planned, request.events) if planned.units else None,
+            units=self._unit_ports(planned, request) if planned.units else None,
         )
         self._coordinator = Coordinator(journal, self._tasks)
         self._running: asyncio.Task[RunOutcome]
@@ -142,9 +143,9 @@ class InlineRun:
         """Ask the run to end."""
         await self._coordinator.cancel()
 
-    def _unit_ports(self, planned: Planned, events: EventSink) -> UnitPorts[TaskOutput, TaskFailure]:
+    def _unit_ports(self, planned: Planned, request: RunRequest) -> UnitPorts[TaskOutput, TaskFailure]:
         """Return what units need, in this process: events are delivered before a predicate is asked (S-LOOP-107)."""
-        units = {unit.key: unit for unit in planned.plan.units}
+        units, events = {unit.key: unit for unit in planned.plan.units}, request.events
 
         def announce(what: IterationEnded | StepEnded, outputs: Sequence[TaskOutput]) -> None:
             event_type = LoopIterationCompletedEvent if isinstance(what, IterationEnded) else GraphStateCompletedEvent
@@ -153,7 +154,10 @@ class InlineRun:
                 events.emit(build_announcement(self.run_id, unit, what, outputs))
 
         return UnitPorts(
-            predicates=LocalPredicates(list_predicates(planned.units)), announce=announce, failure_of=_failure_of
+            predicates=_AfterEvents(LocalPredicates(list_predicates(planned.units)), events),
+            announce=announce,
+            failure_of=_failure_of,
+            memory=None if request.memory is None else LocalMemoryResets(request.memory),
         )
 
     def _body(self, key: str) -> TaskBody:
@@ -162,6 +166,22 @@ class InlineRun:
 
     def _deliver(self, results: Sequence[TaskResult]) -> None:
         self._coordinator.deliver(results)
+
+
+class _AfterEvents:
+    """Predicates that are asked when listeners have heard of the iteration or step before (S-LOOP-107). Fulfils `Predicates`."""
+
+    def __init__(self, predicates: LocalPredicates, events: RunEventSink) -> None:
+        self._predicates = predicates
+        self._events = events
+        self.forget = predicates.forget
+
+    async def holds(
+        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[TaskOutput]]
+    ) -> bool | EvaluationFailed | None:
+        """Ask one."""
+        await self._events.delivered(LoopIterationCompletedEvent, GraphStateCompletedEvent)
+        return await self._predicates.holds(question, known=known, new=new)
 
 
 def _failure_of(raised: EvaluationFailed) -> TaskFailure:

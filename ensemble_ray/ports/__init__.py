@@ -95,6 +95,14 @@ class EventSink(Protocol):
         ...
 
 
+class RunEventSink(EventSink, Protocol):
+    """The sink of a whole run, where its listeners are."""
+
+    async def delivered(self, *kinds: type[Event]) -> None:
+        """Return when the listeners to one of these types have heard of all that happened so far (S-SET-30)."""
+        ...
+
+
 class Persistence(IntEnum):
     """How safe a fact must be before whoever appends it goes on; later values include the earlier ones."""
 

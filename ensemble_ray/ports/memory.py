@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         MemoryNote,
         MemoryQuery,
         RecalledMemory,
-        ScopeReset,
     )
 
 __all__ = [
@@ -115,7 +114,7 @@ class MemoryOperationListener(Protocol):
 
 
 class RunMemory(Protocol):
-    """The memory of one run, as its tasks and its loops reach it wherever they are (S-MEM-69)."""
+    """The memory of one run, as its tasks reach it wherever they are (S-MEM-69)."""
 
     async def recall(self, query: MemoryQuery) -> RecalledMemory:
         """Return what a task is to be reminded of; what a store raises is raised here."""
@@ -126,13 +125,5 @@ class RunMemory(Protocol):
 
         A note that was taken already is not taken again. Returns which memories of the ensemble took it: `short_term`,
         `long_term`.
-        """
-        ...
-
-    async def reset(self, reset: ScopeReset) -> None:
-        """Clear or cut scopes before an iteration of a loop.
-
-        Raises:
-            NotImplementedError: the store cannot clear (S-LOOP-92).
         """
         ...

@@ -13,7 +13,7 @@ from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
 from ensemble_ray.facts.lenient import as_sequence
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
-from ensemble_ray.values.ids import delegating_call
+from ensemble_ray.values.ids import delegating_call, node_key
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
@@ -24,12 +24,14 @@ __all__ = ["Progress", "tasks_done"]
 class Progress(NamedTuple):
     """How far a run is."""
 
-    #: tasks with an output
+    #: tasks with an output; one that a loop, a phase or a graph does again counts once
     done: int
     #: tasks that are known of: all of a plan, of a dynamic run those that were made so far
     total: int
     #: those of `done` that are of items: maps, or the one task of all items
     items_done: int
+    #: outputs of tasks: of one that is done again, all of them
+    executions: int
 
 
 async def tasks_done(store: RunStore, run_id: str) -> Progress:
@@ -38,6 +40,25 @@ async def tasks_done(store: RunStore, run_id: str) -> Progress:
     Raises:
         RecordError: the record is damaged, or of a newer format.
     """
+    total, is_dynamic = await _count_known(store, run_id)
+    executions = items = 0
+    keys: set[str] = set()
+    ends = (OutputRecorded, GroupRecorded) if is_dynamic else (OutputRecorded,)
+    async for page in store.read(run_id, kinds=kinds_of(*ends), has_data=False):
+        for fact in page:
+            if isinstance(fact.data, GroupRecorded):
+                total += 1
+            # Work that was handed on has outputs of its own, and is no task of the plan.
+            elif delegating_call(fact.name) is None:
+                executions += 1
+                items += is_of_items(fact.name)
+                total += is_dynamic and is_direct(fact.name)
+                keys.update(() if is_dynamic else (node_key(fact.name),))  # of a dynamic run there may be millions
+    return Progress(executions if is_dynamic else len(keys), total, items, executions)
+
+
+async def _count_known(store: RunStore, run_id: str) -> tuple[int, bool]:
+    """Return how many tasks the plan and the items make, and whether tasks are made while the run goes on."""
     total, is_dynamic = 0, False
     async for page in store.read(run_id, kinds=kinds_of(PlanRecorded, ItemsRecorded)):
         for fact in page:
@@ -50,15 +71,4 @@ async def tasks_done(store: RunStore, run_id: str) -> Progress:
                     total = len(as_sequence((plan or {}).get("nodes")))
                 case _:
                     pass
-    done = items = 0
-    ends = (OutputRecorded, GroupRecorded) if is_dynamic else (OutputRecorded,)
-    async for page in store.read(run_id, kinds=kinds_of(*ends), has_data=False):
-        for fact in page:
-            if isinstance(fact.data, GroupRecorded):
-                total += 1
-            # Work that was handed on has outputs of its own, and is no task of the plan.
-            elif delegating_call(fact.name) is None:
-                done += 1
-                items += is_of_items(fact.name)
-                total += is_dynamic and is_direct(fact.name)
-    return Progress(done, total, items)
+    return total, is_dynamic

@@ -157,7 +157,7 @@ async def begin_again(
         is_watched=is_watched,
         resumption=Resumption(
             header=header,
-            recorded_tasks=progress.done,
+            recorded_tasks=progress.executions,
             recorded_items=progress.items_done,
             is_completed=is_completed,
             submission=SubmissionReason.of_resume(takes_over=take_over),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.memory.run_memory import LocalRunMemory
     from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.ports import EventSink, Journal, Reviewer, ToolMetrics
+    from ensemble_ray.ports import Journal, Reviewer, RunEventSink, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
 
 __all__ = ["Deliver", "ExecutorSession", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
@@ -43,7 +43,7 @@ class RunRequest:
     #: what all its tasks share
     context: RunContext
     #: takes the run's events in this process
-    events: EventSink
+    events: RunEventSink
     tool_metrics: ToolMetrics
     #: how a person or a callable is asked what became of an effect (S-DUR-24)
     on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL

@@ -59,6 +59,10 @@ class RunEvents:
         self._delivery.emit(event)
         self._log.emit(event)
 
+    async def delivered(self, *kinds: type[Event]) -> None:
+        """Return when the listeners to one of these types have heard of all that happened so far."""
+        await self._delivery.delivered(*kinds)
+
     def stream(self) -> EventStream:
         """Return all events, the past ones first."""
         return self._log.stream()

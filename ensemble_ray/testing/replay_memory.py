@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.testing.replay_ports import Difference, ReplayJournal, shown
 
 if TYPE_CHECKING:
-    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory, ScopeReset
+    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory
 
 __all__ = ["UnaskedMemory"]
 
@@ -34,6 +34,3 @@ class UnaskedMemory:
         """Keep nothing."""
         del note
         return ()
-
-    async def reset(self, reset: ScopeReset) -> None:
-        """Do nothing: stores are left as they are."""

@@ -1,4 +1,4 @@
-"""A sink that keeps what it is given. Package: testing; fulfils the `EventSink` port."""
+"""A sink that keeps what it is given. Package: testing; fulfils the `RunEventSink` port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ E = TypeVar("E", bound=Event)
 
 
 class RecordingSink:
-    """An `EventSink` that keeps every event in order.
+    """A `RunEventSink` that keeps every event in order.
 
     Args:
         kinds: The types it wants; None: all.
@@ -39,6 +39,9 @@ class RecordingSink:
         """Keep one event."""
         with self._lock:
             self._events.append(event)
+
+    async def delivered(self, *kinds: type[Event]) -> None:
+        """Return: what is emitted is here."""
 
     def of(self, kind: type[E]) -> tuple[E, ...]:
         """Return the events of one type, in order."""

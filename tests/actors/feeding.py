@@ -15,7 +15,7 @@ from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.execute.kinds import AgentTemplates
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
-from ensemble_ray.ports import EventSink
+from ensemble_ray.ports import RunEventSink
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.ports import RunRequest
@@ -53,7 +53,7 @@ class Driver:
         *,
         run_id: str = "",
         store: StoreAddress | None = None,
-        events: EventSink | None = None,
+        events: RunEventSink | None = None,
         interest: frozenset[str] = frozenset(),
     ) -> None:
         self.run_id = run_id or f"dynamic-{new_object_id()[:8]}"

@@ -10,13 +10,14 @@ import pytest
 
 from ensemble_ray import EnsembleMemory, IllegalStateError, MemoryEntry, MemoryScope, MemoryStore
 from ensemble_ray.actors.driver.services import driver_services
-from ensemble_ray.actors.link.run_memory import MEMORY_SERVICE, RemoteRunMemory
+from ensemble_ray.actors.link.run_memory import MEMORY_SERVICE, RemoteMemoryResets, RemoteRunMemory
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.memory.run_memory import LocalRunMemory
+from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.tools import NoOpToolMetrics
-from ensemble_ray.values.memory import MemoryQuery, ScopeReset
+from ensemble_ray.values.memory import MemoryQuery
 from tests.ensemble_ray.memory.test_run_memory import Refusing, note
 
 REQUEST = RunRequest(
@@ -56,19 +57,34 @@ async def test_tasks_reach_the_memory_of_the_driver() -> None:
 
 
 async def test_loops_reach_the_memory_of_the_driver() -> None:
-    """S-LOOP-91, S-LOOP-92, S-LOOP-93: clear, cut, and the refusal of a store that cannot."""
+    """S-LOOP-91, S-LOOP-92, S-LOOP-93, S-LOOP-187: clear, cut, and the refusal of a store that cannot."""
     store = MemoryStore.in_memory()
     for content in "abc":
         store.store("a", MemoryEntry(content=content))
-    memory = RemoteRunMemory(Driver(replace(REQUEST, memory=LocalRunMemory(None, store))))
-    await memory.reset(ScopeReset(loop="l", mode="window", scopes=("a",), window_size=2))
+    memory = RemoteMemoryResets(Driver(replace(REQUEST, memory=LocalRunMemory(None, store))))
+    window = LoopUnit(
+        key="loop:l",
+        name="l",
+        body=("t",),
+        body_names=("t",),
+        max_iterations=2,
+        memory_mode="window",
+        memory_window_size=2,
+        memory_scopes=("a",),
+    )
+    assert await memory.reset(window) is None
     assert [entry.content for entry in store.retrieve("a", "", 9)] == ["b", "c"]
-    fresh = ScopeReset(loop="l", mode="fresh_per_iteration", scopes=("a",))
-    await memory.reset(fresh)
+    fresh = replace(window, memory_mode="fresh_per_iteration", memory_window_size=0)
+    assert await memory.reset(fresh) is None
     assert list(store.retrieve("a", "", 9)) == []
     refusing = LocalRunMemory(None, Refusing())  # type: ignore[arg-type]  by its shape
-    with pytest.raises(NotImplementedError, match=r"^Loop 'l' has memory_mode=fresh_per_iteration"):
-        await RemoteRunMemory(Driver(replace(REQUEST, memory=refusing))).reset(fresh)
+    failed = await RemoteMemoryResets(Driver(replace(REQUEST, memory=refusing))).reset(fresh)
+    assert failed is not None
+    assert (failed.error_type, type(failed.error)) == ("NotImplementedError", bytes)
+    assert failed.message.startswith("Loop 'l' has memory_mode=fresh_per_iteration")
+    nobody = await RemoteMemoryResets(Driver(REQUEST)).reset(fresh)
+    assert nobody is not None
+    assert nobody.message == "Run run has no memory"
 
 
 async def test_a_run_without_memory_has_no_such_service() -> None:

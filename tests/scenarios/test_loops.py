@@ -1,8 +1,11 @@
-"""Loops, run in the caller's process: what repeats, what ends it, what the caller gets."""
+"""Loops: what repeats, what ends it, what the caller gets. What is the same code on both runtimes is run in one."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,14 +17,19 @@ from ensemble_ray import (
     LoopIterationCompletedEvent,
     LoopIterationContext,
     MaxLoopIterationsExceededError,
+    ParallelExecutionError,
+    Runtime,
     Task,
+    TaskCompleteEvent,
     TaskExecutionError,
     TaskHandlerContext,
+    TaskStartEvent,
     Until,
+    Workflow,
 )
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
-from tests.scenarios.teams import prompt_of
+from tests.scenarios.teams import Marks, prompt_of, told_by_us
 
 Handler = Callable[[TaskHandlerContext], object]
 
@@ -44,32 +52,64 @@ def handled(handler: Handler, name: str, **fields: object) -> Task:
     return task(f"do {name}", name=name, handler=handler, **fields)
 
 
-def test_loop_repeats_until_its_predicate_holds() -> None:
-    """S-LOOP-55, S-LOOP-80, S-LOOP-81: the handler's state survives, the caller's own object is the one that ran."""
-    drafts = Drafts()
-    loop = Loop(
-        name="refine",
-        body=[handled(drafts, "writer")],
-        until=lambda context: context.last_body_output.raw == "draft#3",
-        max_iterations=9,
-    )
-    output = Ensemble(loops=[loop]).run(runtime="inline")
-    assert (output.raw, drafts.calls) == ("draft#3", 3)
+class ThirdTime:
+    """A predicate that counts its questions, and holds at the third."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __call__(self, context: LoopIterationContext) -> bool:
+        """Take note of what there is, and answer."""
+        self.seen.append(context.last_body_output.raw)
+        assert [each["writer"].raw for each in context.history] == self.seen
+        return len(self.seen) == 3
+
+
+def test_loop_repeats_until_its_predicate_holds(runtime: Runtime) -> None:
+    """S-LOOP-54, S-LOOP-55, S-LOOP-80, S-LOOP-81: one copy of handler and predicate has the whole run; inline it is the caller's own."""
+    drafts, enough = Drafts(), ThirdTime()
+    heard: list[str] = []
+
+    def hear(event: TaskStartEvent | TaskCompleteEvent | LoopIterationCompletedEvent) -> None:
+        heard.append(f"{event.method} {event.instance}")
+
+    output = Ensemble(
+        loops=[Loop(name="refine", body=[handled(drafts, "writer")], until=enough, max_iterations=9)],
+        on_task_start=hear,
+        on_task_complete=hear,
+        on_loop_iteration_completed=hear,
+    ).run(runtime=runtime)
+    assert output.raw == "draft#3"
     assert [each["writer"].raw for each in output.get_loop_history("refine")] == ["draft#1", "draft#2", "draft#3"]
     assert output.get_loop_termination_reason("refine") == "predicate"
+    is_here = runtime.name == "inline"
+    assert (drafts.calls, len(enough.seen)) == ((3, 3) if is_here else (0, 0))
+    # S-LOOP-107: the event of an iteration comes before the tasks of the next.
+    assert heard == [
+        line
+        for number in range(3)
+        for line in (
+            f"on_task_start loop:refine#{number}/writer#0",
+            f"on_task_complete loop:refine#{number}/writer#0",
+            f"on_loop_iteration_completed loop:refine#{number}",
+        )
+    ]
 
 
 def test_event_and_predicate_alternate() -> None:
-    """S-LOOP-107, S-LOOP-108: an iteration is told of before its predicate is asked."""
+    """S-LOOP-107, S-LOOP-108: an iteration is told of before its predicate is asked, also where the listener is slow."""
     heard: list[str] = []
+    asked = [threading.Event() for _ in range(3)]
 
     def tell(event: LoopIterationCompletedEvent) -> None:
+        assert not asked[event.iteration_number].wait(0.05)  # until all have heard of it, nobody is asked
         heard.append(
             f"event {event.iteration_number} of {event.max_iterations}: {event.iteration_outputs['writer'].raw}"
         )
 
     def until(context: LoopIterationContext) -> bool:
         heard.append(f"predicate {context.iteration_number}")
+        asked[context.iteration_number].set()
         return context.iteration_number == 2
 
     loop = Loop(name="refine", body=[handled(Drafts(), "writer")], until=until)
@@ -103,12 +143,17 @@ async def test_predicate_may_be_async() -> None:
     assert output.raw == "draft#2"
 
 
-def test_first_task_is_shown_the_last_output_of_the_iteration_before() -> None:
-    """S-LOOP-100, S-LOOP-102, S-LOOP-103, S-LOOP-105: the critic gets this iteration's draft, and no revision section."""
+def test_first_task_is_shown_the_last_output_of_the_iteration_before(runtime: Runtime) -> None:
+    """S-LOOP-84, S-LOOP-100, S-LOOP-102, S-LOOP-103, S-LOOP-105: the critic gets this iteration's draft, and no revision section."""
     model = ScriptedModel("first draft", "too long", "second draft", "good")
     writer = task("write", name="writer", agent=agent(llm=model))
     critic = task("criticise", name="critic", agent=agent(llm=model), context=[writer])
-    Ensemble(loops=[Loop(name="refine", body=[writer, critic], max_iterations=2)]).run(runtime="inline")
+    output = Ensemble(loops=[Loop(name="refine", body=[writer, critic], max_iterations=2)]).run(runtime=runtime)
+    assert [each.raw for each in output.task_outputs] == ["second draft", "good"]
+    assert output[writer].raw == "second draft"
+    finals = ["first draft", "too long", "second draft", "good"]
+    assert [trace.final_output for trace in output.trace.task_traces] == finals
+    assert output.metrics.total_llm_call_count == 4
     prompts = [prompt_of(call) for call in model.calls]
     assert "Revision Instructions" not in prompts[0]
     assert prompts[2].startswith("## Revision Instructions (Attempt 2)")
@@ -118,14 +163,92 @@ def test_first_task_is_shown_the_last_output_of_the_iteration_before() -> None:
     assert ("first draft" in prompts[3], "Revision" in prompts[3]) == (False, False)
 
 
-def test_what_a_predicate_raises_leaves_the_run() -> None:
-    """S-LOOP-53: with its own type and message, in sequence."""
+class UndecidedError(LookupError):
+    """A class of the user's own."""
 
-    def until(context: LoopIterationContext) -> bool:
-        raise RuntimeError("boom")
 
-    with pytest.raises(RuntimeError, match=r"^boom$"):
-        Ensemble(loops=[Loop(name="refine", body=[handled(Drafts(), "writer")], until=until)]).run(runtime="inline")
+def refuse(context: LoopIterationContext) -> bool:
+    """Raise."""
+    raise UndecidedError(f"boom {context.iteration_number}")
+
+
+def test_what_a_predicate_raises_leaves_the_run(runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
+    """S-LOOP-53: with its own type and message, in sequence; in parallel it is the cause; it is logged where it was asked."""
+    with pytest.raises(UndecidedError) as raised:
+        Ensemble(loops=[Loop(name="refine", body=[handled(Drafts(), "writer")], until=refuse)]).run(runtime=runtime)
+    assert str(raised.value) == "boom 1"
+    with pytest.raises(TaskExecutionError) as caught:
+        Ensemble(
+            loops=[Loop(name="refine", body=[handled(Drafts(), "writer")], until=refuse)], workflow=Workflow.PARALLEL
+        ).run(runtime=runtime)
+    assert repr(caught.value.__cause__) == "UndecidedError('boom 1')"
+    if runtime.name == "inline":
+        assert [record.levelname for record in told_by_us(caplog.records, logging.ERROR)] == ["ERROR"] * 2
+
+
+def test_loops_side_by_side_and_what_becomes_of_them(runtime: Runtime) -> None:
+    """S-LOOP-53, S-LOOP-62, S-LOOP-122: a raising predicate and a cap are causes of the run's error; who waits for a failed task is skipped."""
+
+    def fail(_: TaskHandlerContext) -> str:
+        raise ValueError("broken")
+
+    source = handled(fail, "source")
+    loops = [
+        Loop(name="asks", body=[handled(Drafts(), "a")], until=refuse),
+        Loop(name="capped", body=[handled(Drafts(), "b")], max_iterations=2, on_max_iterations="throw"),
+        Loop(name="waits", body=[handled(Drafts(), "c")], context=[source]),
+        Loop(name="good", body=[handled(Drafts(), "d")], max_iterations=2),
+    ]
+    team = Ensemble(
+        tasks=[source], loops=loops, workflow=Workflow.PARALLEL, parallel_error_strategy="continue_on_error"
+    )
+    with pytest.raises(ParallelExecutionError) as caught:
+        team.run(runtime=runtime)
+    causes = {name: type(error) for name, error in caught.value.failed_task_causes.items()}
+    assert causes.pop("asks") is UndecidedError
+    assert causes.pop("capped") is MaxLoopIterationsExceededError
+    assert list(causes) == ["do source"]
+    assert [each.raw for each in caught.value.completed_task_outputs] == ["draft#2"]
+
+
+def test_independent_loops_overlap(runtime: Runtime, tmp_path: Path) -> None:
+    """S-LOOP-121: each waits for the other's iteration, which a loop that ran alone would do for ever."""
+    marks = Marks(tmp_path / "marks")
+
+    def meet(own: str, other: str) -> Handler:
+        def work(_: TaskHandlerContext) -> str:
+            marks.add(own)
+            marks.wait(other)
+            return own
+
+        return work
+
+    loops = [
+        Loop(name="left", body=[handled(meet("l", "r"), "left task")], max_iterations=1),
+        Loop(name="right", body=[handled(meet("r", "l"), "right task")], max_iterations=1),
+    ]
+    output = Ensemble(loops=loops, workflow=Workflow.PARALLEL).run(runtime=runtime)
+    assert [each.raw for each in output.task_outputs] == ["l", "r"]
+
+
+def test_what_loops_write_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """S-LOOP-132: how each ended, and the start of each iteration."""
+    caplog.set_level(logging.DEBUG, "ensemble_ray")
+    loops = [
+        Loop(name="asked", body=[handled(Drafts(), "a")], until=lambda context: context.iteration_number == 2),
+        Loop(name="capped", body=[handled(Drafts(), "b")], max_iterations=1),
+    ]
+    Ensemble(loops=loops).run(runtime="inline")
+    ours = [record for record in told_by_us(caplog.records) if record.getMessage().startswith("Loop ")]
+    assert [(record.levelname, record.getMessage()) for record in ours if record.levelno == logging.DEBUG] == [
+        ("DEBUG", "Loop 'asked' starts iteration 1/5"),
+        ("DEBUG", "Loop 'asked' starts iteration 2/5"),
+        ("DEBUG", "Loop 'capped' starts iteration 1/1"),
+    ]
+    assert [record.getMessage() for record in ours if record.levelno == logging.INFO] == [
+        "Loop 'asked' stopped by predicate after iteration 2/5",
+        "Loop 'capped' reached its cap of 1 iterations: return_last",
+    ]
 
 
 def test_cap_that_raises() -> None:

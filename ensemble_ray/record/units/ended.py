@@ -101,7 +101,12 @@ class EndedUnits:
 
     def shown_of_completed(self) -> list[Shown]:
         """Return the outputs of plain tasks and of the loops that did not fail."""
-        completed = {unit.key: result for unit, result in self.loops() if result.termination_reason is not None}
+        failed = {failure.unit for failure in self.failures}  # a cap may fail a loop that has a reason (S-LOOP-61)
+        completed = {
+            unit.key: result
+            for unit, result in self.loops()
+            if result.termination_reason is not None and result.unit not in failed
+        }
         return self._plain_and_loops(completed)
 
     def _plain_and_loops(self, loops: Mapping[str, LoopResult]) -> list[Shown]:

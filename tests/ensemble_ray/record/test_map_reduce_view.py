@@ -96,20 +96,30 @@ def test_short_circuit_is_one_level() -> None:
 
 
 async def test_tasks_are_counted_without_their_outputs(tmp_path: Path) -> None:
-    """S-MR-161: done, known of, and of items; names only are read; a planned run has as many tasks as its plan."""
+    """S-MR-161, S-LOOP-186: done, known of, and of items; names only are read; a planned run has as many tasks as its plan."""
     store = SqliteStore(tmp_path)
     handed = fact("output", "a#0/0/call-0/delegate#0", 1.0)
     facts = {
         "fed": [*REDUCED[:-2], handed],
         "direct": [fed(), done("direct#0")],
         "planned": [*begun(node("a", "A"), node("b", "B")), fact("output", "a#0", 2.0), handed],
+        "looped": [
+            *begun(node("a", "A"), node("b", "B"), node("c", "C")),
+            *(fact("output", name, 2.0) for name in ("a#0", "loop:l#0/b#0", "loop:l#1/b#0")),
+        ],
     }
     for name, told in facts.items():
         run = await store.begin(name)
         await run.journal.append(told, until=Persistence.COMMITTED)
         await run.close(RunState.INTERRUPTED)
     found = {name: await tasks_done(store, name) for name in (*facts, "unknown")}
-    assert found == {"fed": (4, 6, 3), "direct": (1, 1, 1), "planned": (1, 2, 0), "unknown": (0, 0, 0)}
+    assert found == {
+        "fed": (4, 6, 3, 4),
+        "direct": (1, 1, 1, 1),
+        "planned": (1, 2, 0, 1),
+        "looped": (2, 3, 0, 3),
+        "unknown": (0, 0, 0, 0),
+    }
 
 
 def test_only_what_is_shown_is_read() -> None:

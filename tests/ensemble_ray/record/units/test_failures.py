@@ -63,7 +63,7 @@ def test_cap_is_one_of_the_causes_when_the_others_go_on() -> None:
     plan = loop_plan(REFINE, POLISH, workflow="parallel", strategy="continue_on_error")
     results = [
         LoopResult(unit="loop:polish", iterations=(("loop:polish#0/shine#0",),), termination_reason="predicate"),
-        LoopResult(unit="loop:refine", iterations=TWO, termination_reason=None),
+        LoopResult(unit="loop:refine", iterations=TWO, termination_reason="max_iterations"),
     ]
     made = {**ALL, **outputs(["loop:polish#0/shine#0"])}
     error = _raised(EndedUnits(plan=plan, results=results, failures=[CAP], outputs=made))
