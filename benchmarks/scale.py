@@ -24,6 +24,8 @@ __all__ = ["main"]
 KINDS = (
     "source sequential",
     "source parallel",
+    "source loop",
+    "source graph",
     "source map-reduce by number",
     "source map-reduce by tokens",
     "run sequential",
@@ -68,10 +70,12 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks scale",
-        description="What scheduling alone costs for each task of a plan and each item of a map-reduce, by the size of "
+        description="What scheduling alone costs for each task of a plan, each iteration, step and item, by the size of "
         "the run: machines by themselves, and coordinators whose executor answers at once.",
     )
-    parser.add_argument("--tasks", type=int, nargs="+", default=_TASKS, help="sizes of plans")
+    parser.add_argument(
+        "--tasks", type=int, nargs="+", default=_TASKS, help="sizes of plans; iterations of loops, steps of graphs"
+    )
     parser.add_argument("--items", type=int, nargs="+", default=_ITEMS, help="sizes of map-reduces")
     parser.add_argument(
         "--only", action="append", choices=KINDS, metavar="KIND", help=f"again for more: {', '.join(KINDS)}"

@@ -37,10 +37,23 @@ from ensemble_ray.execute.orders import TaskBody, TaskFailure, TaskOrder, TaskRe
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.plan.plan import Node, Plan
+from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, StateEntry, Unit
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import ForgetfulJournal, MemoryJournal
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import End, Evaluate, Instruction, MapItem, PullItems, ReduceGroup, Start
+from ensemble_ray.schedule.graph import END_STATE
+from ensemble_ray.schedule.instructions import (
+    Announce,
+    EdgeMatches,
+    End,
+    Evaluate,
+    Instruction,
+    MapItem,
+    PullItems,
+    ReduceGroup,
+    Start,
+    UntilHolds,
+)
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
 from ensemble_ray.schedule.source import Source
@@ -92,17 +105,47 @@ def _plan(workflow: str, size: int) -> Plan:
             needed = range(max(index - 1, 0), index)
         else:
             needed = range(index + 1 - _FAN, index) if index % _FAN == _FAN - 1 else range(0)
-        node = Node(
-            key=f"t{index}",
-            index=index + 1,
-            description="Do it",
-            expected_output="a text",
-            agent_role="Worker",
-            agent_key="worker",
-            context=tuple(f"t{each}" for each in needed),
-        )
-        nodes.append(node)
+        nodes.append(_node(index, tuple(f"t{each}" for each in needed)))
     return Plan(workflow=workflow, nodes=tuple(nodes))
+
+
+def _node(index: int, context: tuple[str, ...] = ()) -> Node:
+    return Node(
+        key=f"t{index}",
+        index=index + 1,
+        description="Do it",
+        expected_output="a text",
+        agent_role="Worker",
+        agent_key="worker",
+        context=context,
+    )
+
+
+def _repeating_plan(unit: Unit) -> Plan:
+    """Return a plan of one task that a unit repeats."""
+    return Plan(workflow="sequential", nodes=(_node(0),), units=(unit,))
+
+
+def _loop_plan(size: int) -> Plan:
+    """Return a loop whose predicate never holds."""
+    unit = LoopUnit(key="loop:l", name="l", body=("t0",), body_names=("t0",), max_iterations=size, has_until=True)
+    return _repeating_plan(unit)
+
+
+def _graph_plan(size: int) -> Plan:
+    """Return a graph whose only state is followed by itself; the condition of leaving it is asked at each step."""
+    unit = GraphUnit(
+        key="graph:g",
+        name="g",
+        states=(StateEntry(name="s", member="t0"),),
+        edges=(
+            EdgeEntry(from_state="s", to_state=END_STATE, has_condition=True),
+            EdgeEntry(from_state="s", to_state="s"),
+        ),
+        start="s",
+        max_steps=size,
+    )
+    return _repeating_plan(unit)
 
 
 def _rules(grouping: Grouping) -> MapReduceRules:
@@ -122,7 +165,7 @@ def _instance(made_of: MapItem | ReduceGroup) -> str:
 
 
 def _drive(source: Source, items: int) -> None:
-    """Tell a source the end of each task that it starts, one by one, until the run ends."""
+    """Tell a source the end of each task that it starts, one by one, until the run ends; what it asks of user code is false."""
     told: deque[Stimulus] = deque([Begun(at=0.0)])
     left = items
     ending: Instruction | None = None
@@ -136,6 +179,10 @@ def _drive(source: Source, items: int) -> None:
                     left -= count
                     pulled = ItemsPulled(count=count, is_exhausted=not left)
                     told.append(Evaluated(at=0.0, question=instruction.question, answer=pulled))
+                case Evaluate(question=UntilHolds() | EdgeMatches()):
+                    told.append(Evaluated(at=0.0, question=instruction.question, answer=False))
+                case Announce():
+                    pass
                 case End():
                     ending = instruction
                 case _:
@@ -143,8 +190,7 @@ def _drive(source: Source, items: int) -> None:
     assert ending is not None
 
 
-def _planned_source(workflow: str, size: int) -> Work:
-    plan = _plan(workflow, size)
+def _planned_source(plan: Plan) -> Work:
     return lambda: _drive(machine_for(plan), 0)
 
 
@@ -243,8 +289,10 @@ def _map_reduce_run(grouping: Grouping, size: int) -> Work:
 
 #: What can be measured: `source` is a machine told one end after the other, `run` a coordinator with all around it.
 KINDS: Mapping[str, Callable[[int], Work]] = {
-    "source sequential": lambda size: _planned_source("sequential", size),
-    "source parallel": lambda size: _planned_source("parallel", size),
+    "source sequential": lambda size: _planned_source(_plan("sequential", size)),
+    "source parallel": lambda size: _planned_source(_plan("parallel", size)),
+    "source loop": lambda size: _planned_source(_loop_plan(size)),
+    "source graph": lambda size: _planned_source(_graph_plan(size)),
     "source map-reduce by number": lambda size: _map_reduce_source(Grouping.CHUNK, size),
     "source map-reduce by tokens": lambda size: _map_reduce_source(Grouping.BUDGET, size),
     "run sequential": lambda size: _planned_run("sequential", size),
