@@ -119,7 +119,26 @@ class Loop(Identified):
     @property
     def output(self) -> UnitOutput:
         """What it gives, for the context of a task: its outputs as `output_mode` says (S-LOOP-166)."""
-        return UnitOutput(object_id=self.object_id, unit="loop", name=self.name)
+        return UnitOutput(object_id=self.object_id, unit="loop", name=self.name, loop=self)
+
+    def output_of(self, task: Task) -> UnitOutput:
+        """Return what one task of the body gives: its output of the last iteration, for the context of a task (S-LOOP-173).
+
+        Raises:
+            ValidationError: the task is not in the body.
+        """
+        if not isinstance(task, Task) or all(task.object_id != each.object_id for each in self.body):
+            shown = f"'{body_key(task)}'" if isinstance(task, Task) else type(task).__name__
+            bodies = ", ".join(f"'{body_key(each)}'" for each in self.body)
+            raise ValidationError(f"Loop '{self.name}' output_of needs a task of its body ({bodies}), got: {shown}")
+        return UnitOutput(
+            object_id=self.object_id,
+            unit="loop",
+            name=self.name,
+            task_id=task.object_id,
+            task=body_key(task),
+            loop=self,
+        )
 
     @property
     def cap(self) -> int:

@@ -13,11 +13,12 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels
+from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.definition.validation import declared_agents
 from ensemble_ray.plan.plan import MANAGER_KEY, AgentEntry, Node
 from ensemble_ray.values.delegation import Colleague
 
-__all__ = ["DETERMINISTIC", "SYNTHESIZED", "Names", "NodeMaker", "task_keys", "tool_names", "unit_key"]
+__all__ = ["DETERMINISTIC", "SYNTHESIZED", "Names", "NodeMaker", "Scope", "task_keys", "tool_names", "unit_key"]
 
 #: Role that is shown for a handler task (S-ENG-18).
 DETERMINISTIC = "(deterministic)"
@@ -64,6 +65,30 @@ class Names:
         return name
 
 
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the context of a task or loop may name."""
+
+    #: of tasks and units, by object id
+    keys: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: of body tasks, by the object ids of their loop and of the task
+    bodies: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+
+    def keys_of(self, context: Iterable[Task | UnitOutput]) -> tuple[str, ...]:
+        """Return the keys of the entries that may be named, in order."""
+        return tuple(self.keys[entry.object_id] for entry in context if entry.object_id in self.keys)
+
+    def bodies_of(self, context: Iterable[Task | UnitOutput]) -> tuple[str, ...]:
+        """Return in the place of each such entry the body task that alone is meant; nothing where none is."""
+        found = tuple(self._body(entry) for entry in context if entry.object_id in self.keys)
+        return found if any(found) else ()
+
+    def _body(self, entry: Task | UnitOutput) -> str:
+        if isinstance(entry, UnitOutput) and entry.task_id:
+            return self.bodies[entry.object_id, entry.task_id]
+        return ""
+
+
 class NodeMaker:
     """Makes the nodes of tasks, and the entries of agents in the order of their first use (S-DOM-65)."""
 
@@ -85,7 +110,7 @@ class NodeMaker:
         self._agent_keys: dict[str, str] = {}
         self._names = Names()
 
-    def node(self, task: Task, key: str, *, index: int, total: int | None = None, scope: Mapping[str, str]) -> Node:
+    def node(self, task: Task, key: str, *, index: int, total: int | None = None, scope: Scope) -> Node:
         """Return the node of a task.
 
         Args:
@@ -93,7 +118,7 @@ class NodeMaker:
             key: Of the plan.
             index: Its position among those that events count it with, 1-based.
             total: How many those are; None: all of the run.
-            scope: Keys of what its context may name, by object id.
+            scope: What its context may name.
         """
         agent = task.agent if task.agent is not None else self._synthesized.get(task.object_id)
         role, agent_key = SYNTHESIZED, None
@@ -110,8 +135,9 @@ class NodeMaker:
             expected_output=task.expected_output,
             agent_role=role,
             agent_key=agent_key,
-            context=tuple(scope[entry.object_id] for entry in task.context if entry.object_id in scope),
-            context_outside=tuple(entry.description for entry in task.context if entry.object_id not in scope),
+            context=scope.keys_of(task.context),
+            context_tasks=scope.bodies_of(task.context),
+            context_outside=tuple(entry.description for entry in task.context if entry.object_id not in scope.keys),
             is_streaming=task.handler is None and _streams(agent, task, self._definition),
             total=total,
         )

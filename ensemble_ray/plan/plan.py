@@ -74,6 +74,9 @@ class Node:
     agent_key: str | None
     #: keys of the context tasks that are in the plan, in the order of the task's context list
     context: tuple[str, ...] = ()
+    #: of entries that are loops, in their places: the body task that alone is meant, by key; "": the whole unit. Empty: all
+    #: entries are meant whole (S-LOOP-174)
+    context_tasks: tuple[str, ...] = ()
     #: descriptions of context tasks that are not in the plan (S-ENG-11, S-PAR-13)
     context_outside: tuple[str, ...] = ()
     is_streaming: bool = False
@@ -154,6 +157,8 @@ def _data_of_node(node: Node, names: Sequence[str]) -> dict[str, JsonValue]:
     data: dict[str, JsonValue] = {name: getattr(node, name) for name in names}
     if node.total is not None:
         data["total"] = node.total
+    if node.context_tasks:
+        data["context_tasks"] = node.context_tasks
     return data
 
 
@@ -168,5 +173,6 @@ def _data_of(agent: AgentEntry) -> dict[str, JsonValue]:
 #: delegation or levels is the same data as before there was any, so that runs which were recorded then still go on.
 _PLAN_FIELDS = tuple(entry.name for entry in fields(Plan) if entry.name not in {"hierarchy", "shown_as", "units"})
 _LEVEL_FIELDS = ("node_type", "level")
-_NODE_FIELDS = tuple(entry.name for entry in fields(Node) if entry.name not in {"object_id", "total", *_LEVEL_FIELDS})
+_LEFT_OUT = {"object_id", "total", "context_tasks", *_LEVEL_FIELDS}
+_NODE_FIELDS = tuple(entry.name for entry in fields(Node) if entry.name not in _LEFT_OUT)
 _AGENT_FIELDS = tuple(entry.name for entry in fields(AgentEntry) if entry.name != "allow_delegation")

@@ -21,7 +21,7 @@ from ensemble_ray.definition.validation import declared_agents, infer_workflow
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
 from ensemble_ray.plan.manager import manager_context, manager_of, rules_of, task_of_manager, workers_of
-from ensemble_ray.plan.nodes import NodeMaker, task_keys
+from ensemble_ray.plan.nodes import NodeMaker, Scope, task_keys
 from ensemble_ray.plan.plan import MANAGER_KEY, Node, Plan
 from ensemble_ray.plan.templates import resolve_template
 from ensemble_ray.plan.unit_plans import plan_members
@@ -167,7 +167,7 @@ def _plan_hierarchy(
     background, description = prompts
     manager, task = manager_of(definition, agents, background), task_of_manager(description)
     maker = NodeMaker(definition, resolved.models)
-    node = maker.node(task.rewritten(agent=manager), MANAGER_KEY, index=1, scope={})
+    node = maker.node(task.rewritten(agent=manager), MANAGER_KEY, index=1, scope=Scope())
     for agent, is_synthesized in workers:
         maker.agent_key(agent, is_synthesized=is_synthesized)
     plan = Plan(

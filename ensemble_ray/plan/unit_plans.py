@@ -6,7 +6,7 @@ in that order; each name of a unit is given out once, in the name space of the t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
@@ -15,9 +15,8 @@ from ensemble_ray.definition.graph_edges import GraphEdge, GraphFork, GraphJoin
 from ensemble_ray.definition.loop import Loop, body_key
 from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.plan.nodes import Names, NodeMaker, unit_key
+from ensemble_ray.plan.nodes import Names, NodeMaker, Scope, unit_key
 from ensemble_ray.plan.plan import Node
 from ensemble_ray.plan.units import (
     EdgeEntry,
@@ -71,6 +70,8 @@ class _Planner:
         self._names = Names()
         #: of units, by object id
         self._keys: dict[str, str] = {}
+        #: of body tasks, by the object ids of their loop and of the task
+        self._bodies: dict[tuple[str, str], str] = {}
 
     def plan(self, plain: Sequence[KeyedTask]) -> PlannedMembers:
         definition = self._definition
@@ -80,11 +81,12 @@ class _Planner:
                 self._names.claim(key)
             self._rest = iter(rest)
             self._claim_keys()
+            self._find_bodies(iter(rest))
         scope = {loop.object_id: self._keys[loop.object_id] for loop in definition.loops}
         for task, key in plain:
             scope.setdefault(task.object_id, key)
         for index, (task, key) in enumerate(plain, start=1):
-            self._made.nodes.append(self._maker.node(task, key, index=index, scope=scope))
+            self._made.nodes.append(self._maker.node(task, key, index=index, scope=Scope(scope, self._bodies)))
         for loop in definition.loops:
             self._add_loop(loop, scope)
         self._add_phases()
@@ -105,10 +107,26 @@ class _Planner:
         key = self._names.claim(unit_key(kind, unit.name))
         self._keys[unit.object_id] = key
 
+    def _find_bodies(self, rest: Iterator[KeyedTask]) -> None:
+        """Note the keys of body tasks, whatever may name them: tasks before their loop do."""
+        definition = self._definition
+        for member in (*definition.loops, *(each for phase in definition.phases for each in _members_of(phase))):
+            self._find_body(member, rest)
+        for state in () if definition.graph is None else definition.graph.states.values():
+            self._find_body(state, rest)
+
+    def _find_body(self, member: Task | Loop, rest: Iterator[KeyedTask]) -> None:
+        if isinstance(member, Task):
+            next(rest)
+            return
+        for task in member.body:
+            self._bodies[member.object_id, task.object_id] = next(rest)[1]
+
     def _add_loop(self, loop: Loop, scope: Mapping[str, str]) -> LoopUnit:
         key = self._keys[loop.object_id]
         body = self._take(len(loop.body))
         self._add_nodes(body, {task.object_id: name for task, name in body})
+        outer = Scope(scope, self._bodies)
         self._made.definitions[key] = loop
         unit = LoopUnit(
             key=key,
@@ -116,7 +134,8 @@ class _Planner:
             body=tuple(name for _, name in body),
             # Of the declared tasks: a description is the name of its task with variables as they were written.
             body_names=tuple(body_key(task) for task in loop.body),
-            context=_keys_in(loop.context, scope),
+            context=outer.keys_of(loop.context),
+            context_tasks=outer.bodies_of(loop.context),
             max_iterations=loop.cap,
             has_until=loop.until is not None,
             on_max_iterations=loop.on_max_iterations.value,
@@ -192,7 +211,7 @@ class _Planner:
     def _add_nodes(self, tasks: Sequence[KeyedTask], scope: Mapping[str, str]) -> list[Node]:
         """Add tasks that events count among each other (S-LOOP-47, S-PHASE-38)."""
         nodes = [
-            self._maker.node(task, key, index=index, total=len(tasks), scope=scope)
+            self._maker.node(task, key, index=index, total=len(tasks), scope=Scope(scope, self._bodies))
             for index, (task, key) in enumerate(tasks, start=1)
         ]
         self._made.nodes.extend(nodes)
@@ -236,5 +255,6 @@ def _scopes_of(loop: Loop) -> tuple[str, ...]:
     return tuple(dict.fromkeys(scope.name for task in loop.body for scope in task.memory_scopes))
 
 
-def _keys_in(context: Iterable[Task | UnitOutput], scope: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(scope[entry.object_id] for entry in context if entry.object_id in scope)
+def _members_of(phase: Phase) -> tuple[Task | Loop, ...]:
+    """Return tasks and loops of a phase such that their tasks are in the order of `Phase.all_tasks`."""
+    return (*phase.tasks, *phase.loops, *(() if phase.review is None else (phase.review.task,)))

@@ -40,6 +40,8 @@ class LoopUnit:
     body_names: tuple[str, ...]
     #: tasks or units outside that it waits for, and whose outputs its first task is shown (S-LOOP-124)
     context: tuple[str, ...] = ()
+    #: as `Node.context_tasks`
+    context_tasks: tuple[str, ...] = ()
     #: at least 1; never None, since no loop is without a cap (S-LOOP-20)
     max_iterations: int = 5
     #: whether the user's predicate is asked after each iteration

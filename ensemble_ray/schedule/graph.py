@@ -35,7 +35,7 @@ from ensemble_ray.schedule.instructions import (
 )
 from ensemble_ray.schedule.machine import end_of
 from ensemble_ray.schedule.results import GraphResult, UnitFailure
-from ensemble_ray.schedule.scopes import Parts, scope_of
+from ensemble_ray.schedule.scopes import Parts, body_of, scope_of
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -217,6 +217,9 @@ class GraphMachine:
         scopes, key = self._execution.scopes, node_key(end.instance)
         parts = scopes.own(scope_of(end.instance)).get(key) or (ContextPart((end.instance,)),)
         scopes.put(self._path, key, parts)
+        for inner, given in scopes.own(scope_of(end.instance)).items():
+            if inner.startswith(body_of(key, "")):
+                scopes.put(self._path, inner, given)
         if branch.at in self._last:  # nothing looks into a visit before the last one
             scopes.drop(scope_of(self._last[branch.at][0]))
         self._last[branch.at] = (end.instance, parts[-1].instances[-1])

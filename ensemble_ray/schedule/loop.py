@@ -32,7 +32,7 @@ from ensemble_ray.schedule.instructions import (
 )
 from ensemble_ray.schedule.loop_states import LOOP_TRANSITIONS, LoopEvent, LoopState
 from ensemble_ray.schedule.results import LoopResult, UnitFailure
-from ensemble_ray.schedule.scopes import Parts, scope_of
+from ensemble_ray.schedule.scopes import Parts, body_of, scope_keys, scope_of
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -252,7 +252,8 @@ class LoopMachine:
 
     def _outer_context(self) -> Parts | None:
         """Return what the loop waits for, which its first task is shown in every iteration (S-LOOP-124)."""
-        found = (self._execution.scopes.find(self._scope, key) for key in self._unit.context)
+        keys = scope_keys(self._unit.context, self._unit.context_tasks)
+        found = (self._execution.scopes.find(self._scope, key) for key in keys)
         return tuple(part for parts in found for part in parts or ()) or None
 
     # Ending.
@@ -294,7 +295,14 @@ class LoopMachine:
         result = LoopResult(unit=self._path, iterations=tuple(iterations), termination_reason=reason)
         failures = () if self._failure is None else (self._failure,)
         state, exit_reason = self._how()
+        if exit_reason is ExitReason.COMPLETED:
+            self._show_bodies()
         done.append(End(state=state, exit_reason=exit_reason, units=(result,), unit_failures=failures))
+
+    def _show_bodies(self) -> None:
+        """Let each task of the body be named alone: by what it gave in the last iteration (S-LOOP-174)."""
+        for task, instance in zip(self._unit.body, self._history[-1].instances, strict=True):
+            self._execution.scopes.put(self._scope, body_of(self._unit.key, task), (ContextPart((instance,)),))
 
     def _how(self) -> tuple[RunState, ExitReason]:
         """Return how it ended, as the machine above is to understand it."""

@@ -43,7 +43,7 @@ from ensemble_ray.schedule.instructions import (
     WarnOversized,
 )
 from ensemble_ray.schedule.results import UnitFailure, UnitResult
-from ensemble_ray.schedule.scopes import Scopes, scope_of
+from ensemble_ray.schedule.scopes import Scopes, scope_keys, scope_of
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -229,7 +229,8 @@ class NestedSource:
         parts = [*(start.context or ())]
         missing = start.missing
         scope = scope_of(start.instance)
-        for key in self._nodes[node_key(start.instance)].context:
+        node = self._nodes[node_key(start.instance)]
+        for key in scope_keys(node.context, node.context_tasks):
             found = self._scopes.find(scope, key)
             parts += found or ()
             if found is None and missing is None and self._is_strict:

@@ -5,18 +5,20 @@ Rules:
 2. What completes is put into the scope of its own parent path by its key; a later execution takes the place of an earlier.
 3. An entry of a context is looked up in the task's own scope first and then outwards: `loop:refine#2`, `loop:refine`, "".
 4. A unit gives what it projects: one part, or one for each of its tasks where iterations are joined (S-LOOP-72).
-5. Only names of outputs are here; nothing is copied from scope to scope.
+5. A loop that completed also gives each body task's output of its last iteration, under `loop:refine/writer` (S-LOOP-174).
+6. Only names of outputs are here; nothing is copied from scope to scope.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from types import MappingProxyType
 
 from ensemble_ray.schedule.instructions import ContextPart
 from ensemble_ray.values.ids import node_key
 
-__all__ = ["Parts", "Scopes", "scope_of"]
+__all__ = ["Parts", "Scopes", "body_of", "scope_keys", "scope_of"]
 
 #: What one entry of a context gives.
 Parts = tuple[ContextPart, ...]
@@ -31,6 +33,25 @@ def scope_of(instance: str) -> str:
         'loop:refine#2'
     """
     return instance.rpartition("/")[0]
+
+
+def scope_keys(context: Sequence[str], tasks: Sequence[str]) -> Iterator[str]:
+    """Return under which keys the entries of a context are looked up.
+
+    Args:
+        context: Keys of tasks and units.
+        tasks: In the place of each entry the body task that alone is meant, or ""; empty: there is none.
+
+    Example:
+        >>> list(scope_keys(["notes", "loop:refine"], ["", "writer"]))
+        ['notes', 'loop:refine/writer']
+    """
+    return (body_of(key, task) if task else key for key, task in zip_longest(context, tasks, fillvalue=""))
+
+
+def body_of(unit: str, task: str) -> str:
+    """Return the key under which a scope has what a body task of a loop gave in the last iteration."""
+    return f"{unit}/{task}"
 
 
 class Scopes:

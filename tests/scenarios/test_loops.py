@@ -13,11 +13,14 @@ from ensemble_ray import (
     Ensemble,
     ExitEarlyError,
     ExitReason,
+    Graph,
+    GraphEdge,
     Loop,
     LoopIterationCompletedEvent,
     LoopIterationContext,
     MaxLoopIterationsExceededError,
     ParallelExecutionError,
+    Phase,
     Runtime,
     Task,
     TaskCompleteEvent,
@@ -280,6 +283,51 @@ def test_task_waits_for_a_loop_by_its_output() -> None:
     output = Ensemble(tasks=[handled(report, "report", context=[loop.output])], loops=[loop]).run(runtime="inline")
     assert given == ["draft#1\n\n--- iteration 2 ---\n\ndraft#2\n\n--- iteration 3 ---\n\ndraft#3"]
     assert output.get_loop_termination_reason("refine") == "max_iterations"
+
+
+def test_one_task_of_a_loop_can_be_waited_for_alone() -> None:
+    """S-LOOP-174: its output of the last iteration, in its place, whatever the loop projects; by a loop too."""
+    given: dict[str, list[str]] = {}
+
+    def keep(name: str) -> Handler:
+        def report(context: TaskHandlerContext) -> str:
+            given[name] = [output.raw for output in context.context_outputs]
+            return name
+
+        return report
+
+    writer, critic = handled(Drafts(), "writer"), handled(Drafts("note"), "critic")
+    loop = Loop(name="refine", body=[writer, critic], max_iterations=2, output_mode="all_iterations")
+    later = Loop(
+        name="later", body=[handled(keep("later"), "polish")], max_iterations=1, context=[loop.output_of(writer)]
+    )
+    first = handled(lambda _: "facts", "facts")
+    report = handled(keep("report"), "report", context=[first, loop.output_of(critic), loop.output_of(writer)])
+    Ensemble(tasks=[first, report], loops=[loop, later]).run(runtime="inline")
+    assert given == {"report": ["facts", "note#2", "draft#2"], "later": ["draft#2"]}
+
+
+def test_one_task_of_a_loop_in_a_phase_or_a_state_can_be_waited_for() -> None:
+    """S-LOOP-174: from within the phase, from a later one, and from another state."""
+    given: list[str] = []
+
+    def report(context: TaskHandlerContext) -> str:
+        given.extend(output.raw for output in context.context_outputs)
+        return "done"
+
+    def refining() -> tuple[Loop, Task]:
+        writer = handled(Drafts(), "writer")
+        return Loop(name="refine", body=[writer, handled(Drafts("note"), "critic")], max_iterations=2), writer
+
+    loop, writer = refining()
+    inner = Phase(name="draft", tasks=[handled(report, "inner", context=[loop.output_of(writer)])], loops=[loop])
+    outer = Phase(name="print", tasks=[handled(report, "outer", context=[loop.output_of(writer)])], after=[inner])
+    Ensemble(phases=[inner, outer]).run(runtime="inline")
+    loop, writer = refining()
+    states = {"refine": loop, "print": handled(report, "print", context=[loop.output_of(writer)])}
+    edges = [GraphEdge(from_state="refine", to_state="print"), GraphEdge(from_state="print", to_state=Graph.END)]
+    Ensemble(graph=Graph(name="desk", start="refine", states=states, edges=edges)).run(runtime="inline")
+    assert given == ["draft#2"] * 3
 
 
 def test_loop_stops_when_nothing_changes_any_more() -> None:

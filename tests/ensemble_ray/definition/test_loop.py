@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import timedelta
+from typing import Any
 
 import pydantic
 import pytest
@@ -170,6 +171,24 @@ def test_output_stands_for_the_loop_when_it_is_context() -> None:
     assert (made.output.object_id, made.output.description) == (made.object_id, "output of loop 'x'")
     assert pickle.loads(pickle.dumps(reader)).context[1] == made.output  # noqa: S301  our own
     assert loop(name="later", context=[WRITE, made.output]).context == (WRITE, made.output)
+
+
+def test_output_of_a_body_task_names_the_loop_and_the_task() -> None:
+    """S-LOOP-173: equal however often it is asked for, found after pickling, and other than the whole output."""
+    made = loop(body=[WRITE, CRITICISE])
+    entry = made.output_of(WRITE)
+    assert (entry.object_id, entry.task_id) == (made.object_id, WRITE.object_id)
+    assert entry.description == f"output of task '{WRITE.name or WRITE.description}' of loop 'x'"
+    assert pickle.loads(pickle.dumps(entry)) == made.output_of(pickle.loads(pickle.dumps(WRITE)))  # noqa: S301  our own
+    assert len({entry, made.output, made.output_of(CRITICISE)}) == 3
+
+
+@pytest.mark.parametrize(("given", "shown"), [(task("Other"), "'Other'"), ("Write", "str"), (None, "NoneType")])
+def test_output_of_refuses_what_is_not_in_the_body(given: Any, shown: str) -> None:
+    """S-LOOP-173."""
+    with pytest.raises(ValidationError) as caught:
+        loop(body=[task("Draft", name="draft"), task("Check")]).output_of(given)
+    assert str(caught.value) == f"Loop 'x' output_of needs a task of its body ('draft', 'Check'), got: {shown}"
 
 
 def test_loop_is_itself_alone_when_another_is_built_alike() -> None:

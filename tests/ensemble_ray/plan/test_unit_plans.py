@@ -108,6 +108,21 @@ def test_loop_is_a_unit_behind_the_plain_tasks() -> None:
     assert set(made.tasks) == {"report", "facts", "writer", "critic"}
 
 
+def test_entry_for_one_body_task_is_the_loop_and_that_task() -> None:
+    """S-LOOP-174: who names it waits for the loop; a plan without such an entry is the data that it was."""
+    report = task("report", FACTS, REFINE.output_of(WRITER), REFINE.output)
+    later = Loop(name="later", body=[task("polish")], context=[REFINE.output_of(CRITIC)])
+    plan = planned(EnsembleDefinition(tasks=[FACTS, report], loops=[REFINE, later])).plan
+    assert plan.nodes[1].context == ("facts", "loop:refine", "loop:refine")
+    assert plan.nodes[1].context_tasks == ("", "writer", "")
+    unit = plan.units[1]
+    assert isinstance(unit, LoopUnit)
+    assert (unit.context, unit.context_tasks) == (("loop:refine",), ("critic",))
+    assert plan.top_level == ("facts", "loop:refine", "report", "loop:later")
+    assert ["context_tasks" in node for node in plan.to_dict()["nodes"]] == [False, True, False, False, False]  # type: ignore[union-attr]
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
 def test_plan_without_units_is_the_same_data_as_before_there_were_any() -> None:
     """S-DUR-36: what was recorded before goes on."""
     plan = planned(EnsembleDefinition(tasks=[FACTS, task("b", FACTS)])).plan
