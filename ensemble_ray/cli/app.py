@@ -18,6 +18,7 @@ from ensemble_ray.cli.commands.delete import delete, prune
 from ensemble_ray.cli.commands.doctor import doctor
 from ensemble_ray.cli.commands.fork import fork
 from ensemble_ray.cli.commands.map import map_items
+from ensemble_ray.cli.commands.memory import memory
 from ensemble_ray.cli.commands.models import models
 from ensemble_ray.cli.commands.plan import plan
 from ensemble_ray.cli.commands.resume import resume
@@ -69,6 +70,7 @@ def version() -> None:
 app.command("map")(map_items)
 for command in (run, plan, runs, trace, resume, fork, cancel, delete, prune, demo, doctor, schema, version):
     app.command()(command)
+app.add_typer(memory, name="memory")
 app.add_typer(models, name="models")
 
 

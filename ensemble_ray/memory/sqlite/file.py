@@ -22,7 +22,10 @@ from ensemble_ray.process.private_files import create_private_file
 from ensemble_ray.values.memory import MemoryEntry
 from ensemble_ray.values.trace import jsonable
 
-__all__ = ["MemoryFile", "StoredEntry"]
+__all__ = ["LONG_TERM", "MemoryFile", "StoredEntry"]
+
+#: Where the entries of long-term memory stand: no scope has that name.
+LONG_TERM = ""
 
 #: Of the tables below; a file of a later version is refused.
 _VERSION = 1
@@ -179,6 +182,12 @@ class MemoryFile:
             found: tuple[str, int] = connection.execute("select model, dimensions from embedding").fetchone()
         return found
 
+    def embedding_model(self) -> tuple[str, int] | None:
+        """Return the model and the length of the file's vectors; None where it has none."""
+        with self.reading() as connection:
+            found: tuple[str, int] | None = connection.execute("select model, dimensions from embedding").fetchone()
+        return found
+
     # The file.
 
     def _connected(self) -> sqlite3.Connection:
@@ -193,18 +202,13 @@ class MemoryFile:
             create_private_file(self.path, b"")  # what is remembered may be about people
         try:
             connection = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+            _check_database(connection, self.path)
             connection.execute("pragma journal_mode = wal")
             connection.execute(
                 "pragma synchronous = normal"
             )  # a power failure may undo the last changes, never half of one
             connection.execute("pragma secure_delete = on")  # what is deleted is overwritten
-            version = connection.execute("pragma user_version").fetchone()[0]
-            if version > _VERSION:
-                connection.close()
-                raise EnsembleError(
-                    f"{self.path} was written by a later version of ensemble_ray: it cannot be read here"
-                )
-            if version < _VERSION:
+            if connection.execute("pragma user_version").fetchone()[0] < _VERSION:
                 connection.executescript(f"begin immediate; {_TABLES} pragma user_version = {_VERSION}; commit;")
         except sqlite3.DatabaseError as error:
             raise EnsembleError(f"{self.path} cannot be used as a memory file: {error}") from error
@@ -214,6 +218,18 @@ class MemoryFile:
         """Empty the write-ahead log, which still has what was deleted; where others read, the last of them does it."""
         with suppress(sqlite3.OperationalError), self.reading() as connection, closing(connection.cursor()) as cursor:
             cursor.execute("pragma wal_checkpoint(truncate)")
+
+
+def _check_database(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a database that is not this version's, before anything in it is changed."""
+    version = connection.execute("pragma user_version").fetchone()[0]
+    tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+    if tables and not {"entries", "taken", "entities", "embedding"} <= tables:
+        connection.close()
+        raise EnsembleError(f"{path} cannot be used as a memory file: it is a database of something else")
+    if version > _VERSION:
+        connection.close()
+        raise EnsembleError(f"{path} was written by a later version of ensemble_ray: it cannot be read here")
 
 
 def _insert(connection: sqlite3.Connection, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:

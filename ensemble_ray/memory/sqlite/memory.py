@@ -12,16 +12,13 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
 from ensemble_ray.memory.embeddings import check_long_term_entry
 from ensemble_ray.memory.in_memory import check_fact
-from ensemble_ray.memory.sqlite.file import MemoryFile
+from ensemble_ray.memory.sqlite.file import LONG_TERM, MemoryFile
 from ensemble_ray.memory.sqlite.vectors import VectorSearch
 from ensemble_ray.memory.store import MemoryStore, check_entry, check_policy, check_retrieval, check_scope
 from ensemble_ray.ports.memory import EmbeddingModel
 from ensemble_ray.values.memory import EvictionPolicy, MemoryEntry
 
 __all__ = ["SqliteEntityMemory", "SqliteLongTermMemory", "SqliteMemory"]
-
-#: Where the entries of long-term memory stand: no scope has that name.
-_LONG_TERM = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,7 @@ class SqliteMemory(MemoryStore):
 
     def scopes(self) -> Mapping[str, int]:
         """Return how many entries each scope has; long-term memory is none."""
-        return {scope: count for scope, count in self._file.scopes().items() if scope != _LONG_TERM}
+        return {scope: count for scope, count in self._file.scopes().items() if scope != LONG_TERM}
 
     def close(self) -> None:
         """Let go of the file; it is opened again when it is needed."""
@@ -157,20 +154,20 @@ class SqliteLongTermMemory:
             ValidationError: it is None.
         """
         check_long_term_entry(entry)
-        self._entries.add(_LONG_TERM, entry)
+        self._entries.add(LONG_TERM, entry)
 
     def retrieve(self, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
         """Return the entries nearest to the query; none for a blank one."""
-        return self._entries.find(_LONG_TERM, query, max_results)
+        return self._entries.find(LONG_TERM, query, max_results)
 
     def evict(self, policy: EvictionPolicy) -> None:
         """Keep what the policy returns."""
         check_policy(policy)
-        self._entries.evict(_LONG_TERM, policy)
+        self._entries.evict(LONG_TERM, policy)
 
     def clear(self) -> None:
         """Delete all entries."""
-        self._entries.file.clear(_LONG_TERM)
+        self._entries.file.clear(LONG_TERM)
 
 
 class SqliteEntityMemory:

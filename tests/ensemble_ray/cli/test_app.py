@@ -11,7 +11,7 @@ import pytest
 
 from tests.command_line import Call
 
-COMMANDS = ("run", "plan", "trace", "demo", "doctor", "models", "schema", "version")
+COMMANDS = ("run", "plan", "trace", "demo", "doctor", "memory", "models", "schema", "version")
 
 
 def test_every_command_is_listed_when_help_is_asked_for(call: Call) -> None:
@@ -24,7 +24,7 @@ def test_every_command_is_listed_when_help_is_asked_for(call: Call) -> None:
         assert line.endswith(".")
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "models install", "models list"])
+@pytest.mark.parametrize("command", [*COMMANDS, "memory ls", "memory clear", "models install", "models list"])
 def test_every_command_explains_itself(call: Call, command: str) -> None:
     """`--help` behind each command."""
     called = call(*command.split(), "--help")

@@ -1,0 +1,288 @@
+"""`ensemble-ray memory`: what a memory file has, and how it is deleted. Package: cli."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.inputs.memory_file import MemoryPath, memory_file, model_of
+from ensemble_ray.cli.view.terminal import FAILED, FINE, say, show, show_json
+
+if TYPE_CHECKING:
+    from ensemble_ray.memory.sqlite.file import MemoryFile
+    from ensemble_ray.values.memory import MemoryEntry
+
+__all__ = ["memory"]
+
+memory = typer.Typer(
+    help="Show, search and delete what a SqliteMemory remembers.",
+    no_args_is_help=True,
+    epilog="Examples: ensemble-ray memory ls --file memory.db; ensemble-ray memory search refund; "
+    "ensemble-ray memory clear letters --yes",
+)
+
+_SHOWN = 20
+_FOUND = 5
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+Scope = Annotated[
+    str | None, typer.Argument(metavar="SCOPE", help="The scope's name, as `ls` has it.", show_default=False)
+]
+IsLongTerm = Annotated[bool, typer.Option("--long-term", help="Long-term memory in place of a scope.")]
+IsEntities = Annotated[bool, typer.Option("--entities", help="The facts about entities in place of a scope.")]
+
+
+@memory.command("ls", epilog="Example: ensemble-ray memory ls --file memory.db")
+def list_scopes(*, path: MemoryPath = None, as_json: AsJson = False) -> int:
+    """List the scopes of a memory file with their entries, and what else it has."""
+    file = memory_file(path)
+    counts, facts, model = dict(file.scopes()), _facts_of(file), file.embedding_model()
+    long_term = counts.pop(_long_term(), 0)
+    if as_json:
+        data = {"scopes": counts, "long_term": long_term, "entities": len(facts)}
+        show_json({"file": str(file.path), "embedding_model": None if model is None else model[0], **data})
+        return FINE
+    rows = [(scope, _counted(count, "entry", "entries")) for scope, count in counts.items()]
+    rows += [("(long-term memory)", _counted(long_term, "entry", "entries"))] if long_term else []
+    rows += [("(entities)", _counted(len(facts), "fact", "facts"))] if facts else []
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, count in rows:
+        show(f"{name:<{width}}  {count}")
+    if not rows:
+        say(f"{file.path} remembers nothing")
+    return FINE
+
+
+@memory.command("show", epilog="Examples: ensemble-ray memory show letters; ensemble-ray memory show --entities --json")
+def show_scope(
+    *,
+    scope: Scope = None,
+    is_long_term: IsLongTerm = False,
+    is_entities: IsEntities = False,
+    path: MemoryPath = None,
+    is_all: Annotated[bool, typer.Option("--all", help=f"All entries, not only the newest {_SHOWN}.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show the entries of a scope, the oldest first."""
+    _check_target(scope, is_long_term=is_long_term, is_entities=is_entities)
+    file = memory_file(path)
+    if is_entities:
+        _show_facts(_facts_of(file), as_json=as_json)
+        return FINE
+    name, total = _known(file, scope)
+    entries = file.newest(name, total if is_all else _SHOWN)
+    if as_json:
+        show_json([_as_data(entry) for entry in entries])
+        return FINE
+    for entry in entries:
+        show(_shown(entry))
+    if not entries:
+        say(f"{file.path} has no long-term memory")
+    elif total > len(entries):
+        say(f"and {total - len(entries)} older ones; all of them: --all")
+    return FINE
+
+
+@memory.command(
+    "search", epilog="Examples: ensemble-ray memory search 'money back'; ensemble-ray memory search Ann --words"
+)
+def search(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to look for.", show_default=False)],
+    *,
+    scope: Annotated[str | None, typer.Option("--scope", metavar="SCOPE", help="Only in that scope.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Entries of each scope, at most.")] = _FOUND,
+    is_by_words: Annotated[
+        bool, typer.Option("--words", help="Entries that contain TEXT, whatever the embedding model finds near to it.")
+    ] = False,
+    path: MemoryPath = None,
+    as_json: AsJson = False,
+) -> int:
+    """Find entries of scopes and of long-term memory, and facts about entities.
+
+    By meaning, with the model that made the file's vectors; a file without vectors is searched for the text itself. Facts
+    always are.
+    """
+    from ensemble_ray.errors import ValidationError
+
+    if not text.strip():
+        raise ValidationError("TEXT must not be blank")
+    file = memory_file(path)
+    names = list(file.scopes()) if scope is None else [_known(file, scope)[0]]
+    found = _find(file, names, text, limit, is_by_words=is_by_words)
+    facts = {} if scope is not None else {n: f for n, f in _facts_of(file).items() if _has(f"{n}: {f}", text)}
+    if as_json:
+        rows = [{"scope": name or None, **_as_data(entry)} for name, entries in found for entry in entries]
+        show_json({"entries": rows, "entities": facts})
+        return FINE
+    for name, entries in found:
+        show(name or "(long-term memory)")
+        show(_indented("\n".join(map(_shown, entries))))
+    if facts:
+        show("(entities)")
+        for entity, fact in facts.items():
+            show(_indented(f"{entity}: {fact}"))
+    if not found and not facts:
+        say(f"Nothing is found in {file.path}")
+    return FINE
+
+
+@memory.command(
+    "clear", epilog="Examples: ensemble-ray memory clear letters; ensemble-ray memory clear --long-term --yes"
+)
+def clear(
+    *,
+    scope: Scope = None,
+    is_long_term: IsLongTerm = False,
+    is_entities: IsEntities = False,
+    path: MemoryPath = None,
+    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> int:
+    """Delete the entries of a scope, for good.
+
+    Asks first. The records of runs still have what their tasks were shown: ensemble-ray delete RUN.
+    """
+    _check_target(scope, is_long_term=is_long_term, is_entities=is_entities)
+    file = memory_file(path)
+    what, delete = _facts_part(file) if is_entities else _scope_part(file, scope)
+    if not is_sure and not _agrees(f"Delete {what} in {file.path}, for good?"):
+        say("Nothing was deleted")
+        return FAILED
+    delete()
+    show(f"Deleted {what}")
+    return FINE
+
+
+def _scope_part(file: MemoryFile, scope: str | None) -> tuple[str, Callable[[], None]]:
+    """Return what a scope has, in words, and what deletes it; None: long-term memory."""
+    name, total = _known(file, scope)
+    where = f"scope '{name}'" if name else "long-term memory"
+    return f"{_counted(total, 'entry', 'entries')} of {where}", partial(file.clear, name)
+
+
+def _facts_part(file: MemoryFile) -> tuple[str, Callable[[], None]]:
+    """Return the facts about entities as `_scope_part` does."""
+    from ensemble_ray.memory.sqlite.memory import SqliteEntityMemory
+
+    entities = SqliteEntityMemory(file)
+    facts = entities.get_all()
+
+    def delete() -> None:
+        for entity in facts:
+            entities.remove(entity)
+
+    return f"{_counted(len(facts), 'fact', 'facts')} about entities", delete
+
+
+def _check_target(scope: str | None, *, is_long_term: bool, is_entities: bool) -> None:
+    """Refuse a command that names no part of the file, or more than one."""
+    from ensemble_ray.errors import ValidationError
+
+    if (scope is not None) + is_long_term + is_entities != 1:
+        raise ValidationError("Name one of SCOPE, --long-term and --entities. The scopes: ensemble-ray memory ls")
+
+
+def _known(file: MemoryFile, scope: str | None) -> tuple[str, int]:
+    """Return a scope's name and how many entries it has; None: those of long-term memory.
+
+    Raises:
+        ValidationError: there is no such scope.
+    """
+    from ensemble_ray.errors import ValidationError
+
+    counts = file.scopes()
+    if scope is None:
+        return _long_term(), counts.get(_long_term(), 0)
+    if not scope.strip() or scope not in counts:
+        known = ", ".join(name for name in counts if name)
+        raise ValidationError(f"There is no scope '{scope}' in {file.path}. Known: [{known}]")
+    return scope, counts[scope]
+
+
+def _find(
+    file: MemoryFile, scopes: Sequence[str], text: str, limit: int, *, is_by_words: bool
+) -> list[tuple[str, Sequence[MemoryEntry]]]:
+    """Return the scopes in which something is found, with it."""
+    model = None if is_by_words else model_of(file)
+    if model is None:
+        if not is_by_words and (unknown := file.embedding_model()) is not None:
+            say(f"The file has vectors of {unknown[0]}, which cannot be asked here: searching for the text itself")
+        found = [
+            (each, [s.entry for s in reversed(file.entries(each)) if _has(s.entry.content, text)]) for each in scopes
+        ]
+        return [(each, entries[:limit]) for each, entries in found if entries]
+    from ensemble_ray.memory.sqlite.vectors import VectorSearch
+
+    vectors = VectorSearch(file, model)
+    near = [(each, vectors.search(each, text, limit)) for each in scopes]
+    return [(each, entries) for each, entries in near if entries]
+
+
+def _agrees(question: str) -> bool:
+    """Ask whoever sits at the terminal.
+
+    Raises:
+        ValidationError: nobody does.
+    """
+    from ensemble_ray.errors import ValidationError
+
+    if not sys.stdin.isatty():
+        raise ValidationError(f"{question} Nobody can be asked here: repeat the command with --yes")
+    say(f"{question} [y/N]")
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _long_term() -> str:
+    from ensemble_ray.memory.sqlite.file import LONG_TERM
+
+    return LONG_TERM
+
+
+def _facts_of(file: MemoryFile) -> dict[str, str]:
+    from ensemble_ray.memory.sqlite.memory import SqliteEntityMemory
+
+    return dict(SqliteEntityMemory(file).get_all())
+
+
+def _show_facts(facts: dict[str, str], *, as_json: bool) -> None:
+    if as_json:
+        show_json(facts)
+        return
+    for name, fact in facts.items():
+        show(f"{name}: {fact}")
+    if not facts:
+        say("There are no facts about entities")
+
+
+def _as_data(entry: MemoryEntry) -> dict[str, object]:
+    """Return an entry as JSON data."""
+    return {
+        "content": entry.content,
+        "structured_content": entry.structured_content,
+        "stored_at": None if entry.stored_at is None else entry.stored_at.isoformat(),
+        "metadata": dict(entry.metadata),
+    }
+
+
+def _shown(entry: MemoryEntry) -> str:
+    """Return an entry for people: when and whose, and its content below."""
+    from ensemble_ray.values.memory import AGENT_ROLE, TASK_DESCRIPTION
+
+    at = "" if entry.stored_at is None else f"{entry.stored_at:%Y-%m-%d %H:%M} UTC"
+    whose = ": ".join(filter(None, (entry.get_meta(AGENT_ROLE), entry.get_meta(TASK_DESCRIPTION))))
+    return "\n".join(["  ".join(filter(None, (at, whose))) or "-", _indented(entry.content)])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
+
+
+def _has(content: str, text: str) -> bool:
+    return text.strip().casefold() in content.casefold()
