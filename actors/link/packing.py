@@ -8,9 +8,9 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import cloudpickle
 
@@ -23,18 +23,24 @@ from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.values.outputs import TaskOutput
 
+if TYPE_CHECKING:
+    from ensemble_ray.coordinator.ports import HistoryPart
+    from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
+
 __all__ = [
     "cannot_leave",
     "load_agent",
     "pack_failure",
     "pack_order",
     "pack_output",
+    "pack_question",
     "pack_recorded",
     "pack_result",
     "packed_evaluation",
     "unpack_failure",
     "unpack_order",
     "unpack_output",
+    "unpack_question",
     "unpack_result",
 ]
 
@@ -134,6 +140,20 @@ def unpack_failure(failure: WireFailure) -> TaskFailure:
 def unpack_result(result: WireResult) -> TaskResult:
     """Return a result with its objects, in the process that asked for it."""
     return result.convert(unpack_output, unpack_failure)
+
+
+def pack_question(question: UntilHolds | EdgeMatches, known: int, new: Sequence[HistoryPart[bytes]]) -> bytes:
+    """Return a question to the user's code and what it needs, as one message of bytes.
+
+    Ray pickles each argument by itself, with a pickler that is written in Python, and this is sent at every step.
+    """
+    return pickle.dumps((question, known, tuple(new)), protocol=5)
+
+
+def unpack_question(body: bytes) -> tuple[UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]:
+    """Return the question behind its bytes, how much of its history was sent before, and what is new."""
+    held: object = pickle.loads(body)  # noqa: S301  bytes of our own cluster
+    return cast("tuple[UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]", held)
 
 
 def load_agent(body: bytes) -> Agent:

@@ -13,7 +13,7 @@ import ray.exceptions
 
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.actors.link.packing import packed_evaluation
+from ensemble_ray.actors.link.packing import pack_question, packed_evaluation
 from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.process.bounded_log import bounded_logger
 
@@ -39,12 +39,10 @@ class HostedPredicates:
         self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[bytes]]
     ) -> bool | EvaluationFailed | None:
         """Ask one in its process."""
-        run_id = self._session.run_id
+        run_id, body = self._session.run_id, pack_question(question, known, new)
 
         async def ask(handle: Any) -> bool | EvaluationFailed | None:
-            answer: bool | EvaluationFailed | None = await handle.holds_predicate.remote(
-                run_id, question, known, list(new)
-            )
+            answer: bool | EvaluationFailed | None = await handle.holds_predicate.remote(run_id, body)
             return answer
 
         try:

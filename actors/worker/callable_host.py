@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import cloudpickle
 
 from ensemble_ray.actors.link.futures import refuse
-from ensemble_ray.actors.link.packing import packed_evaluation, unpack_output
+from ensemble_ray.actors.link.packing import packed_evaluation, unpack_output, unpack_question
 from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables
 from ensemble_ray.actors.worker.agent import AgentActor
 from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
@@ -24,7 +24,6 @@ from ensemble_ray.errors.travel import Chain
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.ports import Callables
 from ensemble_ray.process.threads import USER_ERRORS
-from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
 
 __all__ = ["CallableHost", "HeldCallables"]
 
@@ -132,10 +131,14 @@ class CallableHost(AgentActor):
         except USER_ERRORS as error:  # it belongs to the asking task; `sys.exit` in a guardrail ends no process
             return bytes(cloudpickle.dumps((None, Chain(error))))
 
-    async def holds_predicate(
-        self, run_id: str, question: UntilHolds | EdgeMatches, known: int, new: Sequence[HistoryPart[bytes]]
-    ) -> bool | EvaluationFailed | None:
-        """Ask a predicate or a condition; None: this process lacks what was sent before (S-LOOP-54)."""
+    async def holds_predicate(self, run_id: str, body: bytes) -> bool | EvaluationFailed | None:
+        """Ask a predicate or a condition; None: this process lacks what was sent before (S-LOOP-54).
+
+        Args:
+            run_id: Whose.
+            body: Of `pack_question`.
+        """
+        question, known, new = unpack_question(body)
         try:
             await asyncio.shield(self._callables_in(run_id))
             parts = [HistoryPart(names=part.names, outputs=tuple(map(unpack_output, part.outputs))) for part in new]

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ensemble_ray import Ensemble, Graph, GraphEdge, Loop, LoopIterationContext, Task
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.packing import pack_callables
-from ensemble_ray.actors.link.packing import pack_output, unpack_failure
+from ensemble_ray.actors.link.packing import pack_output, unpack_failure, unpack_question
 from ensemble_ray.actors.link.wire import WireFailure
 from ensemble_ray.actors.scheduler.predicates import HostedPredicates
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
+from ensemble_ray.actors.scheduler.session import RunSession
 from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.schedule.instructions import UntilHolds
@@ -71,6 +74,30 @@ async def test_history_is_sent_again_when_the_host_was_replaced(ray_cluster: str
     error = unpack_failure(WireFailure(body=cast("bytes", failed.error))).error
     assert (type(error), str(error)) == (LookupError, "third")
     await owner.session.close(keep=False)
+
+
+async def test_question_is_one_message_with_only_what_is_new() -> None:
+    """S-LOOP-145: bytes, which Ray hands on as they are; earlier iterations are not sent again."""
+    asked: list[tuple[str, bytes]] = []
+
+    class Call:
+        async def remote(self, run_id: str, body: bytes) -> bool:
+            asked.append((run_id, body))
+            return True
+
+    class Session:
+        run_id = "run"
+
+        async def ask_callables(self, ask: Callable[[Any], Awaitable[object]]) -> object:
+            return await ask(SimpleNamespace(holds_predicate=Call()))
+
+    predicates = HostedPredicates(cast("RunSession", Session()))
+    question = UntilHolds(unit="loop:refine", iteration=900)
+    newest = iteration("nine hundred")
+    assert await predicates.holds(question, known=899, new=[newest]) is True
+    ((run_id, body),) = asked
+    assert run_id == "run"
+    assert unpack_question(body) == (question, 899, (newest,))
 
 
 @pytest.mark.parametrize("where", ["Loop 'refine' -> until", "Graph 'g' -> edges[1] -> condition"])

@@ -97,21 +97,21 @@ def _graph_history(ended: EndedUnits) -> GraphHistory | None:
 
 def loop_traces(ended: EndedUnits) -> tuple[LoopTrace, ...]:
     """Return what a trace says of each run of a loop (S-LOOP-130, S-LOOP-180)."""
-    return tuple(
-        LoopTrace(
-            loop_name=unit.name,
-            path=result.unit,
-            iterations_run=len(result.iterations),
-            max_iterations=unit.max_iterations,
-            termination_reason=result.termination_reason,
-            on_max_iterations=unit.on_max_iterations,
-            output_mode=unit.output_mode,
-            memory_mode=unit.memory_mode,
-            iterations=tuple(
-                tuple(_body_names(unit)[node_key(each)] for each in instances) for instances in result.iterations
-            ),
-        )
-        for unit, result in ended.loops()
+    return tuple(_loop_trace(unit, result) for unit, result in ended.loops())
+
+
+def _loop_trace(unit: LoopUnit, result: LoopResult) -> LoopTrace:
+    names = _body_names(unit)
+    return LoopTrace(
+        loop_name=unit.name,
+        path=result.unit,
+        iterations_run=len(result.iterations),
+        max_iterations=unit.max_iterations,
+        termination_reason=result.termination_reason,
+        on_max_iterations=unit.on_max_iterations,
+        output_mode=unit.output_mode,
+        memory_mode=unit.memory_mode,
+        iterations=tuple(tuple(names[node_key(each)] for each in instances) for instances in result.iterations),
     )
 
 
