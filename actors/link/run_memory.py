@@ -5,14 +5,13 @@ What travels is bytes: the hub, which passes it on, need not have the classes of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import cloudpickle
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import DriverServices
-    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory, ScopeReset
+    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory, RememberedNote, ScopeReset
 
 __all__ = ["MEMORY_SERVICE", "RemoteRunMemory"]
 
@@ -30,9 +29,9 @@ class RemoteRunMemory:
         """Return what a task is to be reminded of."""
         return cast("RecalledMemory", await self._ask("recall", query))
 
-    async def remember(self, note: MemoryNote) -> Sequence[str]:
+    async def remember(self, note: MemoryNote) -> RememberedNote:
         """Keep what a completed task leaves."""
-        return cast("Sequence[str]", await self._ask("remember", note))
+        return cast("RememberedNote", await self._ask("remember", note))
 
     async def reset(self, reset: ScopeReset) -> None:
         """Clear or cut scopes before an iteration of a loop."""

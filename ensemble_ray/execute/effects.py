@@ -181,6 +181,8 @@ class TaskEffects:
     is_outcome_unknown: bool = False
     #: path of the execution
     instance: str = ""
+    #: tokens that an endpoint of embeddings read for its memory (S-MEM-128)
+    embedding_tokens: int = 0
     #: what it did with memory; None: nobody counts that
     memory: MemoryUse | None = None
     #: hears of what it does with memory while it is at work (S-MEM-100)
@@ -195,6 +197,7 @@ class TaskEffects:
         else:
             input_tokens = add_tokens(UNKNOWN_TOKENS if u is None else u.input_tokens for u in usages)
             output_tokens = add_tokens(UNKNOWN_TOKENS if u is None else u.output_tokens for u in usages)
+        input_tokens = add_tokens((input_tokens, self.embedding_tokens))
         return TaskMetrics(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
@@ -233,12 +236,15 @@ class TaskEffects:
             final_output=final_output,
             parsed_output=parsed_output,
             metrics=metrics,
-            metadata=self._metadata(),
+            metadata=self.metadata,
         )
 
-    def _metadata(self) -> dict[str, str]:
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What its trace says beside the rest, where there is anything to say."""
         outcome = {"outcome": "unknown"} if self.is_outcome_unknown else {}
-        return {**outcome, "instance": self.instance} if is_inside_unit(self.instance) else outcome
+        embedded = {"embedding_tokens": str(self.embedding_tokens)} if self.embedding_tokens else {}
+        return {**outcome, **embedded, **({"instance": self.instance} if is_inside_unit(self.instance) else {})}
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:
         started, completed = utc_of(model.started_at), utc_of(model.started_at + model.latency_s)

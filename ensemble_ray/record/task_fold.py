@@ -77,6 +77,7 @@ class TaskFold:
     #: what is known of the work that it handed on, by the call's name
     _workers: dict[str, TaskFold] = field(default_factory=dict[str, "TaskFold"])
     _first_at: float | None = None
+    _embedding_tokens: int = 0
     _last_at: float = 0.0
 
     @property
@@ -101,7 +102,8 @@ class TaskFold:
             case FailureRecorded():
                 self.failure = cast("Fact[FailureRecorded]", fact)
             case MemoryRecalled() | MemoryStored():
-                pass  # what the task was reminded of stands in its prompt
+                # What the task was reminded of stands in its prompt.
+                self._embedding_tokens += data.embedding_tokens
             case _ if data.IS_EFFECT:
                 self._apply_effect(fact)
             case _:
@@ -307,6 +309,7 @@ class TaskFold:
             is_handler=not models and "agent_key" in node and node["agent_key"] is None,
             is_outcome_unknown=self._is_handler_unknown,
             instance=self.instance,
+            embedding_tokens=self._embedding_tokens,
         )
 
     @property
