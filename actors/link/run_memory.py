@@ -5,7 +5,6 @@ Tasks use `RemoteRunMemory`, loops `RemoteMemoryResets`. What travels is bytes: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import cloudpickle
@@ -17,7 +16,7 @@ from ensemble_ray.errors import IllegalStateError
 if TYPE_CHECKING:
     from ensemble_ray.plan.units import LoopUnit
     from ensemble_ray.ports import DriverServices
-    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory
+    from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory, RememberedNote
 
 __all__ = ["MEMORY_SERVICE", "RemoteMemoryResets", "RemoteRunMemory"]
 
@@ -35,9 +34,9 @@ class RemoteRunMemory:
         """Return what a task is to be reminded of."""
         return cast("RecalledMemory", await self._ask("recall", query))
 
-    async def remember(self, note: MemoryNote) -> Sequence[str]:
+    async def remember(self, note: MemoryNote) -> RememberedNote:
         """Keep what a completed task leaves."""
-        return cast("Sequence[str]", await self._ask("remember", note))
+        return cast("RememberedNote", await self._ask("remember", note))
 
     async def _ask(self, method: str, asked: object) -> object:
         return await self._driver.ask(MEMORY_SERVICE, {"method": method, "body": cloudpickle.dumps(asked)})

@@ -181,6 +181,8 @@ class TaskEffects:
     is_outcome_unknown: bool = False
     #: path of the execution
     instance: str = ""
+    #: tokens that an endpoint of embeddings read for its memory (S-MEM-128)
+    embedding_tokens: int = 0
     #: what it did with memory; None: nobody counts that
     memory: MemoryUse | None = None
     #: hears of what it does with memory while it is at work (S-MEM-100)
@@ -197,6 +199,7 @@ class TaskEffects:
         else:
             input_tokens = add_tokens(UNKNOWN_TOKENS if u is None else u.input_tokens for u in usages)
             output_tokens = add_tokens(UNKNOWN_TOKENS if u is None else u.output_tokens for u in usages)
+        input_tokens = add_tokens((input_tokens, self.embedding_tokens))
         return TaskMetrics(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
@@ -244,6 +247,8 @@ class TaskEffects:
         data: dict[str, object] = {"outcome": "unknown"} if self.is_outcome_unknown else {}
         if is_inside_unit(self.instance):
             data["instance"] = self.instance
+        if self.embedding_tokens:
+            data["embedding_tokens"] = str(self.embedding_tokens)
         return {**data, "reviews": list(self.reviews)} if self.reviews else data
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:

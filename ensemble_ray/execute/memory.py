@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.ports.memory import MemoryOperationListener, RunMemory
-    from ensemble_ray.values.memory import MemoryScope
+    from ensemble_ray.values.memory import MemoryScope, RememberedNote
     from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["memory_counted", "recall", "remember", "remember_edit"]
@@ -62,6 +62,8 @@ async def recall(scope: TaskScope) -> RecalledMemory | None:
         )
         found = await _memory(scope).recall(query)
         await scope.note(name, MemoryRecalled.of(found))
+        _charge(scope, found.embedding_tokens)
+    scope.effects.embedding_tokens += found.embedding_tokens
     if (listener := scope.effects.memory_listener) is not None:
         _tell_of_reading(listener, found)
     return found
@@ -74,19 +76,23 @@ async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
         return output
     name = effect_name(scope.order.instance, 0, _MEMORY)
     fact = scope.recorded(name, MemoryStored)
-    taken_by = () if fact is None else fact.data.taken_by
     if fact is None:
         note = _note(scope, name, output, scopes, rules, is_stored=False)
-        taken_by = tuple(await _memory(scope).remember(note))
-        taken = MemoryStored(scopes=tuple(each.name for each in scopes), taken_by=taken_by)
-        await scope.note(name, taken)  # in order before the output, which is waited for
-    elif rules.has_short_term:  # the notes of the run itself are gone with the process that had them
-        await _memory(scope).remember(_note(scope, name, output, scopes, rules, is_stored=True))
-    if (listener := scope.effects.memory_listener) is None:
+        stored = _stored(scopes, await _memory(scope).remember(note))
+        await scope.note(name, stored)  # in order before the output, which is waited for
+        _charge(scope, stored.embedding_tokens)
+    else:
+        stored = fact.data
+        if rules.has_short_term:  # the notes of the run itself are gone with the process that had them
+            await _memory(scope).remember(_note(scope, name, output, scopes, rules, is_stored=True))
+    scope.effects.embedding_tokens += stored.embedding_tokens
+    if (listener := scope.effects.memory_listener) is not None:
+        _tell_of_writing(listener, stored.taken_by)
+    elif not stored.embedding_tokens:
         return output
-    _tell_of_writing(listener, taken_by)
     metrics = scope.effects.metrics(scope.context.cost)
-    trace = None if output.trace is None else output.trace.model_copy(update={"metrics": metrics})
+    changed = {"metrics": metrics, "metadata": scope.effects.metadata}
+    trace = None if output.trace is None else output.trace.model_copy(update=changed)
     return output.model_copy(update={"metrics": metrics, "trace": trace})
 
 
@@ -98,8 +104,23 @@ async def remember_edit(scope: TaskScope, output: TaskOutput) -> None:
         return
     edited = output.model_copy(update={"parsed_output": None, "trace": None})
     note = MemoryNote(instance=scope.order.instance, entry_id=_entry_id(scope, name), output=edited, scopes=scopes)
-    await _memory(scope).remember(note)
-    await scope.note(name, MemoryStored(scopes=tuple(each.name for each in scopes)), until=Persistence.COMMITTED)
+    stored = _stored(scopes, await _memory(scope).remember(note))
+    await scope.note(name, stored, until=Persistence.COMMITTED)
+    _charge(scope, stored.embedding_tokens)
+
+
+def _stored(scopes: tuple[MemoryScope, ...], remembered: RememberedNote) -> MemoryStored:
+    return MemoryStored(
+        scopes=tuple(each.name for each in scopes),
+        taken_by=remembered.taken_by,
+        embedding_tokens=remembered.embedding_tokens,
+    )
+
+
+def _charge(scope: TaskScope, tokens: int) -> None:
+    """Charge the run's budget with what was embedded; how much that is shows only afterwards (S-MEM-129)."""
+    if tokens and scope.ports.spending is not None:
+        scope.ports.spending.charge_input(tokens)
 
 
 def _rules(scope: TaskScope) -> MemoryRules | None:

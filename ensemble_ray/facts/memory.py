@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from ensemble_ray.facts.fact import FactData, Key
-from ensemble_ray.facts.shapes import DURATION, TEXT, Check, list_of, optional
+from ensemble_ray.facts.shapes import DURATION, NUMBER, TEXT, Check, list_of, optional
 from ensemble_ray.values.memory import RecalledMemory
 
 __all__ = ["MemoryRecalled", "MemoryStored"]
@@ -66,6 +66,7 @@ class MemoryRecalled(FactData):
         "entities": Key(list_of(_row_of(TEXT, TEXT)), (), is_optional=True, read=_read_rows, write=_write_rows),
         "retrieval_s": Key(optional(DURATION), is_optional=True),
         "lookup_s": Key(optional(DURATION), is_optional=True),
+        "embedding_tokens": Key(NUMBER, 0, is_optional=True),
     }  # fmt: skip
 
     #: (scope, contents)
@@ -77,6 +78,8 @@ class MemoryRecalled(FactData):
     entities: tuple[tuple[str, str], ...] = ()
     retrieval_s: float | None = None
     lookup_s: float | None = None
+    #: tokens that an endpoint read to find it
+    embedding_tokens: int = 0
 
     @classmethod
     def of(cls, found: RecalledMemory) -> MemoryRecalled:
@@ -88,6 +91,7 @@ class MemoryRecalled(FactData):
             entities=found.entities,
             retrieval_s=found.retrieval_s,
             lookup_s=found.lookup_s,
+            embedding_tokens=found.embedding_tokens,
         )
 
     @property
@@ -100,6 +104,7 @@ class MemoryRecalled(FactData):
             entities=self.entities,
             retrieval_s=self.retrieval_s,
             lookup_s=self.lookup_s,
+            embedding_tokens=self.embedding_tokens,
         )
 
 
@@ -112,9 +117,12 @@ class MemoryStored(FactData):
     KEYS: ClassVar = {
         "scopes": Key(list_of(TEXT), (), is_optional=True, read=tuple, write=list),
         "taken_by": Key(list_of(TEXT), (), is_optional=True, read=tuple, write=list),
+        "embedding_tokens": Key(NUMBER, 0, is_optional=True),
     }
 
     #: names of the scopes that have it
     scopes: tuple[str, ...] = ()
     #: memories of the ensemble that have it: `short_term`, `long_term`
     taken_by: tuple[str, ...] = ()
+    #: tokens that an endpoint read to store it
+    embedding_tokens: int = 0

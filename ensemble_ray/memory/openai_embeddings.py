@@ -19,11 +19,14 @@ from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
 from ensemble_ray.llm.openai import check_time_s
 from ensemble_ray.llm.protocol.endpoint import Endpoint
 from ensemble_ray.llm.protocol.wire import WireError, json_bytes
+from ensemble_ray.memory.embedding_meter import count_embedding
 from ensemble_ray.process.loop import run_blocking
 
 __all__ = ["OpenAIEmbeddingModel"]
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
+#: Characters that are counted as one token, where the endpoint counts none (S-BUD-2).
+_CHARACTERS = 4
 #: Texts are short, and so are their answers.
 _TIMEOUT_S = 60.0
 
@@ -87,17 +90,19 @@ class OpenAIEmbeddingModel:
 
     def embed_all(self, texts: Sequence[str]) -> list[Sequence[float]]:
         """Return the vectors of texts, a batch with each request; as `embed` else."""
-        return run_blocking(self._embed_all(list(texts)))
-
-    async def _embed_all(self, texts: list[str]) -> list[Sequence[float]]:
-        endpoint = self._endpoint()
         vectors: list[Sequence[float]] = []
-        for batch in _batches(texts, self._batch_size):
-            asked: dict[str, object] = {"model": self.model, "input": batch, "encoding_format": "float"}
-            if self._dimensions is not None:
-                asked["dimensions"] = self._dimensions
-            vectors += await endpoint.fetch(json_bytes(asked), partial(_vectors_of, count=len(batch)))
+        for batch in _batches(list(texts), self._batch_size):
+            found, tokens = run_blocking(self._embed_batch(batch))
+            count_embedding(sum(map(len, batch)) // _CHARACTERS if tokens is None else tokens)
+            vectors += found
         return vectors
+
+    async def _embed_batch(self, batch: list[str]) -> tuple[list[Sequence[float]], int | None]:
+        """Return vectors, and the tokens that the endpoint counted."""
+        asked: dict[str, object] = {"model": self.model, "input": batch, "encoding_format": "float"}
+        if self._dimensions is not None:
+            asked["dimensions"] = self._dimensions
+        return await self._endpoint().fetch(json_bytes(asked), partial(_answer_of, count=len(batch)))
 
     def _endpoint(self) -> Endpoint:
         base_url = self._base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or _DEFAULT_BASE_URL
@@ -157,15 +162,18 @@ def _batches(texts: list[str], size: int) -> Iterator[list[str]]:
         yield texts[start : start + size]
 
 
-def _vectors_of(body: bytes, count: int) -> list[Sequence[float]]:
-    """Return the vectors of an answer, in the order of the texts.
+def _answer_of(body: bytes, count: int) -> tuple[list[Sequence[float]], int | None]:
+    """Return the vectors of an answer, in the order of the texts, and its tokens; None where it has no count.
 
     Raises:
         WireError: it has not one for each text.
     """
     try:
-        data = cast("Mapping[str, Any]", json.loads(body))["data"]
-        found = {int(each["index"]): [float(number) for number in each["embedding"]] for each in data}
-        return [found[index] for index in range(count)]
+        answer = cast("Mapping[str, Any]", json.loads(body))
+        found = {int(each["index"]): [float(number) for number in each["embedding"]] for each in answer["data"]}
+        vectors: list[Sequence[float]] = [found[index] for index in range(count)]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"the answer has no embedding for each of {count} texts: {type(error).__name__}") from None
+    usage = answer.get("usage")
+    tokens: object = cast("Mapping[str, object]", usage).get("prompt_tokens") if isinstance(usage, Mapping) else None
+    return vectors, tokens if isinstance(tokens, int) and tokens >= 0 else None

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from ensemble_ray.memory.embedding_meter import metered_embeddings
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.values.memory import (
     AGENT_ROLE,
@@ -22,6 +24,7 @@ from ensemble_ray.values.memory import (
     MemoryQuery,
     MemoryRules,
     RecalledMemory,
+    RememberedNote,
     ScopeReset,
 )
 
@@ -60,26 +63,15 @@ class LocalRunMemory:
         #: instance -> (role, description, content), in recording order
         self._short_term: dict[str, tuple[str, str, str]] = {}
         #: entry id -> taking it; whoever leaves it again, since a process died, waits for the same
-        self._taking: dict[str, asyncio.Task[Sequence[str]]] = {}
+        self._taking: dict[str, asyncio.Task[RememberedNote]] = {}
 
     async def recall(self, query: MemoryQuery) -> RecalledMemory:
         """Return what a task is to be reminded of; what a store raises is raised here."""
-        scopes = [(scope, await self._of_scope(scope, query.text)) for scope in query.scopes]
-        if not query.uses_ensemble or self._memory is None:
-            return RecalledMemory(scopes=tuple(scopes))
-        short_term = tuple(self._short_term.values()) if self._memory.short_term else None
-        long_term, retrieval_s = await _timed(self._of_long_term, query.text)
-        entities, lookup_s = await _timed(self._of_entities, query.text)
-        return RecalledMemory(
-            scopes=tuple(scopes),
-            short_term=short_term,
-            long_term=long_term or (),
-            entities=entities or (),
-            retrieval_s=None if long_term is None else retrieval_s,
-            lookup_s=None if entities is None else lookup_s,
-        )
+        with metered_embeddings() as meter:
+            found = await self._found(query)
+        return replace(found, embedding_tokens=meter.tokens)
 
-    async def remember(self, note: MemoryNote) -> Sequence[str]:
+    async def remember(self, note: MemoryNote) -> RememberedNote:
         """Keep what a completed task leaves; what a store raises is raised here. A note that was taken is not taken again."""
         taking = self._taking.get(note.entry_id)
         if taking is None:
@@ -107,7 +99,28 @@ class LocalRunMemory:
         """Put back into short-term memory what an earlier process of the run recorded."""
         self._short_term[instance] = _short_term_of(output)
 
-    async def _take(self, note: MemoryNote) -> Sequence[str]:
+    async def _found(self, query: MemoryQuery) -> RecalledMemory:
+        scopes = [(scope, await self._of_scope(scope, query.text)) for scope in query.scopes]
+        if not query.uses_ensemble or self._memory is None:
+            return RecalledMemory(scopes=tuple(scopes))
+        short_term = tuple(self._short_term.values()) if self._memory.short_term else None
+        long_term, retrieval_s = await _timed(self._of_long_term, query.text)
+        entities, lookup_s = await _timed(self._of_entities, query.text)
+        return RecalledMemory(
+            scopes=tuple(scopes),
+            short_term=short_term,
+            long_term=long_term or (),
+            entities=entities or (),
+            retrieval_s=None if long_term is None else retrieval_s,
+            lookup_s=None if entities is None else lookup_s,
+        )
+
+    async def _take(self, note: MemoryNote) -> RememberedNote:
+        with metered_embeddings() as meter:
+            taken_by = await self._taken_by(note)
+        return RememberedNote(taken_by=tuple(taken_by), embedding_tokens=meter.tokens)
+
+    async def _taken_by(self, note: MemoryNote) -> list[str]:
         taken: list[str] = []
         if note.uses_ensemble and self._memory is not None:
             # Before short-term memory: a task that fails here leaves nothing.

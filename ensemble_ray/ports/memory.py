@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         MemoryNote,
         MemoryQuery,
         RecalledMemory,
+        RememberedNote,
     )
 
 __all__ = [
@@ -120,10 +121,9 @@ class RunMemory(Protocol):
         """Return what a task is to be reminded of; what a store raises is raised here."""
         ...
 
-    async def remember(self, note: MemoryNote) -> Sequence[str]:
+    async def remember(self, note: MemoryNote) -> RememberedNote:
         """Keep what a completed task leaves; what a store raises is raised here.
 
-        A note that was taken already is not taken again. Returns which memories of the ensemble took it: `short_term`,
-        `long_term`.
+        A note that was taken already is not taken again.
         """
         ...

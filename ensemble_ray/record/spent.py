@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.spending import answer_tokens
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.values.amounts import NOTHING, Amount, price
 from ensemble_ray.values.ids import new_object_id
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.values.metrics import CostConfiguration
 
-__all__ = ["SpentTally", "spent_of", "with_account"]
+__all__ = ["PAID", "SpentTally", "spent_of", "with_account"]
+
+#: What is paid for: answers of models, and what memory embeds.
+PAID = (ModelAnswered, MemoryRecalled, MemoryStored)
 
 
 def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
@@ -46,6 +50,8 @@ class SpentTally:
     def apply(self, facts: Iterable[Fact]) -> None:
         """Count the next facts."""
         for fact in facts:
+            if isinstance(fact.data, MemoryRecalled | MemoryStored):
+                self.total += price(self._costs, fact.data.embedding_tokens, 0)
             if not isinstance(fact.data, ModelAnswered) or fact.data.is_copied:
                 continue
             if is_making_agent(fact):

@@ -80,6 +80,7 @@ class TaskFold:
     _gates: dict[str, GateFold] = field(default_factory=dict[str, GateFold])
     _workers: dict[str, TaskFold] = field(default_factory=dict[str, "TaskFold"])
     _first_at: float | None = None
+    _embedding_tokens: int = 0
     _last_at: float = 0.0
 
     @property
@@ -106,7 +107,8 @@ class TaskFold:
             case ReviewRequested() | ReviewDecided():
                 self._gates.setdefault(fact.name, GateFold()).apply(fact)
             case MemoryRecalled() | MemoryStored():
-                pass  # what the task was reminded of stands in its prompt
+                # What the task was reminded of stands in its prompt.
+                self._embedding_tokens += data.embedding_tokens
             case _ if data.IS_EFFECT:
                 self._apply_effect(fact)
             case _:
@@ -313,6 +315,7 @@ class TaskFold:
             is_outcome_unknown=self._is_handler_unknown,
             reviews=[entry for gate in self._gates.values() if (entry := gate.entry) is not None],
             instance=self.instance,
+            embedding_tokens=self._embedding_tokens,
         )
 
     @property

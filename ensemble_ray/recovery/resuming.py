@@ -12,7 +12,6 @@ from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
-from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.loader import load_source
 from ensemble_ray.map_reduce import MapReduceEnsemble
@@ -25,7 +24,7 @@ from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
-from ensemble_ray.record.spent import SpentTally
+from ensemble_ray.record.spent import PAID, SpentTally
 from ensemble_ray.record.stores import RunStore, RunSummary
 from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
@@ -171,7 +170,7 @@ async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amo
     """Read what the recorded answers of a run cost, page by page; nothing where it has no budget now."""
     tally = SpentTally(definition.cost_configuration)
     if _budget(definition) is not None:
-        await read_pages(store, run_id, kinds_of(ModelAnswered), tally.apply)
+        await read_pages(store, run_id, kinds_of(*PAID), tally.apply)
     return tally.total
 
 

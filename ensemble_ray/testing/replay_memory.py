@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.testing.replay_ports import Difference, ReplayJournal, shown
+from ensemble_ray.values.memory import RememberedNote
 
 if TYPE_CHECKING:
     from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory
@@ -30,7 +30,7 @@ class UnaskedMemory:
         difference = Difference(where="its memory", what=what, recorded=nothing, current=current)
         self._journal.report(difference, is_at_end=True)
 
-    async def remember(self, note: MemoryNote) -> Sequence[str]:
+    async def remember(self, note: MemoryNote) -> RememberedNote:
         """Keep nothing."""
         del note
-        return ()
+        return RememberedNote()

@@ -28,6 +28,7 @@ __all__ = [
     "MemoryRules",
     "MemoryScope",
     "RecalledMemory",
+    "RememberedNote",
     "ScopeReset",
 ]
 
@@ -259,6 +260,8 @@ class RecalledMemory:
     retrieval_s: float | None = None
     #: how long the entities took, s; None: they were not asked
     lookup_s: float | None = None
+    #: tokens that an endpoint read to find it
+    embedding_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +278,16 @@ class MemoryNote:
     uses_ensemble: bool = False
     #: whether it stands in the stores already; then the notes of this run alone take it
     is_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedNote:
+    """What became of a note."""
+
+    #: memories of the ensemble that took it: `short_term`, `long_term`
+    taken_by: tuple[str, ...] = ()
+    #: tokens that an endpoint read to store it
+    embedding_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,9 @@ async def test_tasks_reach_the_memory_of_the_driver() -> None:
     store.store("a", MemoryEntry(content="before"))
     local = LocalRunMemory(EnsembleMemory(short_term=True), store)
     memory = RemoteRunMemory(Driver(replace(REQUEST, memory=local)))
-    assert await memory.remember(note("one", uses_ensemble=True, scopes=(MemoryScope.of("a"),))) == ["short_term"]
+    assert (await memory.remember(note("one", uses_ensemble=True, scopes=(MemoryScope.of("a"),)))).taken_by == (
+        "short_term",
+    )
     found = await memory.recall(MemoryQuery(scopes=("a",), text="x", uses_ensemble=True))
     assert found.scopes == (("a", ("before", "one")),)
     assert found.short_term == (("Writer", "Write", "one"),)

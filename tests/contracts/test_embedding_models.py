@@ -10,7 +10,11 @@ import openai
 import pytest
 
 from ensemble_ray import LocalEmbeddingModel, OpenAIEmbeddingModel, SqliteMemory, ValidationError
+from ensemble_ray.memory import openai_embeddings
+from ensemble_ray.memory.embedding_meter import metered_embeddings
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
+from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.process.threads import threads
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
 from ensemble_ray.testing.model_server.embeddings import count_words
 
@@ -38,8 +42,26 @@ def test_vectors_come_in_the_order_of_the_texts(model_server: Callable[..., Mode
     assert model_at(server).embed_all([]) == []
 
 
+def test_tokens_are_counted_for_whoever_meters_them(model_server: Callable[..., ModelServer]) -> None:
+    """S-MEM-128: as the endpoint counts; in threads that are started from the block too."""
+    model = model_at(model_server(api_key=SECRET), batch_size=2)
+    model.embed("nobody counts these")
+    with metered_embeddings() as meter:
+        model.embed_all(["a b", "c", "d e f"])
+        run_blocking(threads.run(model.embed, "g h"))
+    model.embed("nor these")
+    assert meter.tokens == 8
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": "3"}, {"prompt_tokens": -1}, "none"])
+def test_tokens_are_estimated_where_the_endpoint_counts_none(usage: object) -> None:
+    """S-MEM-128: None stands for no count, whatever the endpoint says in its place."""
+    body = {"data": [{"index": 0, "embedding": [1.0]}], "usage": usage}
+    assert openai_embeddings._answer_of(json.dumps(body).encode(), 1) == ([[1.0]], None)
+
+
 def test_a_failure_of_the_provider_is_repeated(model_server: Callable[..., ModelServer]) -> None:
-    """S-MEM-121: as often as asked for."""
+    """S-MEM-121, S-MEM-130: as often as asked for."""
 
     def answer(request: ServedRequest) -> Fault | str:
         return Fault(status=500, retry_after_s=0.0) if request.number < 2 else "vectors"

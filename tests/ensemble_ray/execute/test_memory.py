@@ -14,7 +14,10 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.memory import MemoryStored
 from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from ensemble_ray.ports.memory import RunMemory
+from ensemble_ray.testing import Reply, ScriptedCall, ScriptedModel
+from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory, RememberedNote, ScopeReset
+from ensemble_ray.values.messages import TokenUsage
 from ensemble_ray.values.metrics import MemoryOperationCounts
 from ensemble_ray.values.trace import CaptureMode
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
@@ -30,7 +33,7 @@ def bench(
     store: object = None,
     mode: CaptureMode = CaptureMode.OFF,
     known: list[Fact] | None = None,
-    run_memory: LocalRunMemory | None = None,
+    run_memory: RunMemory | None = None,
 ) -> Bench:
     """A runner of one task with memory."""
     context = replace(RUN_CONTEXT, memory=rules_of(memory, store), capture_mode=mode)  # type: ignore[arg-type]  by shape
@@ -265,3 +268,43 @@ async def test_an_edit_is_a_further_entry_of_the_same_time() -> None:
     entries = store.retrieve("notes", "", 5)
     assert [(entry.content, entry.structured_content) for entry in entries] == [("Text", None), ("Edited", None)]
     assert {entry.stored_at for entry in entries} == {result.output.completed_at}
+
+
+class Paid:
+    """Memory that has an endpoint embed things. Fulfils `RunMemory`."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def recall(self, query: MemoryQuery) -> RecalledMemory:
+        """Find something."""
+        self.asked += 1
+        return RecalledMemory(scopes=tuple((scope, ("found",)) for scope in query.scopes), embedding_tokens=7)
+
+    async def remember(self, note: MemoryNote) -> RememberedNote:
+        """Take it."""
+        self.asked += 1
+        del note
+        return RememberedNote(embedding_tokens=5)
+
+    async def reset(self, reset: ScopeReset) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+async def test_embedded_tokens_are_counted_again_from_the_record(kept: int) -> None:
+    """S-MEM-128: those that are recorded are not asked for again, and the sum is the same."""
+    answer = Reply(text="Text", usage=TokenUsage(10, 5))
+    first = bench(answer, store=MemoryStore.in_memory(), run_memory=Paid())
+    whole = await first.run(task=SCOPED)
+    assert whole.output is not None
+    assert whole.output.metrics.input_tokens == 10 + 12
+    assert [fact.data.to_data().get("embedding_tokens") for fact in first.journal.facts()] == [7, None, 5, None]
+    memory = Paid()
+    again = bench(answer, store=MemoryStore.in_memory(), run_memory=memory, known=list(first.journal.facts()[:kept]))
+    result = await again.run(task=SCOPED, epoch=1)
+    assert result.output is not None
+    assert result.output.metrics.input_tokens == 22
+    assert memory.asked == (0 if kept == 3 else 1)
+    assert result.output.trace is not None
+    assert result.output.trace.metadata == {"embedding_tokens": "12"}

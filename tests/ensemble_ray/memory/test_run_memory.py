@@ -112,7 +112,7 @@ async def test_short_term_memory_is_in_recording_order_and_a_copy() -> None:
     """S-MEM-20, S-MEM-21: what was recalled does not grow."""
     memory = LocalRunMemory(EnsembleMemory(short_term=True), None)
     assert (await memory.recall(query(uses_ensemble=True))).short_term == ()
-    assert await memory.remember(note("one", 1, uses_ensemble=True)) == ["short_term"]
+    assert (await memory.remember(note("one", 1, uses_ensemble=True))).taken_by == ("short_term",)
     found = await memory.recall(query(uses_ensemble=True))
     await memory.remember(note("two", 0, uses_ensemble=True))
     assert found.short_term == (("Writer", "Write", "one"),)
@@ -128,7 +128,7 @@ async def test_long_term_memory_is_asked_once_with_the_description() -> None:
 
     long = EmbeddingStoreLongTermMemory(embedding_store=store, embedding_model=model)
     memory = LocalRunMemory(EnsembleMemory(long_term=long, long_term_max_results=1), None)
-    assert await memory.remember(note("refund", 0, uses_ensemble=True)) == ["long_term"]
+    assert (await memory.remember(note("refund", 0, uses_ensemble=True))).taken_by == ("long_term",)
     await memory.remember(note("tide", 1, uses_ensemble=True))
     found = await memory.recall(query(text="money", uses_ensemble=True))
     assert found.long_term == ("refund",)
@@ -149,8 +149,8 @@ async def test_an_extractor_says_what_is_stored() -> None:
 
     long = EmbeddingStoreLongTermMemory(embedding_store=store, embedding_model=WordsModel())
     memory = LocalRunMemory(EnsembleMemory(long_term=long, extractor=extract), None)  # type: ignore[arg-type]  async too
-    assert await memory.remember(note("refund", 0, uses_ensemble=True)) == ["long_term"]
-    assert await memory.remember(note("secret", 1, uses_ensemble=True)) == []
+    assert (await memory.remember(note("refund", 0, uses_ensemble=True))).taken_by == ("long_term",)
+    assert (await memory.remember(note("secret", 1, uses_ensemble=True))).taken_by == ()
     assert [entry.content for entry in long.retrieve("money", 9)] == ["REFUND"]
 
 
@@ -161,7 +161,7 @@ async def test_entities_are_shown_in_order_of_first_put() -> None:
     entities.put("Acme", "a firm")
     entities.put("Bolt", "a bolt")
     memory = LocalRunMemory(EnsembleMemory(entity_memory=entities), None)
-    assert await memory.remember(note("text", uses_ensemble=True)) == []
+    assert (await memory.remember(note("text", uses_ensemble=True))).taken_by == ()
     found = await memory.recall(query(uses_ensemble=True))
     assert found.entities == (("Bolt", "a bolt"), ("Acme", "a firm"))
     assert found.lookup_s is not None
@@ -174,8 +174,8 @@ async def test_a_note_is_taken_once() -> None:
     memory = LocalRunMemory(EnsembleMemory(short_term=True), store)  # type: ignore[arg-type]  by its shape
     left = note("one", uses_ensemble=True, scopes=(MemoryScope.of("a"),))
     both = await asyncio.gather(memory.remember(left), memory.remember(left))
-    assert both == [["short_term"], ["short_term"]]
-    assert await memory.remember(left) == ["short_term"]
+    assert [each.taken_by for each in both] == [("short_term",)] * 2
+    assert (await memory.remember(left)).taken_by == ("short_term",)
     assert [entry.content for entry in store.taken] == ["one"]
     assert (await memory.recall(query(uses_ensemble=True))).short_term == (("Writer", "Write", "one"),)
 
@@ -185,7 +185,7 @@ async def test_a_note_that_stands_in_the_stores_goes_into_the_notes_of_the_run_a
     store = Refusing()
     memory = LocalRunMemory(EnsembleMemory(short_term=True, long_term=long_term()), store)  # type: ignore[arg-type]  by its shape
     left = note("one", uses_ensemble=True, is_stored=True, scopes=(MemoryScope.of("a"),))
-    assert await memory.remember(left) == ["short_term"]
+    assert (await memory.remember(left)).taken_by == ("short_term",)
     assert (await memory.recall(query(uses_ensemble=True))).long_term == ()
 
 

@@ -36,6 +36,17 @@ def test_recorded_answers_are_what_was_spent() -> None:
     assert spent_of(facts, None) == Amount(333)
 
 
+def test_what_memory_embedded_was_spent() -> None:
+    """S-MEM-129: as input tokens."""
+    facts = [
+        fact("memory_recalled", "read#0/0/memory", 1, embedding_tokens=7),
+        fact("memory_stored", "read#0/0/memory", 2, embedding_tokens=5),
+        fact("memory_recalled", "write#0/0/memory", 3),
+    ]
+    costs = CostConfiguration(input_token_rate=Decimal("0.1"), output_token_rate=Decimal("0.2"))
+    assert spent_of(facts, costs) == Amount(12, 12 * 10**7)
+
+
 def test_money_is_counted_as_the_costs_say() -> None:
     """S-BUD-10."""
     costs = CostConfiguration(input_token_rate=Decimal("0.1"), output_token_rate=Decimal("0.2"))
