@@ -209,10 +209,12 @@ class GraphMachine:
                 self._fail(done)
             case Exited() | Cancelled():
                 branch.move(BranchEvent.STEP_STOPPED)
+                if isinstance(end, Exited) and end.has_output:
+                    self._keep_output(branch, end)
             case _:
                 assert_never(end)
 
-    def _keep_output(self, branch: Branch, end: Completed) -> None:
+    def _keep_output(self, branch: Branch, end: Completed | Exited) -> None:
         """Let the output of a step be the one of its state, and the step a part of the history."""
         scopes, key = self._execution.scopes, node_key(end.instance)
         parts = scopes.own(scope_of(end.instance)).get(key) or (ContextPart((end.instance,)),)

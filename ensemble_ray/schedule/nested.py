@@ -42,7 +42,7 @@ from ensemble_ray.schedule.instructions import (
     WarnLeftOut,
     WarnOversized,
 )
-from ensemble_ray.schedule.results import UnitFailure, UnitResult
+from ensemble_ray.schedule.results import LoopResult, UnitFailure, UnitResult
 from ensemble_ray.schedule.scopes import Scopes, scope_keys, scope_of
 from ensemble_ray.schedule.stimuli import (
     Begun,
@@ -169,7 +169,7 @@ class NestedSource:
                 self._untold.append((_ROOT, stimulus))
             case Completed() | Failed() | Exited() | Cancelled():
                 if self._running.pop(stimulus.instance, None) is not None:
-                    if isinstance(stimulus, Completed):
+                    if isinstance(stimulus, Completed) or (isinstance(stimulus, Exited) and stimulus.has_output):
                         self._keep(stimulus.instance)
                     self._untold.append((self._owners.pop(stimulus.instance), stimulus))
             case Evaluated():
@@ -330,4 +330,5 @@ def _end_of_member(instance: str, end: End, at: float) -> Completed | Failed | E
         case _:
             if end.exit_reason is ExitReason.COMPLETED:
                 return Completed(at=at, instance=instance)
-            return Exited(at=at, instance=instance, reason=end.exit_reason)
+            has_output = any(isinstance(each, LoopResult) and any(each.iterations) for each in end.units)
+            return Exited(at=at, instance=instance, reason=end.exit_reason, has_output=has_output)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
 
@@ -40,10 +40,18 @@ __all__ = ["definition_data", "model_data", "run_data", "task_data"]
 
 #: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
 _TASK_FIELDS = itemgetter(
-    "handler", "output_type", "input_guardrails", "output_guardrails", "history", "revision_feedback", "memory_scopes"
+    "handler",
+    "output_type",
+    "input_guardrails",
+    "output_guardrails",
+    "history",
+    "revision_feedback",
+    "memory_scopes",
+    "review",
+    "before_review",
 )
 #: Those of a task of texts alone.
-_PLAIN = (None, None, (), (), (), None, ())
+_PLAIN = (None, None, (), (), (), None, (), None, None)
 #: Request options that may hold keys or places. Of the body only its hash is kept.
 _HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
 _HASHED_OPTIONS = frozenset({"extra_body"})
@@ -68,6 +76,8 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
         data["max_tool_output_length"] = definition.max_tool_output_length
     if definition.on_incomplete != "warn":
         data["on_incomplete"] = definition.on_incomplete
+    if definition.review_policy != "never":
+        data["review_policy"] = definition.review_policy.value
     if planned.units:
         asked = {key: found for key, unit in planned.units.items() if (found := _unit(unit))}
         if asked:
@@ -146,9 +156,7 @@ def _task(task: Task) -> dict[str, object] | None:
     if task.output_type is not None:
         data["output_type"] = _schema(cast("Hashable", task.output_type))
         data["max_output_retries"] = task.max_output_retries
-    for name in ("input_guardrails", "output_guardrails"):
-        if fields[name]:
-            data[name] = [identity_of(each) for each in fields[name]]
+    data |= _checks(fields)
     if task.history:
         data["history"] = [{"role": message.role, "content": message.content} for message in task.history]
     if task.memory_scopes:
@@ -156,6 +164,18 @@ def _task(task: Task) -> dict[str, object] | None:
     if task.revision_feedback is not None:
         revision = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
         data["revision"] = list(revision)
+    return data
+
+
+def _checks(fields: Mapping[str, Any]) -> dict[str, object]:
+    """Return what may refuse, edit or stop a task: its guardrails and its gates."""
+    data: dict[str, object] = {}
+    for name in ("input_guardrails", "output_guardrails"):
+        if fields[name]:
+            data[name] = [identity_of(each) for each in fields[name]]
+    for name in ("before_review", "review"):
+        if fields[name] is not None:
+            data[name] = fields[name].model_dump(mode="json", exclude_defaults=True)
     return data
 
 

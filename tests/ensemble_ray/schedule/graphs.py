@@ -76,9 +76,11 @@ def failed(number: int, state: str) -> Failed:
     return Failed(at=1.0, instance=place(number, state), error_type="ValueError")
 
 
-def exited(number: int, state: str, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> Exited:
-    """The step's task ended the run early."""
-    return Exited(at=1.0, instance=place(number, state), reason=reason)
+def exited(
+    number: int, state: str, reason: ExitReason = ExitReason.USER_EXIT_EARLY, *, has_output: bool = False
+) -> Exited:
+    """The step's task, or the gate behind it, ended the run early."""
+    return Exited(at=1.0, instance=place(number, state), reason=reason, has_output=has_output)
 
 
 def stopped(number: int, state: str) -> Cancelled:

@@ -189,6 +189,14 @@ def test_exit_in_a_step_ends_the_graph(reason: ExitReason) -> None:
     assert graph.result.steps == (StepResult(state="a", instance=place(1, "a"), next_state="b"),)
 
 
+def test_step_whose_gate_ends_the_run_is_in_the_history() -> None:
+    """S-REV-32, S-REV-110, S-GRAPH-53: its output is there; it is not routed, and nothing is announced."""
+    graph = CheckedGraph(CHAIN)
+    graph(BEGUN, done(1, "a"))
+    assert graph(exited(2, "b", has_output=True)) == [graph.end]
+    assert (graph.steps, graph.result.steps[-1].next_state, graph.reason) == (["a", "b"], None, None)
+
+
 def test_output_of_a_state_is_the_one_of_its_latest_visit() -> None:
     """S-GRAPH-55: so that a context entry finds it; what was not visited gives nothing."""
     execution = execution_of(graph_of(edge("a", "a")), instance=f"{PATH}#0")

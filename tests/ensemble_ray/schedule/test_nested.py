@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from ensemble_ray.plan.units import PhaseUnit
+from ensemble_ray.plan.units import EdgeEntry, GraphUnit, PhaseUnit, StateEntry
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import ContextPart, End, Instruction, Skip, Start, TaskChanges, UntilHolds
 from ensemble_ray.schedule.nested import NestedSource
 from ensemble_ray.schedule.parallel import ParallelMachine
-from ensemble_ray.schedule.results import LoopResult
+from ensemble_ray.schedule.results import GraphResult, LoopResult
 from ensemble_ray.schedule.scopes import Parts
 from ensemble_ray.schedule.sequential import SequentialMachine
 from ensemble_ray.schedule.states import TaskState
@@ -317,3 +317,21 @@ def test_loop_in_a_phase_that_is_tried_again_gets_the_feedback() -> None:
         "phase:p#0/loop:l",
         "phase:p#1/loop:l",
     ]
+
+
+@pytest.mark.parametrize(("has_output", "steps"), [(True, ("graph:g#0/loop:a",)), (False, ())])
+def test_loop_that_a_gate_ends_is_a_step_if_it_gave_anything(has_output: bool, steps: tuple[str, ...]) -> None:  # noqa: FBT001  a parameter
+    """S-REV-110, S-GRAPH-53, S-LOOP-181: what the loop projects is the step's output."""
+    graph = GraphUnit(
+        key="graph:g",
+        name="g",
+        states=(StateEntry(name="s", member="loop:a"),),
+        edges=(EdgeEntry(from_state="s", to_state="__END__", has_condition=False),),
+        start="s",
+    )
+    nest = Nest(plan=nested({}, A, graph))
+    nest.begin()
+    nest.exit("graph:g#0/loop:a#0/x#0", has_output=has_output)
+    (result,) = [each for each in nest.end.units if isinstance(each, GraphResult)]
+    assert tuple(step.instance for step in result.steps) == steps
+    assert nest.end.exit_reason is ExitReason.USER_EXIT_EARLY

@@ -219,3 +219,26 @@ def test_table_of_phases_is_complete() -> None:
     assert {PhaseState.WAITING, *PHASE_TRANSITIONS.values()} == set(PhaseState)
     ends = {PhaseState.FAILED, PhaseState.SKIPPED, PhaseState.CUT_SHORT}
     assert {state for state, _ in PHASE_TRANSITIONS} == set(PhaseState) - ends
+
+
+@pytest.mark.parametrize(("has_output", "outputs"), [(True, ("x", "y")), (False, ("x",))])
+def test_task_whose_gate_ends_the_run_is_among_the_outputs(has_output: bool, outputs: tuple[str, ...]) -> None:  # noqa: FBT001  a parameter
+    """S-REV-32, S-REV-110, S-PHASE-56: what gave its output, and nothing else; no task and no phase follows."""
+    run = Phased(phase("A", "x", "y", "z"), phase("B", after=["A"]))
+    run.begin()
+    run.complete("phase:A#0/x#0")
+    run.exit("phase:A#0/y#0", has_output=has_output)
+    assert run.results["A"].outputs == tuple(f"phase:A#0/{each}#0" for each in outputs)
+    assert run.started == ["phase:A#0/x#0", "phase:A#0/y#0"]
+    assert (run.statuses, run.end.exit_reason) == ({"A": "completed", "B": "skipped"}, ExitReason.USER_EXIT_EARLY)
+
+
+@pytest.mark.parametrize("has_output", [True, False])
+def test_exit_at_the_gates_of_a_review_ends_the_run_with_the_attempt(has_output: bool) -> None:  # noqa: FBT001  a parameter
+    """S-REV-110, S-PHASE-56, S-PHASE-64: it has the outputs of its tasks, and the review is none of them."""
+    run = Phased(reviewed("A"), phase("B", after=["A"]))
+    run.begin()
+    run.complete("phase:A#0/a#0")
+    run.exit("phase:A#0/check-A#0", has_output=has_output)
+    assert run.results["A"].outputs == ("phase:A#0/a#0",)
+    assert (run.statuses, run.end.exit_reason) == ({"A": "completed", "B": "skipped"}, ExitReason.USER_EXIT_EARLY)
