@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationInfo
 
+from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.document import Entries, Items
 from ensemble_ray.loader.kinds import (
     Flag,
@@ -93,8 +94,12 @@ def _read_part(what: str, *methods: str, part: str = "", has_word: bool = False)
     named = TypeAdapter[object](Annotated[object, _object_with(what, *methods)])
 
     def read(node: object, info: ValidationInfo) -> object:
-        if has_word and text_in(node) == _IN_MEMORY:
+        word = text_in(node)
+        if has_word and word == _IN_MEMORY:
             return MemoryStore.in_memory()
+        if word is not None and not is_reference(word):
+            words = f"`{_IN_MEMORY}`, " if has_word else ""
+            raise ValidationError(f"must be {words}{{sqlite: {{path: FILE}}}}, or module:attribute, which names {what}")
         if not isinstance(node, Entries):
             return named.validate_python(node, context=info.context)
         values = _StoreKeys.model_validate(node, context=info.context).sqlite.values()

@@ -11,6 +11,7 @@ from ensemble_ray.loader.document import Entries
 from ensemble_ray.loader.kinds import ReferenceText, text_in
 from ensemble_ray.loader.problems import suggestion
 from ensemble_ray.loader.reading import context_of
+from ensemble_ray.loader.references import is_reference
 from ensemble_ray.loader.section import Section, keys_of
 from ensemble_ray.loader.user_code import object_with
 from ensemble_ray.reviews.handlers import ReviewHandler
@@ -19,6 +20,7 @@ from ensemble_ray.values.reviews import Review
 __all__ = ["ReviewHandlerName", "ReviewName"]
 
 _WORDS = ("required", "skip")
+_HANDLERS = ("console", "auto_approve")
 
 
 @keys_of(Review, without={"is_skip"})
@@ -49,6 +51,9 @@ def _read_handler(node: object, info: ValidationInfo) -> object:
             return ReviewHandler.console()
         case "auto_approve":
             return ReviewHandler.auto_approve()
+        case str(word) if not is_reference(word):
+            hint = suggestion(word, _HANDLERS)
+            raise ValidationError(f"must be `console`, `auto_approve`, or module:attribute, got: '{word}'.{hint}")
         case _:
             return _HANDLER.validate_python(node, context=info.context)
 

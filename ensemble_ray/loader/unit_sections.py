@@ -19,6 +19,7 @@ from ensemble_ray.loader.document import Entries
 from ensemble_ray.loader.kinds import Flag, ReferenceText, Text, text_in
 from ensemble_ray.loader.member_sections import Member, NamedTaskKeys, TaskKeys, TaskMembers, members_of
 from ensemble_ray.loader.reading import refuse
+from ensemble_ray.loader.references import is_reference
 from ensemble_ray.loader.section import Section, key, keys_of
 from ensemble_ray.loader.user_code import CallableName
 from ensemble_ray.values.value import Value
@@ -50,7 +51,8 @@ def _read_predicate(node: object, info: ValidationInfo) -> object:
     if text_in(node) == "unchanged":
         return Until.unchanged()
     if not isinstance(node, Entries):
-        if text_in(node) is None:
+        name = text_in(node)
+        if name is None or not is_reference(name):
             raise refuse(_FORMS)
         return _CALLABLE.validate_python(node, context=info.context)
     if "parsed" in node:

@@ -47,7 +47,7 @@ class EnsembleMemory(Value):
             return data
         arguments = cast("Mapping[str, Any]", data)
         long_term, entities = arguments.get("long_term"), arguments.get("entity_memory")
-        if arguments.get("short_term") in {None, False} and long_term is None and entities is None:
+        if arguments.get("short_term") in (None, False) and long_term is None and entities is None:
             raise ValidationError(
                 "EnsembleMemory must have at least one memory type enabled: short_term=true, long_term, or entity_memory"
             )

@@ -122,19 +122,18 @@ class LocalRunMemory:
 
     async def _taken_by(self, note: MemoryNote) -> list[str]:
         taken: list[str] = []
-        if note.uses_ensemble and self._memory is not None:
-            # Before short-term memory: a task that fails here leaves nothing.
-            if self._memory.long_term is not None and not note.is_stored and await self._store_long_term(note):
-                taken.append("long_term")
-            if self._memory.short_term:
-                self._short_term[note.instance] = _short_term_of(note.output)
-                taken.append("short_term")
+        memory = self._memory if note.uses_ensemble else None
+        if memory is not None and not note.is_stored and await self._store_long_term(note):
+            taken.append("long_term")
         if self._store is not None and not note.is_stored:
             for scope in note.scopes:
                 entry = _entry_of(note, note.output.raw, note.output.parsed_output)
                 await call_user(self._store.store, scope.name, entry)
                 if (policy := scope.policy) is not None:
                     await self._evict(scope.name, policy)
+        if memory is not None and memory.short_term:  # last: it does not raise, and a task that failed has no notes
+            self._short_term[note.instance] = _short_term_of(note.output)
+            taken.append("short_term")
         return taken
 
     async def _store_long_term(self, note: MemoryNote) -> bool:

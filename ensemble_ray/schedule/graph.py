@@ -193,8 +193,9 @@ class GraphMachine:
         if isinstance(end, Exited):
             self._exit = self._exit or end.reason
             self._drop_unrouted()
-        if branch.state is not BranchState.RUNNING:
-            return  # a join needs it no more, or another branch failed
+        if branch.state is not BranchState.RUNNING:  # a join needs it no more, or another branch failed
+            self._execution.scopes.drop(scope_of(end.instance))  # it may have completed all the same
+            return
         match end:
             case Completed():
                 branch.move(BranchEvent.STEP_COMPLETED)

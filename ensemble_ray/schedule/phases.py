@@ -344,11 +344,11 @@ class PhasesMachine:
     def _outputs_of(self, phase: Phase) -> tuple[str, ...]:
         """Return what its last attempt gave, in the order of completion; of a loop its path.
 
-        A loop that was cut short comes last: its own result says what it has, where it had begun.
+        A loop that failed or was cut short comes last: its own result says what it has, where it had begun.
         """
         members, units = phase.unit.members, self._execution.units
         keys = [key for key in self._execution.scopes.own(phase.instance) if key in members]
-        if phase.state is PhaseState.CUT_SHORT:
+        if phase.state in {PhaseState.CUT_SHORT, PhaseState.FAILED}:
             keys += [key for key in members if key in units and key not in keys]
         return tuple(
             f"{phase.instance}/{key}" if key in units else instance_of(key, parent=phase.instance) for key in keys

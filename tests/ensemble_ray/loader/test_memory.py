@@ -106,7 +106,14 @@ def test_the_schema_knows_memory(text: str) -> None:
     ("rest", "text"),
     [
         ("memory: {long_term_max_results: 3}\n", "at least one memory type enabled"),
-        ("memory_store: redis\n", "must be module:attribute, which names a memory store"),
+        (
+            "memory_store: redis\n",
+            "must be `in_memory`, {sqlite: {path: FILE}}, or module:attribute, which names a memory store",
+        ),
+        (
+            "memory: {entity_memory: redis}\n",
+            "must be {sqlite: {path: FILE}}, or module:attribute, which names an entity memory",
+        ),
         ("memory_store: own:Long\n", "not a memory store"),
         ("memory_store: {sqlite: {}}\n", "needs the key 'path'"),
         ("memory_store: {redis: {}}\n", "unknown key"),

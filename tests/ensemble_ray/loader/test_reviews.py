@@ -81,6 +81,15 @@ async def test_handlers_of_a_team(load: Load, folder: Path) -> None:
     assert own(REQUEST) == ReviewDecision.Edit("DRAFT")
 
 
+def test_a_handler_that_is_no_known_word_is_told_with_the_words(load: Load) -> None:
+    """S-REV-102."""
+    with pytest.raises(
+        ValidationError,
+        match=r"must be `console`, `auto_approve`, or module:attribute, got: 'consol'\. Did you mean 'console'\?",
+    ):
+        team_of(load, "review_handler: consol\n")
+
+
 def test_tools_that_ask(load: Load) -> None:
     """S-REV-105: a question of the model, and approvals of built-in tools."""
     written = "[{human_input: {timeout: 0, on_timeout: fail}}, {file_write: {base_dir: ., require_approval: true}}]"

@@ -161,6 +161,10 @@ def test_editor_takes_what_the_loader_takes(text: str) -> None:
         ),
         ("loops: {x: {body: {t: {description: d}}, output_mode: all}}", "unknown output mode 'all'"),
         ("loops: {x: {body: {t: {description: d}}, until: 5}}", "must be module:attribute, `unchanged`"),
+        (
+            "loops: {x: {body: {t: {description: d}}, until: changed}}",
+            "must be module:attribute, `unchanged`, {text_contains: TEXT}",
+        ),
         ("loops: {x: {body: {t: {description: d}}, until: {text_contain: x}}}", "Did you mean 'text_contains'?"),
         ("loops: {x: {body: {t: {description: d}}, context: [y.output]}}", "unknown task 'y.output'"),
         ("loops: {x: {body: {t: {description: d, context: [x.output]}}}}", "wait for each other in a circle"),

@@ -26,6 +26,12 @@ def test_the_fields_have_their_defaults() -> None:
     )
 
 
+def test_short_term_memory_is_switched_on_and_off() -> None:
+    """S-MEM-1: what is neither is refused as any field of a wrong type is."""
+    with pytest.raises(ValidationError, match="EnsembleMemory: 'short_term': Input should be a valid boolean"):
+        EnsembleMemory(short_term=[])  # type: ignore[arg-type]  what is refused
+
+
 @pytest.mark.parametrize("fields", [{}, {"short_term": False}, {"long_term": None, "long_term_max_results": 3}])
 def test_memory_that_remembers_nothing_is_refused(fields: dict[str, object]) -> None:
     """S-MEM-2."""

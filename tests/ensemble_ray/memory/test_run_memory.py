@@ -203,6 +203,14 @@ async def test_a_store_that_raises_is_heard_of_and_may_be_asked_again() -> None:
     assert [entry.content for entry in store.taken] == ["one"]
 
 
+async def test_a_task_that_failed_by_its_store_is_not_among_the_notes_of_the_run() -> None:
+    """S-MEM-7, S-MEM-110: whatever raised, the tasks behind it are not shown its output."""
+    memory = LocalRunMemory(EnsembleMemory(short_term=True), Refusing())  # type: ignore[arg-type]  by its shape
+    with pytest.raises(OSError, match="no room in a"):
+        await memory.remember(note("one", uses_ensemble=True, scopes=(MemoryScope.of("a"),)))
+    assert (await memory.recall(query(uses_ensemble=True))).short_term == ()
+
+
 async def test_an_earlier_process_s_notes_come_first() -> None:
     """S-MEM-112: short-term memory of a run that goes on."""
     memory = LocalRunMemory(EnsembleMemory(short_term=True), None)

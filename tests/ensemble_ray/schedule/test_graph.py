@@ -22,7 +22,9 @@ from tests.ensemble_ray.schedule.graphs import (
     ended,
     exited,
     failed,
+    fork,
     graph_of,
+    join,
     place,
     start,
     stop,
@@ -313,3 +315,15 @@ def test_graph_begins_once() -> None:
     """S-GRAPH-40: at its start, whatever the order of its states."""
     graph = CheckedGraph(graph_of(edge("a"), edge("b", "a"), start="b"))
     assert graph(Begun(at=0.0)) == [start(1, "b")]
+
+
+def test_steps_that_a_join_cancelled_keep_nothing_when_they_complete_all_the_same() -> None:
+    """S-GRAPH-97, S-GRAPH-104: a graph that forks again and again keeps as many scopes as it has states."""
+    unit = graph_of(fork("a", "b", "c"), join("bc", "d", 1), edge("d", "a"), max_steps=400)
+    nest = Nest(plan=nested({}, unit, inside=dict.fromkeys("abcd", ())))
+    nest.begin()
+    for first in range(1, 400, 4):
+        for number, state in enumerate("abcd", first):  # the join cancels c, which completes
+            nest.complete(place(number, state))
+        assert nest.source.scope_count <= 5
+    assert nest.end.state is RunState.COMPLETED

@@ -167,6 +167,17 @@ def test_nothing_starts_after_an_early_exit() -> None:
     assert run.warnings == []
 
 
+def test_failed_phase_has_what_its_failed_loop_gave() -> None:
+    """S-PHASE-54, S-ERR-36: its iterations are behind what completed."""
+    run = Phased(phase("A", "x", "loop:refine"), loop("refine", "w", max_iterations=3, has_until=False))
+    run.begin()
+    run.complete("phase:A#0/x#0")
+    run.complete("phase:A#0/loop:refine#0/w#0")
+    run.fail("phase:A#0/loop:refine#1/w#0")
+    assert run.results["A"].status == "failed"
+    assert run.results["A"].outputs == ("phase:A#0/x#0", "phase:A#0/loop:refine")
+
+
 def test_loop_in_a_phase_starts_no_iteration_after_an_early_exit() -> None:
     """S-PHASE-56, S-LOOP-142, S-PHASE-104: also where nothing else of its phase waits; what it has is not lost."""
     draft = phase("B", "x", "loop:refine", workflow="parallel")
