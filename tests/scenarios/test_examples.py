@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import SqliteMemory
 from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
@@ -269,3 +270,19 @@ def test_three_phases_runs(tmp_path: Path) -> None:
     ]
     assert lines[-1] == "The article"
     assert "Outline with the moon" in server.requests[-2].text
+
+
+def test_remembering_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run is shown what the first one noted, and the command line shows both."""
+    monkeypatch.chdir(tmp_path)
+
+    def script(request: ServedRequest) -> Answer:
+        return "The answer" if "Answer the customer as" in request.text else "Likes short answers"
+
+    first, server = _run("remembering.py", script, tmp_path / "home", "Keep it short", "openai:m")
+    assert first == "The answer\n"
+    assert "## Memory: customer" not in server.requests[0].text
+    _, server = _run("remembering.py", script, tmp_path / "home", "How do tides work?", "openai:m")
+    assert "## Memory: customer" in server.requests[0].text
+    assert "Likes short answers" in server.requests[0].text
+    assert SqliteMemory(tmp_path / "memory.db").scopes() == {"customer": 2}
