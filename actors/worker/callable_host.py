@@ -139,7 +139,10 @@ class CallableHost(AgentActor):
         """Ask a predicate or a condition; None: this process lacks what was sent before (S-LOOP-54)."""
         try:
             await asyncio.shield(self._callables_in(run_id))
-            parts = [replace(part, outputs=tuple(map(unpack_output, part.outputs))) for part in new]
+            parts = [
+                HistoryPart(names=part.names, outputs=tuple(map(unpack_output, part.outputs)), is_joined=part.is_joined)
+                for part in new
+            ]
             answer = await self._predicates[run_id].holds(question, known=known, new=parts)
         except USER_ERRORS as error:  # such as an output whose class is not here
             answer = EvaluationFailed(error_type=type(error).__name__, message=message_of(error), error=error)
