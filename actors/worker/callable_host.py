@@ -141,7 +141,10 @@ class CallableHost(AgentActor):
         question, known, new = unpack_question(body)
         try:
             await asyncio.shield(self._callables_in(run_id))
-            parts = [HistoryPart(names=part.names, outputs=tuple(map(unpack_output, part.outputs))) for part in new]
+            parts = [
+                HistoryPart(names=part.names, outputs=tuple(map(unpack_output, part.outputs)), is_joined=part.is_joined)
+                for part in new
+            ]
             answer = await self._predicates[run_id].holds(question, known=known, new=parts)
         except USER_ERRORS as error:  # such as an output whose class is not here
             answer = EvaluationFailed.of(error)

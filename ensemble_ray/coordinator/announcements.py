@@ -10,6 +10,7 @@ from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompleted
 from ensemble_ray.plan.units import GraphUnit, LoopUnit
 from ensemble_ray.schedule.instructions import IterationEnded
 from ensemble_ray.values.ids import instance_of, node_key
+from ensemble_ray.values.joined import join_iterations
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.units import Unit
@@ -21,7 +22,7 @@ __all__ = ["build_announcement", "instances_of"]
 
 def instances_of(what: IterationEnded | StepEnded) -> tuple[str, ...]:
     """Return whose outputs the event tells."""
-    return what.instances if isinstance(what, IterationEnded) else (what.instance,)
+    return what.instances if isinstance(what, IterationEnded) else what.output.instances
 
 
 def build_announcement(
@@ -51,7 +52,7 @@ def build_announcement(
             iteration_duration=timedelta(seconds=what.duration_s),
         )
     if not isinstance(what, IterationEnded) and isinstance(unit, GraphUnit):
-        (output,) = outputs
+        output = join_iterations(outputs) if what.output.is_joined else outputs[-1]
         return GraphStateCompletedEvent(
             run_id=run_id,
             instance=instance_of(what.unit, occurrence=what.step - 1),

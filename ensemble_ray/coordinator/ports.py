@@ -166,6 +166,8 @@ class HistoryPart(Generic[Output]):
     names: tuple[str, ...]
     #: in the same order
     outputs: tuple[Output, ...]
+    #: whether these are iterations of a loop, and the one output of a state
+    is_joined: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
 from ensemble_ray.values.iterations import GraphRoutingContext, LoopIterationContext
+from ensemble_ray.values.joined import join_iterations
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.ports import HistoryPart
@@ -107,13 +108,13 @@ class _History:
 
     def add(self, part: HistoryPart[TaskOutput]) -> None:
         """Take an iteration or a step."""
-        outputs = dict(zip(part.names, part.outputs, strict=True))
-        self.parts.append(MappingProxyType(outputs))
-        self._lasts.append(part.outputs[-1])
+        given = (join_iterations(part.outputs),) if part.is_joined else part.outputs
+        self.parts.append(MappingProxyType(dict(zip(part.names, given, strict=True))))
+        self._lasts.append(given[-1])
         if len(part.names) == 1:
             state = part.names[0]
             visits = self._outputs.setdefault(state, [])
-            visits.append(part.outputs[0])
+            visits.append(given[0])
             self._visits[state] = _View(visits)
 
     def view(self, question: UntilHolds | EdgeMatches) -> LoopIterationContext | GraphRoutingContext:

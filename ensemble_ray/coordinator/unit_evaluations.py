@@ -161,10 +161,11 @@ class UnitEvaluations(Generic[Output, Failure]):
         entries = self._source.history_of(question.unit)
         return [
             HistoryPart(
-                names=entries[position].names,
-                outputs=tuple(self._outputs.get(instance) for instance in entries[position].instances),
+                names=entry.names,
+                outputs=tuple(self._outputs.get(instance) for instance in entry.instances),
+                is_joined=entry.is_joined,
             )
-            for position in range(begin, min(end, len(entries)))
+            for entry in (entries[position] for position in range(begin, min(end, len(entries))))
         ]
 
     def _forget_ended(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
-from ensemble_ray.plan.units import LoopUnit, Unit, in_waiting_order, members_of
+from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order, members_of
 from ensemble_ray.values.messages import JsonValue
 
 __all__ = ["MANAGER_KEY", "MANAGER_ROLE", "AgentEntry", "HierarchyRules", "Node", "Plan"]
@@ -110,7 +110,11 @@ class Plan:
 
     @property
     def shown_workflow(self) -> str:
-        """What people are told: `parallel`, or for a map-reduce its own name."""
+        """Return what people are told: `parallel`, of phases and a graph what they are, of a map-reduce its own name."""
+        if any(isinstance(unit, GraphUnit) for unit in self.units):
+            return "graph"
+        if any(isinstance(unit, PhaseUnit) for unit in self.units):
+            return "phases"
         return self.shown_as or self.workflow
 
     @property

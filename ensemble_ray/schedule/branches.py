@@ -145,11 +145,13 @@ class Branch:
         """Go to the state that the table says."""
         self.state = BRANCH_TRANSITIONS[self.state, event]
 
-    def route(self, next_state: str) -> None:
-        """Note where its last step leads."""
+    def route(self, next_state: str) -> str:
+        """Note where its last step leads; return what ran in that step."""
         step = self.trail[-1]
-        if isinstance(step, Step):
-            step.next_state = next_state
+        if not isinstance(step, Step):
+            raise TypeError(f"a branch is routed after a step, not after {step}")
+        step.next_state = next_state
+        return step.instance
 
 
 @dataclass(slots=True, eq=False)

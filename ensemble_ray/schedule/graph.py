@@ -61,7 +61,16 @@ class _Unrouted(NamedTuple):
 
     branch: Branch
     duration_s: float
-    output: str
+    output: ContextPart
+
+
+def _shown_of(part: ContextPart) -> ContextPart:
+    """Return what a step shows of the last part of its state's outputs: all of it where that is one, else its last."""
+    return part if part.is_joined else ContextPart(part.instances[-1:])
+
+
+def _entry_of(step: _Unrouted) -> HistoryEntry:
+    return HistoryEntry((step.branch.at,), step.output.instances, step.output.is_joined)
 
 
 class GraphMachine:
@@ -91,7 +100,7 @@ class GraphMachine:
         self._steps = 0
         self._visits: Counter[str] = Counter()
         #: the last visit of each state that completed: what ran, and its output
-        self._last: dict[str, tuple[str, str]] = {}
+        self._last: dict[str, tuple[str, ContextPart]] = {}
         self._history: list[HistoryEntry] = []
         self._is_capped = False
         self._has_failed = False
@@ -114,7 +123,8 @@ class GraphMachine:
 
     def projection(self) -> Parts:
         """Return the output of its last step."""
-        return (ContextPart(self._history[-1].instances),)
+        last = self._history[-1]
+        return (ContextPart(last.instances, last.is_joined),)
 
     # The door.
 
@@ -225,7 +235,7 @@ class GraphMachine:
                 scopes.put(self._path, inner, given)
         if branch.at in self._last:  # nothing looks into a visit before the last one
             scopes.drop(scope_of(self._last[branch.at][0]))
-        self._last[branch.at] = (end.instance, parts[-1].instances[-1])
+        self._last[branch.at] = (end.instance, _shown_of(parts[-1]))
         is_unit = key in self._execution.units
         branch.trail.append(Step(branch.at, key_of(end.instance) if is_unit else end.instance))
 
@@ -235,7 +245,7 @@ class GraphMachine:
         """Route steps, oldest first, until an edge has to be asked or none is left."""
         while self._to_route and self._asked is None and not self.is_stopping:
             step = self._to_route[0]
-            self._history.append(HistoryEntry((step.branch.at,), (step.output,)))
+            self._history.append(_entry_of(step))
             self._try_edges(step.branch, at, 0, done)
 
     def _try_edges(self, branch: Branch, at: float, first: int, done: list[Instruction]) -> None:
@@ -271,12 +281,13 @@ class GraphMachine:
         routed = self._to_route.popleft()
         entry = self._unit.edges[position]
         next_state = ", ".join(entry.to_states) if isinstance(entry, ForkEntry) else entry.to_state
-        branch.route(next_state)
+        instance = branch.route(next_state)
         ended = StepEnded(
             unit=self._path,
             step=branch.step,
             state=branch.at,
-            instance=routed.output,
+            instance=instance,
+            output=routed.output,
             next_state=next_state,
             duration_s=routed.duration_s,
         )
@@ -300,9 +311,7 @@ class GraphMachine:
             dropped = {id(branch) for branch in joined.dropped}
             done.extend(Cancel(instance=name) for name, branch in self._running.items() if id(branch) in dropped)
             # What is dropped before it was routed is a part of the history all the same (S-GRAPH-97).
-            self._history += [
-                HistoryEntry((step.branch.at,), (step.output,)) for step in self._to_route if id(step.branch) in dropped
-            ]
+            self._history += [_entry_of(step) for step in self._to_route if id(step.branch) in dropped]
             self._to_route = deque(step for step in self._to_route if id(step.branch) not in dropped)
             self._joining = sum(branch.state is BranchState.JOINING for branch in self._tree.leaves())
             self._go_to(joined.branch, joined.state, at, done)

@@ -207,8 +207,10 @@ class StepEnded:
     #: 1-based
     step: int
     state: str
-    #: of the step's output
+    #: of the state's task; of a state that is a loop, its path without an occurrence
     instance: str
+    #: of a loop, the last of what it projects (S-GRAPH-120)
+    output: ContextPart
     #: `__END__` included
     next_state: str
     duration_s: float

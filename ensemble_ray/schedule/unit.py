@@ -72,6 +72,8 @@ class HistoryEntry(NamedTuple):
     names: tuple[str, ...]
     #: of their outputs, in the same order
     instances: tuple[str, ...]
+    #: whether these are the one output of a state, as the iterations of a loop may be (S-GRAPH-120)
+    is_joined: bool = False
 
 
 class UnitMachine(Protocol):

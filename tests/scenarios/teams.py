@@ -20,8 +20,10 @@ from ensemble_ray import (
     EnsembleListener,
     ExitReason,
     FileChangedEvent,
+    GraphStateCompletedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
+    LoopIterationCompletedEvent,
     RunState,
     TaskCompleteEvent,
     TaskFailedEvent,
@@ -215,3 +217,9 @@ class Watcher(EnsembleListener):
 
     def on_file_changed(self, event: FileChangedEvent) -> None:
         self._hear("on_file_changed", event)
+
+    def on_loop_iteration_completed(self, event: LoopIterationCompletedEvent) -> None:
+        self._hear("on_loop_iteration_completed", event)
+
+    def on_graph_state_completed(self, event: GraphStateCompletedEvent) -> None:
+        self._hear("on_graph_state_completed", event)

@@ -16,7 +16,7 @@ from ensemble_ray.coordinator.announcements import build_announcement
 from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.plan.units import GraphUnit, LoopUnit, StateEntry
-from ensemble_ray.schedule.instructions import EdgeMatches, IterationEnded, StepEnded, UntilHolds
+from ensemble_ray.schedule.instructions import ContextPart, EdgeMatches, IterationEnded, StepEnded, UntilHolds
 from ensemble_ray.values.iterations import GraphRoutingContext, LoopIterationContext
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.value import utc_of
@@ -161,7 +161,16 @@ def test_event_of_an_iteration_has_the_outputs_by_body_key() -> None:
 def test_event_of_a_step_says_where_the_graph_goes() -> None:
     """S-GRAPH-75."""
     unit = GraphUnit(key="graph:g", name="G", states=(StateEntry(name="a", member="a"),), edges=(), start="a")
-    ended = StepEnded(unit="graph:g", step=4, state="a", instance="graph:g#3/a#0", next_state="__END__", duration_s=2.0)
+    place = "graph:g#3/a#0"
+    ended = StepEnded(
+        unit="graph:g",
+        step=4,
+        state="a",
+        instance=place,
+        output=ContextPart((place,)),
+        next_state="__END__",
+        duration_s=2.0,
+    )
     event: Any = build_announcement("run", unit, ended, [output("x")])
     assert (event.graph_name, event.state_name, event.step_number, event.max_steps) == ("G", "a", 4, 50)
     assert (event.output.raw, event.next_state, event.step_duration) == ("x", "__END__", timedelta(seconds=2))

@@ -9,6 +9,7 @@ from ensemble_ray.schedule.graph import END_STATE, GraphMachine
 from ensemble_ray.schedule.instructions import (
     Announce,
     Cancel,
+    ContextPart,
     EdgeMatches,
     End,
     Evaluate,
@@ -102,8 +103,15 @@ def answer(number: int, position: int, verdict: bool | None) -> Evaluated:  # no
 
 def ended(number: int, state: str, next_state: str, duration_s: float = 1.0) -> Announce:
     """Announce a step."""
+    instance = place(number, state)
     what = StepEnded(
-        unit=PATH, step=number, state=state, instance=place(number, state), next_state=next_state, duration_s=duration_s
+        unit=PATH,
+        step=number,
+        state=state,
+        instance=instance,
+        output=ContextPart((instance,)),
+        next_state=next_state,
+        duration_s=duration_s,
     )
     return Announce(what=what)
 

@@ -246,7 +246,8 @@ def test_state_may_be_a_loop() -> None:
     again = TaskChanges(attempt=1, feedback=feedback("a", 2), prior=f"{PATH}#0/loop:refine#0/c#0")
     assert [each.changes for each in nest.all(Start)] == [None, None, again, None]
     steps = [each.what for each in nest.all(Announce) if isinstance(each.what, StepEnded)]
-    assert [each.instance for each in steps] == [f"{PATH}#{step}/loop:refine#0/c#0" for step in (0, 1)]
+    assert [each.instance for each in steps] == [f"{PATH}#{step}/loop:refine" for step in (0, 1)]
+    assert [each.output for each in steps] == [ContextPart((f"{PATH}#{step}/loop:refine#0/c#0",)) for step in (0, 1)]
     result = nest.end.units[-1]
     assert isinstance(result, GraphResult)
     assert [(each.instance, each.number) for each in result.steps] == [

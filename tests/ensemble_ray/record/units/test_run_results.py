@@ -198,6 +198,13 @@ def test_torn_run_tells_what_had_begun() -> None:
     assert [(step.state_name, step.next_state) for step in graph.steps] == [("write", "critique")]
 
 
+def test_step_of_a_torn_run_has_its_own_number_though_its_state_is_a_loop() -> None:
+    """S-GRAPH-74, S-GRAPH-115: not that of an iteration."""
+    graph = fold_trace(walked(LOOP_STATE, torn_after=2).facts).graph_trace
+    assert graph is not None
+    assert [(step.path, step.step_number, step.state_name) for step in graph.steps] == [("graph:triage#0", 1, "write")]
+
+
 def test_finished_run_of_that_id_is_answered_from_its_record() -> None:
     """S-SET-39, S-LOOP-80: with its histories."""
     run = walked(loop_plan(CAPPED))
