@@ -265,7 +265,7 @@ def _essence(output: EnsembleOutput) -> list[object]:
 
 @pytest.mark.parametrize("name", TEAMS)
 async def test_run_with_units_comes_to_the_same_end_wherever_it_was_cut(name: str, tmp_path: Path) -> None:
-    """S-DUR-30, S-DUR-37, S-DUR-38, S-LOOP-54: no answer, effect or verdict that is recorded is asked for again."""
+    """S-DUR-30, S-DUR-37, S-DUR-38, S-DUR-122, S-LOOP-54: no answer, effect or verdict that is recorded is asked for again."""
     runtime, store, whole, make = InlineRuntime(home=tmp_path), SqliteStore(tmp_path), World(), TEAMS[name]
     expected = await make(whole).arun(runtime=runtime, run_id="whole")
     facts = await store.facts("whole")
