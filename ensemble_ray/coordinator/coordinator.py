@@ -4,7 +4,8 @@ One class for every run: of a plan or of tasks that are made on the way, inline,
 that has the run's factories. What differs stands in the run's source, its `RunTasks` and its executor. Rules:
 1. The source decides. It is told everything by one task of the loop, in order, which carries out what it answers.
 2. A stimulus is in the journal before the source is told. It need not be committed: a task's own facts are, so that a lost
-   one is told again (S-DUR-30). A wish to cancel is nobody else's fact, and is waited for.
+   one is told again (S-DUR-30). A wish to cancel and an answer of user code are nobody else's facts, and are waited for:
+   what another process records must not follow from an answer that is lost (S-LOOP-54).
 3. A task's first result counts; a late one of a process that was replaced is not even a fact (S-PAR-12).
 4. It holds outputs as it got them and looks into none, so that a scheduler's process runs no user code.
 """
@@ -32,7 +33,16 @@ from ensemble_ray.schedule.instructions import (
     WarnLeftOut,
     WarnOversized,
 )
-from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Decided, Exited, Failed
+from ensemble_ray.schedule.stimuli import (
+    Begun,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    Decided,
+    Evaluated,
+    Exited,
+    Failed,
+)
 from ensemble_ray.values.ids import key_of
 
 if TYPE_CHECKING:
@@ -173,9 +183,10 @@ class Coordinator(Generic[Order, Result, Outcome]):
         if not stimuli:
             return
         is_wish = isinstance(stimuli[0], CancelRequested)
+        is_alone = is_wish or any(isinstance(each, Evaluated) for each in stimuli)
         facts = self._tasks.encode(stimuli)
         if facts:
-            await self._journal.append(*facts, until=Persistence.COMMITTED if is_wish else Persistence.QUEUED)
+            await self._journal.append(*facts, until=Persistence.COMMITTED if is_alone else Persistence.QUEUED)
         self._carry_out(self._source.handle(*stimuli))
         if is_wish and self._cancelling is not None and not self._cancelling.done():
             self._cancelling.set_result(None)

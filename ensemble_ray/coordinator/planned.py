@@ -20,11 +20,10 @@ from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import ContextPart, End, Instruction, Start, TaskChanges, Warn
+from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, Start, TaskChanges, Warn
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
-    CancelRequested,
     Completed,
     Exited,
     Failed,
@@ -126,31 +125,32 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         if not resumed.stimuli:
             return Opening(stimuli=[Begun(at=self._started_at)])
         ending: list[Instruction] = []
-        is_cancelled = False
         for group in resumed.stimuli:
             again = [stimulus for stimulus in group if self._repeats(stimulus)]
             done = self.source.handle(*again) if again else []
             ending += [each for each in done if isinstance(each, End)]
-            is_cancelled = is_cancelled or any(isinstance(each, CancelRequested) for each in again)
         if ending:  # it died between its last stimulus and the record of its end
             return Opening(instructions=ending)
-        if not is_cancelled:
-            return Opening(instructions=self.source.unanswered())
-        # Nothing starts any more; what the record does not know of has stopped with its process.
-        ends: list[Stimulus] = []
-        for instance in self.source.running:
-            recorded = self._take_recorded(instance)
-            ends.append(
-                Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
-            )
-        return Opening(stimuli=ends)
+        unanswered = self.source.unanswered()
+        return Opening(
+            stimuli=[self._stopped(each.instance) for each in unanswered if isinstance(each, Cancel)],
+            instructions=[each for each in unanswered if not isinstance(each, Cancel)],
+        )
+
+    def _stopped(self, instance: str) -> Stimulus:
+        """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
+        recorded = self._take_recorded(instance)
+        return Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
 
     def _repeats(self, stimulus: Stimulus) -> bool:
         """Whether the source is to be told that again; takes what the record gives for its task.
 
         Of a task that does not run now (the plan was changed), or whose output is not recorded (durability `run`),
-        nothing is told: it is handed out anew.
+        nothing is told: it is handed out anew. So is one that was stopped for a cancellation that is forgotten, and not
+        one that the source itself wants stopped, as a join does with branches that it needs no more (S-GRAPH-97).
         """
+        if isinstance(stimulus, Cancelled):
+            return self.source.is_cancelling(stimulus.instance)
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
         is_running = self.source.is_running(stimulus.instance)

@@ -30,7 +30,7 @@ from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 from ensemble_ray.record.resume.run_budget import recorded_options
-from ensemble_ray.record.resume.run_head import located, origin_in, read_head
+from ensemble_ray.record.resume.run_head import check_has_tasks_alone, located, origin_in, read_head
 from ensemble_ray.record.stores import RunStore, RunSummary
 from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.runs.handle import Run
@@ -191,6 +191,7 @@ async def offer_fork(
         recorded = RunFold(facts)
     header = recorded.header
     _check(found, header)
+    check_has_tasks_alone(found.run_id, header)
     call = f"fork('{found.run_id}', TASK, ensemble)"
     loaded = await threads.run(recorded_definition, found, origin_in(header), call) if ensemble is None else ensemble
     definition = planned_form(loaded)

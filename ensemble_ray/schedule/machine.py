@@ -112,8 +112,14 @@ class Machine:
         """Whether that was handed out and has not been reported."""
         return instance in self._running
 
+    def is_cancelling(self, instance: str) -> bool:
+        """Whether that is running and was asked to stop."""
+        return self._is_cancelled and instance in self._running
+
     def unanswered(self) -> list[Instruction]:
         """Return what was wanted and has no answer yet, in plan order: what a run that goes on does first."""
+        if self._is_cancelled:
+            return [Cancel(instance=instance) for instance in self.running]
         return [self._start_of(instance) for instance in self.running]
 
     def history_of(self, unit: str) -> Sequence[HistoryEntry]:  # noqa: ARG002  as every source of a plan is asked

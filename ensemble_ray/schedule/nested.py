@@ -113,6 +113,8 @@ class NestedSource:
         self._waiting: dict[str, Start] = {}
         #: tasks that were handed out, in order
         self._running: dict[str, Start] = {}
+        #: those of them that were asked to stop
+        self._cancelling: set[str] = set()
         #: open questions and who asked, in order
         self._asked: dict[Question, str] = {}
         self._untold: deque[tuple[str, UnitStimulus]] = deque()
@@ -132,9 +134,17 @@ class NestedSource:
         """Whether that was handed out and has not been reported."""
         return instance in self._running
 
+    def is_cancelling(self, instance: str) -> bool:
+        """Whether that is running and was asked to stop."""
+        return instance in self._cancelling
+
     def unanswered(self) -> list[Instruction]:
-        """Return what was wanted and has no answer yet: what a run that goes on does first."""
-        return [*self._running.values(), *(Evaluate(question=question) for question in self._asked)]
+        """Return what was wanted and has no answer yet, of a task what was wanted last: what a run that goes on does first."""
+        tasks = [
+            Cancel(instance=instance) if instance in self._cancelling else start
+            for instance, start in self._running.items()
+        ]
+        return [*tasks, *(Evaluate(question=question) for question in self._asked)]
 
     def history_of(self, unit: str) -> Sequence[HistoryEntry]:
         """Return what the predicates of a unit are shown, by its path; it only grows, and is not copied."""
@@ -169,6 +179,7 @@ class NestedSource:
                 self._untold.append((_ROOT, stimulus))
             case Completed() | Failed() | Exited() | Cancelled():
                 if self._running.pop(stimulus.instance, None) is not None:
+                    self._cancelling.discard(stimulus.instance)
                     if isinstance(stimulus, Completed) or (isinstance(stimulus, Exited) and stimulus.has_output):
                         self._keep(stimulus.instance)
                     self._untold.append((self._owners.pop(stimulus.instance), stimulus))
@@ -246,6 +257,7 @@ class NestedSource:
         elif instance in self._waiting:
             self._take_back(instance, "run cancelled", at, done)
         elif instance in self._running:
+            self._cancelling.add(instance)
             done.append(cancel)
 
     def _take_back(self, instance: str, reason: str, at: float, done: list[Instruction]) -> None:
@@ -291,6 +303,7 @@ class NestedSource:
             AssertionError: one does not hold.
         """
         assert len(self._running) <= self._cap, "cap"  # noqa: S101  invariants
+        assert self._cancelling <= self._running.keys(), "what is asked to stop runs"  # noqa: S101
         assert self._owners.keys() == self._running.keys() | self._waiting.keys(), "owners"  # noqa: S101
         assert not self._waiting or len(self._running) == self._cap, "a free place is taken"  # noqa: S101
         for each in (*self._owners.values(), *self._asked.values()):

@@ -33,8 +33,12 @@ class PlanSource(Source, Protocol):
         """Whether that was handed out and has not been reported."""
         ...
 
+    def is_cancelling(self, instance: str) -> bool:
+        """Whether that is running and was asked to stop."""
+        ...
+
     def unanswered(self) -> list[Instruction]:
-        """Return what was wanted and has no answer yet: what a run that goes on does first."""
+        """Return what was wanted and has no answer yet, of a task what was wanted last: what a run that goes on does first."""
         ...
 
     def history_of(self, unit: str) -> Sequence[HistoryEntry]:

@@ -111,7 +111,7 @@ def replay(
         store: URL of a database that keeps them instead; default: `ENSEMBLE_RAY_STORE`.
 
     Raises:
-        ValidationError: there is no such run, or its definition is not known here.
+        ValidationError: there is no such run, its definition is not known here, or it has loops, phases or a graph.
         RecordError: its record is damaged or holds nothing.
     """
     run_id = run if isinstance(run, str) else run.id if isinstance(run, Run) else run.run_id
@@ -134,6 +134,11 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     if recorded.header.is_empty:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to replay", found.place
+        )
+    if (recorded.header.plan or {}).get("units"):
+        raise ValidationError(
+            f"Run '{found.run_id}' has loops, phases or a graph, whose tasks run several times: it cannot be replayed. A "
+            "resume with today's definition says whether that differs"
         )
     loaded = await threads.run(_definition, found, recorded.header) if ensemble is None else ensemble
     definition = planned_form(loaded)

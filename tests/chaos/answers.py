@@ -20,6 +20,7 @@ __all__ = [
     "answer_in_newsroom",
     "answer_of_peers",
     "answer_with_tools",
+    "answer_with_units",
     "marks_in",
     "plain_answer",
 ]
@@ -143,9 +144,20 @@ def marks_in(text: str) -> list[str]:
     return _MARK.findall(text)
 
 
-def _answer_with_tools(request: ServedRequest, world: World, asks: Sequence[ToolCall]) -> Reply:
-    """The same, with delegations among the first calls; no tools, no calls."""
-    turn, step = _turn(request), _step(request)
+def answer_with_units(request: ServedRequest, world: World) -> Reply:
+    """The same as with tools; a review sends back what is no second attempt."""
+    step = _step(request)
+    if step.startswith("review"):
+        digest = _digest(request, [])
+        is_again = "second attempt" in _prompt(request)
+        return Reply(text="APPROVE" if is_again else "RETRY: second attempt", latency_s=_latency_s(digest))
+    # A task is done several times, and each time leaves lines of its own.
+    return _answer_with_tools(request, world, [], label=f"{step}-{_digest(request, [])[:8]}")
+
+
+def _answer_with_tools(request: ServedRequest, world: World, asks: Sequence[ToolCall], *, label: str = "") -> Reply:
+    """The same, with delegations among the first calls; no tools, no calls. What lines are called, if not by the step."""
+    turn, step = _turn(request), label or _step(request)
     if turn == 0 and request.tools:
         first = _tool_call(world, "append_line", f"{step}-0")
         return _asking(request, [first, *asks, _tool_call(world, "look_up", f"{step}-0")])

@@ -18,6 +18,7 @@ from ensemble_ray.testing import ServedRequest
 from ensemble_ray.values.ids import effect_name
 from tests.chaos.audit_delegations import judge_delegations
 from tests.chaos.audit_map_reduce import judge_map_reduce
+from tests.chaos.audit_verdicts import judge_verdicts
 from tests.chaos.kills import Kill, all_slipped
 from tests.chaos.world import key_of
 
@@ -54,14 +55,17 @@ def audit(
     rows: Sequence[Mapping[str, Any]] = (),
     letters: Sequence[Mapping[str, Any]] = (),
 ) -> Audit:
-    """Judge a run that has ended; `lines` are of tools, `asked` of policies, `rows` and `letters` of items."""
+    """Judge a run that has ended; `lines` are of tools, `asked` of policies and predicates, `rows` and `letters` of items."""
     found = Audit()
     kills = [kill.lasting_until(facts) for kill in kills]
     found.violations += _of_the_record(facts)
     _judge_requests(found, run_id, facts, requests, kills)
     _judge_effects(found, run_id, facts, lines, kills)
-    delegations = judge_delegations(run_id, facts, *_left_of(run_id, facts, requests, asked, kills), kills)
+    left, questions = _left_of(run_id, facts, requests, asked, kills)
+    policies = [line for line in questions if "verdict" not in line]
+    delegations = judge_delegations(run_id, facts, left, policies, kills)
     found.violations += delegations.violations
+    found.violations += judge_verdicts(facts, [line for line in questions if "verdict" in line], kills)
     found.violations += judge_map_reduce(facts, rows, letters)
     found.policies_asked_again, found.rules_broken = delegations.policies_asked_again, delegations.rules_broken
     return found

@@ -16,6 +16,7 @@ from tests.chaos.answers import (
     answer_in_newsroom,
     answer_of_peers,
     answer_with_tools,
+    answer_with_units,
     plain_answer,
 )
 from tests.chaos.audit_map_reduce import judge_marks
@@ -134,6 +135,11 @@ SCENARIOS = {
             exit_code=3,
             check=_made_of_all,
         ),
+        Scenario(name="loop", target="tests.chaos.team_units:loop", calls=22, questions=4, answer=answer_with_units),
+        Scenario(
+            name="phases", target="tests.chaos.team_units:phases", calls=22, questions=2, answer=answer_with_units
+        ),
+        Scenario(name="graph", target="tests.chaos.team_units:graph", calls=21, questions=4, answer=answer_with_units),
         Scenario(name="peers", target="tests.chaos.teams:peers", calls=30, questions=21, answer=answer_of_peers),
     )
 }

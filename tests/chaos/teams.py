@@ -28,6 +28,7 @@ from ensemble_ray import (
     Task,
     tool,
 )
+from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.tools import current_tool_context
 
@@ -40,6 +41,9 @@ __all__ = [
     "chain_with_tools",
     "dag",
     "dag_with_tools",
+    "leave",
+    "make_agent",
+    "make_task",
     "mapreduce",
     "newsroom",
     "ordered",
@@ -82,10 +86,11 @@ _GRAPH: dict[str, Sequence[str]] = {
 
 def _done(name: str, path: str, text: str) -> None:
     """Leave a line, in one write."""
-    _leave(path, tool=name, key=current_tool_context().idempotency_key, text=text)
+    leave(path, tool=name, key=current_tool_context().idempotency_key, text=text)
 
 
-def _leave(path: str, **line: object) -> None:
+def leave(path: str, **line: object) -> None:
+    """Leave a line of JSON, in one write; slow before and after it."""
     time.sleep(_MOMENT_S)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -139,7 +144,7 @@ class _Desk:
 
     def evaluate(self, request: DelegationRequest, _context: DelegationPolicyContext) -> DelegationPolicyResult:
         """Ask the desk."""
-        _leave(self.path, policy=type(self).__name__, key=request.task_id, text=request.task_description)
+        leave(self.path, policy=type(self).__name__, key=request.task_id, text=request.task_description)
         return self._verdict(request)
 
     def _verdict(self, request: DelegationRequest) -> DelegationPolicyResult:
@@ -175,12 +180,14 @@ def _model() -> OpenAIChatModel:
     return OpenAIChatModel("chaos", base_url=os.environ.get("OPENAI_BASE_URL"), api_key="sk-of-chaos")
 
 
-def _agent(role: str, *, has_tools: bool = True, isolation: str = "shared", **more: object) -> Agent:
+def make_agent(role: str, *, has_tools: bool = True, isolation: str = "shared", **more: object) -> Agent:
+    """Return an agent of the scenarios' model."""
     tools = [append_line, put, look_up] if has_tools else []
     return Agent(role=role, goal="Answer", llm=_model(), tools=tools, isolation=isolation, **more)  # type: ignore[arg-type]
 
 
-def _task(name: str, agent: Agent | None, context: Sequence[Task], **more: object) -> Task:
+def make_task(name: str, agent: Agent | None, context: Sequence[Task | UnitOutput], **more: object) -> Task:
+    """Return a task whose text names its step."""
     return Task(
         name=name,
         description=f"Step {name} of {{topic}}",
@@ -192,22 +199,22 @@ def _task(name: str, agent: Agent | None, context: Sequence[Task], **more: objec
 
 
 def _chain(*, has_tools: bool) -> Ensemble:
-    agent = _agent("Walker", has_tools=has_tools)
+    agent = make_agent("Walker", has_tools=has_tools)
     tasks: list[Task] = []
     for number in range(8):
-        tasks.append(_task(f"s{number}", agent, tasks[-1:]))
+        tasks.append(make_task(f"s{number}", agent, tasks[-1:]))
     return Ensemble(tasks=tasks, workflow="sequential")
 
 
 def _dag(*, has_tools: bool) -> Ensemble:
-    agents = [_agent(f"Worker {n}", has_tools=has_tools, isolation="process") for n in range(3)]
+    agents = [make_agent(f"Worker {n}", has_tools=has_tools, isolation="process") for n in range(3)]
     tasks: dict[str, Task] = {}
     for number, (name, needed) in enumerate(_GRAPH.items()):
         context = [tasks[each] for each in needed]
         if has_tools and name == "d":
-            tasks[name] = _task(name, None, context, handler=join, effect="idempotent")
+            tasks[name] = make_task(name, None, context, handler=join, effect="idempotent")
         else:
-            tasks[name] = _task(name, agents[number % 3], context)
+            tasks[name] = make_task(name, agents[number % 3], context)
     return Ensemble(tasks=list(tasks.values()), workflow="parallel")
 
 
@@ -234,16 +241,16 @@ def dag_with_tools() -> Ensemble:
 def newsroom() -> Ensemble:
     """A manager under every kind of constraint, whose agenda runs into all of them; one of its workers asks another."""
     agents = [
-        _agent("Researcher"),
-        _agent("Stringer", max_iterations=4),
-        _agent("Analyst", isolation="process"),
-        _agent("Writer", isolation="process", allow_delegation=True),
-        _agent("Proofreader", has_tools=False),
-        _agent("Printer"),
+        make_agent("Researcher"),
+        make_agent("Stringer", max_iterations=4),
+        make_agent("Analyst", isolation="process"),
+        make_agent("Writer", isolation="process", allow_delegation=True),
+        make_agent("Proofreader", has_tools=False),
+        make_agent("Printer"),
     ]
     return Ensemble(
         agents=agents,
-        tasks=[_task("news", agents[0], []), _task("report", agents[3], [])],
+        tasks=[make_task("news", agents[0], []), make_task("report", agents[3], [])],
         workflow="hierarchical",
         manager_llm=_model(),
         manager_max_iterations=40,
@@ -260,13 +267,13 @@ def newsroom() -> Ensemble:
 
 def peers() -> Ensemble:
     """Two agents that do one thing at a time, and each asks the other one, who asks back; a third that only helps."""
-    ada = _agent("Ada", isolation="process", max_concurrency=1, allow_delegation=True)
-    bob = _agent("Bob", isolation="process", max_concurrency=1, allow_delegation=True)
-    cyd = _agent("Cyd", has_tools=False)
-    both = [_task("p0", ada, []), _task("q0", bob, [])]
+    ada = make_agent("Ada", isolation="process", max_concurrency=1, allow_delegation=True)
+    bob = make_agent("Bob", isolation="process", max_concurrency=1, allow_delegation=True)
+    cyd = make_agent("Cyd", has_tools=False)
+    both = [make_task("p0", ada, []), make_task("q0", bob, [])]
     return Ensemble(
         agents=[ada, bob, cyd],
-        tasks=[*both, _task("s0", ada, both)],
+        tasks=[*both, make_task("s0", ada, both)],
         workflow="parallel",
         max_delegation_depth=2,
         delegation_policies=_policies(),

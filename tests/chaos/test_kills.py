@@ -48,6 +48,12 @@ def test_a_run_in_one_process_is_continued_when_that_is_killed(scenario: str, se
     assert report.runs == 3
 
 
+@pytest.mark.parametrize(("scenario", "seed"), [("loop", 1), ("phases", 1), ("graph", 1)])
+def test_units_are_continued_when_their_process_is_killed(scenario: str, seed: int) -> None:
+    """S-DUR-30, S-DUR-37, S-LOOP-54: in an iteration, an attempt or a branch, or while a predicate is asked."""
+    assert killed(scenario, ["process"], seed=seed, kills=2).runs == 3
+
+
 @pytest.mark.parametrize(("scenario", "seed"), [("newsroom", 4), ("peers", 2)])
 def test_delegations_are_continued_when_their_process_is_killed(scenario: str, seed: int) -> None:
     """S-HIER-41, S-HIER-43, S-HIER-47, S-SET-45, S-DEL-12, S-DEL-41: caps, stages and verdicts are those of one run.

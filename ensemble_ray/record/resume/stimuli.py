@@ -1,7 +1,8 @@
 """What the source of a planned run was told, as its record has it. Package: record. Pure (S-DUR-30).
 
 In: recorded stimuli in order. Out: the same stimuli in the groups in which the source was told them, without those that a
-run makes up for that goes on.
+run makes up for that goes on. That a task was stopped stays: the source knows whether it still wants that, as a join of a
+graph does, and is told only then.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Exited, Stimulus, decode_stimulus
+from ensemble_ray.schedule.stimuli import CancelRequested, Exited, Stimulus, decode_stimulus
 from ensemble_ray.values.outputs import ExitReason
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import StimulusRecorded
 
-__all__ = ["RecordedStimuli"]
+__all__ = ["RecordedStimuli", "is_undone"]
 
 
 class RecordedStimuli:
@@ -49,8 +50,8 @@ class RecordedStimuli:
     def forget_undone(self) -> None:
         """Forget what a run makes up for that somebody wants to go on: cancellations, a spent budget."""
         for group in self._groups:
-            group[:] = [each for each in group if not _is_undone(each)]
-        self._exits = {instance: each for instance, each in self._exits.items() if not _is_undone(each)}
+            group[:] = [each for each in group if not is_undone(each)]
+        self._exits = {instance: each for instance, each in self._exits.items() if not is_undone(each)}
 
     @property
     def groups(self) -> tuple[tuple[Stimulus, ...], ...]:
@@ -64,11 +65,11 @@ class RecordedStimuli:
         return {**self._exits, **told}
 
 
-def _is_undone(stimulus: Stimulus) -> bool:
+def is_undone(stimulus: Stimulus) -> bool:
     """Whether a run that goes on makes up for it: it was cancelled, or had spent its budget (S-DUR-35, S-BUD-6)."""
     if isinstance(stimulus, Exited):
         return stimulus.reason is ExitReason.BUDGET_EXHAUSTED
-    return isinstance(stimulus, CancelRequested | Cancelled)
+    return isinstance(stimulus, CancelRequested)
 
 
 def _stimulus(fact: Fact[StimulusRecorded]) -> Stimulus:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, cast
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.plan.plan import Plan
+from ensemble_ray.record.resume.stimuli import is_undone
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Announce, EdgeMatches, End, IterationEnded, StepEnded, UntilHolds
 from ensemble_ray.schedule.results import GraphResult, LoopResult, StepResult, UnitFailure, UnitResult
-from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Evaluated, Exited, Stimulus, decode_stimulus
-from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Stimulus, decode_stimulus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,17 +71,11 @@ class RecordedStimuli:
 
     def resume(self) -> None:
         """Forget what a run that goes on makes up for: that it was cancelled, or had spent its budget."""
-        self._groups = [[each for each in group if not _is_made_up_for(each)] for group in self._groups]
+        self._groups = [[each for each in group if not is_undone(each)] for group in self._groups]
 
     def groups(self) -> Sequence[Sequence[Stimulus]]:
         """Return what was told, in order."""
         return [group for group in self._groups if group]
-
-
-def _is_made_up_for(stimulus: Stimulus) -> bool:
-    if isinstance(stimulus, Exited):
-        return stimulus.reason is ExitReason.BUDGET_EXHAUSTED
-    return isinstance(stimulus, CancelRequested | Cancelled)
 
 
 def recorded_plan(data: Mapping[str, object]) -> Plan:
@@ -104,7 +98,8 @@ def replay_units(plan: Plan, groups: Sequence[Sequence[Stimulus]]) -> ReplayedUn
     iterations: dict[str, list[tuple[str, ...]]] = {}
     steps: dict[str, list[StepResult]] = {}
     for group in groups:
-        for instruction in source.handle(*group):
+        told = [each for each in group if not isinstance(each, Cancelled) or source.is_cancelling(each.instance)]
+        for instruction in source.handle(*told):
             match instruction:
                 case End():
                     end = instruction

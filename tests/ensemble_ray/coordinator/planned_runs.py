@@ -54,11 +54,14 @@ class SlowJournal(MemoryJournal):
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id)
         self.batches: list[list[str]] = []
+        #: what was to be committed before anything followed from it
+        self.committed: list[str] = []
         self.free = asyncio.Event()
         self.free.set()
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         self.batches.append(describe_facts(facts))
+        self.committed += describe_facts(facts) if until is Persistence.COMMITTED else []
         await asyncio.sleep(0)
         await self.free.wait()
         await super().append(facts, epoch=epoch, until=until)

@@ -11,9 +11,11 @@ from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.resume.planned import PlannedRecovery
-from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus
+from ensemble_ray.schedule.instructions import UntilHolds
+from ensemble_ray.schedule.stimuli import Begun, Completed, Evaluated, Exited, Failed, Stimulus
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.planned_runs import PAIR, Failure, Result, conducting, done, ended_early, failed
+from tests.ensemble_ray.schedule.nesting import loop, nested
 from tests.ensemble_ray.schedule.plans import plan_of
 
 
@@ -241,3 +243,12 @@ async def test_effects_of_before_the_run_stand_behind_the_note_when_it_goes_on()
     preamble = read_fact(run="run", kind="model", name="run/1/model", at=99.0, data={"text": "role"})
     run = await conducting(PAIR, epoch=1, preamble=[preamble], resumed=resumed([BEGUN]))
     assert run.fact_lines[:2] == ["resume run", "model run/1/model"]
+
+
+async def test_answer_of_user_code_is_committed_before_anything_follows_from_it() -> None:
+    """S-LOOP-54: work that another process records must not follow from a verdict that is lost."""
+    run = await conducting(nested({"a": ()}, loop()))
+    question = UntilHolds(unit="loop:refine", iteration=1)
+    run.coordinator.notify(Evaluated(at=101.0, question=question, answer=True))
+    await run.settled()
+    assert run.journal.committed[-1] == "stimulus run Evaluated"

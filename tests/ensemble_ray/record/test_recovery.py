@@ -99,7 +99,9 @@ def test_cancellation_is_forgotten_when_a_cancelled_run_is_resumed() -> None:
     """S-DUR-35: what was cancelled is done after all; what was done stays done."""
     facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *CANCELLING]
     recovered = PlannedRecovery.of([*facts, ended(108, "cancelled", "cancelled")])
-    assert recovered.stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
+    # The source is told only of stops that it wants itself, as a join of a graph does.
+    stopped = Cancelled(at=107, instance="edit#0")
+    assert recovered.stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),), (stopped,))
 
 
 def test_cancellation_counts_when_only_the_scheduler_was_replaced() -> None:
@@ -112,10 +114,11 @@ def test_cancellation_counts_when_only_the_scheduler_was_replaced() -> None:
 def test_earlier_cancellation_is_forgotten_when_the_scheduler_of_a_resumed_run_is_replaced() -> None:
     """S-DUR-32, S-DUR-35: the one from before the resumption was taken back then."""
     facts = [*begun(READ, EDIT), *CANCELLING, ended(108, "cancelled", "cancelled"), fact("resume", "run", 200)]
-    assert PlannedRecovery.of(facts, is_resumed=False).stimuli == ((Begun(at=100.0),),)
+    stopped = (Cancelled(at=107.0, instance="edit#0"),)
+    assert PlannedRecovery.of(facts, is_resumed=False).stimuli == ((Begun(at=100.0),), stopped)
     again = fact("stimulus", "run", 201, type="CancelRequested", at=201.0)
     told = PlannedRecovery.of([*facts, again], is_resumed=False).stimuli
-    assert told == ((Begun(at=100.0),), (CancelRequested(at=201.0),))
+    assert told == ((Begun(at=100.0),), stopped, (CancelRequested(at=201.0),))
 
 
 def test_cancellation_counts_when_the_scheduler_was_replaced_twice() -> None:

@@ -176,7 +176,7 @@ class Nest:
             first = todo[-1] if isinstance(todo[-1], Evaluate) else todo[0]
             if isinstance(first, Evaluate):
                 self.answer(first.question, verdict(first.question))
-            elif isinstance(first, Start):
+            elif isinstance(first, Start | Cancel):
                 self.complete(first.instance, tokens=tokens)
         raise AssertionError(f"it does not end: {self.wanted[-5:]}")
 

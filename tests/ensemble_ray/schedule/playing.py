@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from ensemble_ray.plan.plan import Plan
-from ensemble_ray.schedule.instructions import Evaluate, Instruction, Start
+from ensemble_ray.schedule.instructions import Cancel, Evaluate, Instruction, Start
 from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Completed, Evaluated, Exited, Failed, Stimulus
 from ensemble_ray.schedule.unit import Execution, UnitMachine
 from ensemble_ray.schedule.unit_machines import make_machine
@@ -95,6 +95,8 @@ def _words(draw: st.DrawFn, todo: Sequence[Instruction], at: float, played: Play
     words: list[Stimulus] = []
     for position in chosen:
         each = todo[position]
+        if isinstance(each, Cancel):  # it may end in any way before it is stopped
+            each = Start(instance=each.instance)
         if isinstance(each, Start):
             words.append(_end_of(draw, each, at, played, trouble))
         elif isinstance(each, Evaluate):

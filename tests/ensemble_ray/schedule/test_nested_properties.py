@@ -110,7 +110,7 @@ def plays(draw: st.DrawFn) -> Played:
         group: list[Stimulus] = []
         for position in chosen:
             word = open_words[position]
-            if isinstance(word, Start):
+            if isinstance(word, Start | Cancel):
                 group.append(_end_of(draw, word.instance, at, played))
             elif isinstance(word, Evaluate):
                 group.append(_answer_to(draw, word.question, at))
