@@ -42,7 +42,7 @@ def _asked(where: str) -> Task:
         model = ScriptedModel(call("human_input", '{"input": "Go on?"}'), "never")
         return task("second", agent(model, tools=[HumanInputTool()]), name="second")
     gate = {"before_review" if where == "before" else "review": Review.required()}
-    return task("second", name="second", handler=_named, **gate)
+    return task("second", None, name="second", handler=_named, **gate)
 
 
 def _first() -> Task:

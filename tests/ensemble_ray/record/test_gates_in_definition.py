@@ -16,7 +16,7 @@ def _write(_context: object) -> str:
 
 
 def _task(**gates: Review) -> Task:
-    return task("Write", name="write", handler=_write, **gates)
+    return task("Write", None, name="write", handler=_write, **gates)
 
 
 def _data(written: Task, **more: object) -> dict[str, object]:
