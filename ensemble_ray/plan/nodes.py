@@ -84,8 +84,9 @@ class Scope:
         return found if any(found) else ()
 
     def _body(self, entry: Task | UnitOutput) -> str:
-        is_one = isinstance(entry, UnitOutput) and entry.task_id
-        return self.bodies[entry.object_id, entry.task_id] if is_one else ""
+        if not isinstance(entry, UnitOutput) or not entry.task_id:
+            return ""
+        return self.bodies[entry.object_id, entry.task_id]
 
 
 class NodeMaker:
