@@ -156,6 +156,11 @@ class Coordinator(Generic[Order, Result, Outcome]):
         self._in_flight.update(order.instance for order in orders)
         self._executor.start(orders)
 
+    def stop(self, instances: Sequence[str]) -> None:
+        """Have the executor stop those of these that it has; each is still reported."""
+        if stopping := [instance for instance in instances if instance in self._in_flight]:
+            self._executor.stop(stopping)
+
     def break_off(self, error: BaseException) -> None:
         """End the run with an error of everything around it; what was recorded can be gone on with."""
         self._broken = self._broken or error
@@ -242,10 +247,8 @@ class Coordinator(Generic[Order, Result, Outcome]):
             self._tasks.make(fresh)
 
     def _stop(self, instances: Sequence[str]) -> None:
-        stopping = [instance for instance in instances if instance in self._in_flight]
-        if stopping:
-            self._executor.stop(stopping)
+        self.stop(instances)
         for instance in instances:
-            if instance not in self._in_flight:  # no executor has it, and none will
-                self._tasks.discard(instance)
+            # No executor has it, and none will; or it is more than one task, which tells of its end itself.
+            if instance not in self._in_flight and not self._tasks.discard(instance):
                 self.notify(Cancelled(at=self._journal.now(), instance=instance))

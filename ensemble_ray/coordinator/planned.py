@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
 from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
+from ensemble_ray.coordinator.start_orders import gather_context, revision_of
 from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.execute.orders import FailureSummary, Revision, TaskBody, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import FailureSummary, TaskBody, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, Start, TaskChanges, Warn
+from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, Start, Warn
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -185,12 +186,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
     def _order(self, start: Start) -> TaskOrder[Task, Never, Output]:
         node = self._nodes[node_key(start.instance)]
         parts, missing = self._context_of(start, node)
-        context: list[Output] = []
-        joined: list[tuple[int, int]] = []
-        for part in parts:
-            begin = len(context)
-            context += (self._outputs.get(instance) for instance in part.instances)
-            joined += [(begin, len(context))] if part.is_joined else []
+        context, joined = gather_context(parts, self._outputs)
         body = self._bodies(node.key)
         return TaskOrder(
             run_id=self._journal.run_id,
@@ -202,10 +198,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             agent_key=node.agent_key,
             agent_role=node.agent_role,
             total_tasks=node.total,
-            context=tuple(context),
-            joined=tuple(joined),
+            context=context,
+            joined=joined,
             missing_context=missing,
-            revision=self._revision_of(start),
+            revision=revision_of(start.changes, self._outputs),
             is_streaming=node.is_streaming,
             input_guardrails=body.input_guardrails,
             output_guardrails=body.output_guardrails,
@@ -229,15 +225,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         node = self._nodes.get(key)
         return key if node is None else node.description
 
-    def _revision_of(self, start: Start) -> Revision[Output] | None:
-        changes = start.changes
-        if not isinstance(changes, TaskChanges):
-            return None
-        prior = self._outputs.get(changes.prior) if changes.prior in self._outputs else None
-        return Revision(attempt=changes.attempt, feedback=changes.feedback, prior=prior)
-
-    def discard(self, instance: str) -> None:
+    def discard(self, instance: str) -> bool:
         """Forget nothing: an order is made as soon as its task is started."""
+        del instance
+        return False
 
     # Results.
 

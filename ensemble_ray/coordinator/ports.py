@@ -82,6 +82,10 @@ class TaskReporter(Protocol[OrderT_contra]):
         """Hand orders to the executor."""
         ...
 
+    def stop(self, instances: Sequence[str]) -> None:
+        """Have the executor stop those of these that it has; each is still reported."""
+        ...
+
     def notify(self, *stimuli: Stimulus) -> None:
         """Tell the source, after everything that it was told before."""
         ...
@@ -120,8 +124,8 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
         """Make orders and submit them, now or later; what cannot be made is notified of."""
         ...
 
-    def discard(self, instance: str) -> None:
-        """Make no order of a task that was stopped before it had one."""
+    def discard(self, instance: str) -> bool:
+        """Make no order of a task that was stopped before it had one; whether its end will be notified of from here."""
         ...
 
     def accept(self, result: ResultT_contra) -> Sequence[Stimulus]:

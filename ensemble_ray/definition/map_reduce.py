@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr, SkipValidation, model_validator
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import Accepts, StrictInt, initially
+from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.map_reduce_checks import (
     check_items,
     check_outcomes,
@@ -23,6 +24,7 @@ from ensemble_ray.definition.map_reduce_checks import (
 )
 from ensemble_ray.definition.run_rules import Watched
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.dead_letters import DeadLetters
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
     Items: TypeAlias = Iterable[Any] | AsyncIterable[Any] | Path | DeadLetters | Any
     _Task: TypeAlias = Task | Awaitable[Task]
     _Agent: TypeAlias = Agent | Awaitable[Agent]
-    MapTask: TypeAlias = Callable[[Any], _Task] | Callable[[Any, Agent], _Task]
+    _Made: TypeAlias = Task | Loop | UnitOutput
+    _Map: TypeAlias = _Made | Awaitable[_Made]
+    MapTask: TypeAlias = Callable[[Any], _Map] | Callable[[Any, Agent], _Map]
     MapAgent: TypeAlias = Callable[[Any], _Agent]
     # The agent is Any: pyright takes the parameter of `lambda group: ...` for the first one of the longer form.
     ReduceTask: TypeAlias = Callable[[list[Task]], _Task] | Callable[[Any, list[Task]], _Task]
@@ -63,7 +67,8 @@ class MapDefinition(Watched):
     Attributes:
         items: What is mapped: a list, any iterable or async iterable, the path of a `.jsonl`, `.csv` or `.parquet` file, a
             Ray Dataset, or `DeadLetters(path)`. Anything but a sequence is pulled while the run goes on.
-        map_task: Makes the task of an item: `callable(item)`, or with `map_agent` `callable(item, agent)`.
+        map_task: Makes the task of an item: `callable(item)`, or with `map_agent` `callable(item, agent)`. It may
+            return a `Loop`, which is run for the item, or `loop.output_of(task)`.
         map_agent: Makes the agent of an item: `callable(item)`; None: the task names its own, or one is made for it.
         on_item_error: What a failed item means: `"fail"`: the run fails; `"skip"`: it is left out; `"collect"`: it is left
             out and listed in `output.failed_items`. None: `"fail"` or `"collect"`, as `parallel_error_strategy` says.

@@ -11,7 +11,7 @@ from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import ANY, FLAG, NUMBER, OBJECT, TEXT, list_of
 from ensemble_ray.values.trace import AgentSummary
 
-__all__ = ["AgentsJoined", "GroupRecorded", "ItemsRecorded"]
+__all__ = ["AgentsJoined", "GroupRecorded", "ItemOutputRecorded", "ItemsRecorded"]
 
 
 def _is_true(value: object) -> bool:
@@ -80,6 +80,17 @@ class GroupRecorded(FactData):
     #: keys of what it reduces, in the order in which its factory gets them
     inputs: Sequence[str]
     is_final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemOutputRecorded(FactData):
+    """An item that is more than one task has its output, which is that of tasks that are on record (S-MR-193)."""
+
+    KIND: ClassVar = "item_output"
+    KEYS: ClassVar = {"outputs": Key(list_of(TEXT), ())}
+
+    #: instances of those tasks; the outputs of several arrive as one, as the iterations of a loop do
+    outputs: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

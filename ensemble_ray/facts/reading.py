@@ -13,7 +13,7 @@ from typing import Self
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, FactData
-from ensemble_ray.facts.items import AgentsJoined, GroupRecorded, ItemsRecorded
+from ensemble_ray.facts.items import AgentsJoined, GroupRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
@@ -27,7 +27,7 @@ KINDS: Mapping[str, type[FactData]] = {
     for each in (
         PlanRecorded, RunResumed, RunEnded, StimulusRecorded, LossAccepted, ModelAnswered, ToolIntended, ToolReturned,
         OutcomeDecided, DelegationDecided, OutputRecorded, FailureRecorded, ExitRecorded, ItemsRecorded, GroupRecorded,
-        AgentsJoined, MemoryRecalled, MemoryStored, ReviewRequested, ReviewDecided,
+        AgentsJoined, ItemOutputRecorded, MemoryRecalled, MemoryStored, ReviewRequested, ReviewDecided,
     )
 }  # fmt: skip
 #: Those that are only told of runs as a whole: a store finds them however many facts a run has.

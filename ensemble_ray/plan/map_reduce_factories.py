@@ -17,13 +17,19 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.graph import Graph
+from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.process.threads import threads
 
 __all__ = [
     "FactoryFailure",
+    "ItemLoop",
+    "Made",
     "TaskAndAgent",
     "held",
     "make_direct",
@@ -45,8 +51,19 @@ class FactoryFailure:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class ItemLoop:
+    """What a factory made of an item in place of one task (S-MR-190)."""
+
+    loop: Loop
+    #: id of the body task whose output is that of the item; "": the last one that the loop shows
+    chosen: str = ""
+
+
+#: What a factory made, or why it could not.
+Made: TypeAlias = TaskAndAgent | ItemLoop | FactoryFailure
 #: Asks for the results of calls, one after the other.
-_Making: TypeAlias = Generator["_Call", object, TaskAndAgent]
+_Making: TypeAlias = Generator["_Call", object, "TaskAndAgent | ItemLoop"]
 
 
 def make_map(definition: MapDefinition, item: object) -> TaskAndAgent:
@@ -55,7 +72,13 @@ def make_map(definition: MapDefinition, item: object) -> TaskAndAgent:
     Raises:
         ValidationError: a factory gave something else than it should, or is async.
     """
-    return _drive(_map(definition, item))
+    made = _drive(_map(definition, item))
+    if isinstance(made, ItemLoop):
+        raise ValidationError(
+            f"map_task returned the loop '{made.loop.name}', and over a list in static mode all tasks are made at "
+            "construction. Give items that are no list, such as iter(items), or set on_item_error"
+        )
+    return made
 
 
 def make_reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> TaskAndAgent:
@@ -64,7 +87,7 @@ def make_reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) ->
     Raises:
         ValidationError: as `make_map`; or its context lacks a task of the group (S-MR-24).
     """
-    return _drive(_reduce(definition, chunk_tasks))
+    return cast("TaskAndAgent", _drive(_reduce(definition, chunk_tasks)))
 
 
 def make_direct(definition: MapReduceDefinition, items: Sequence[object]) -> TaskAndAgent:
@@ -73,10 +96,10 @@ def make_direct(definition: MapReduceDefinition, items: Sequence[object]) -> Tas
     Raises:
         ValidationError: as `make_map`.
     """
-    return _drive(_direct(definition, items))
+    return cast("TaskAndAgent", _drive(_direct(definition, items)))
 
 
-async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -> list[TaskAndAgent | FactoryFailure]:
+async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -> list[Made]:
     """Make the tasks of several items, in their order, during a run; factories may be async.
 
     A factory that raises fails its own item, unless a failed item ends the run: then the error goes on unchanged.
@@ -110,9 +133,9 @@ class _Call:
 
 def _map(definition: MapDefinition, item: object) -> _Making:
     if definition.map_agent is None:
-        return _make(definition, None, lambda _: _Call("map_task", definition.map_task, item))
+        return _make(definition, None, lambda _: _Call("map_task", definition.map_task, item), takes_loop=True)
     asked = _Call("map_agent", definition.map_agent, item)
-    return _make(definition, asked, lambda agent: _Call("map_task", definition.map_task, item, agent))
+    return _make(definition, asked, lambda agent: _Call("map_task", definition.map_task, item, agent), takes_loop=True)
 
 
 def _reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> _Making:
@@ -122,7 +145,7 @@ def _reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> _Ma
     else:
         asked = _Call("reduce_agent", definition.reduce_agent)
         making = _make(definition, asked, lambda agent: _Call("reduce_task", definition.reduce_task, agent, chunk))
-    task, agent = yield from making
+    task, agent = cast("TaskAndAgent", (yield from making))
     _check_context(task, chunk)
     return task, agent
 
@@ -135,10 +158,15 @@ def _direct(definition: MapReduceDefinition, items: Sequence[object]) -> _Making
     return _make(definition, asked, lambda agent: _Call("direct_task", factory, agent, all_items))
 
 
-def _make(definition: MapDefinition, asked: _Call | None, then: Callable[[Agent | None], _Call]) -> _Making:
+def _make(
+    definition: MapDefinition, asked: _Call | None, then: Callable[[Agent | None], _Call], *, takes_loop: bool = False
+) -> _Making:
     agent = None if asked is None else _check_type(Agent, (yield asked), asked.name)
     call = then(agent)
-    task = _check_type(Task, (yield call), call.name)
+    value: object = yield call
+    if takes_loop and (made := _as_loop(value, call.name)) is not None:
+        return _held_loop(definition, made, agent)
+    task = _check_type(Task, value, call.name)
     if task.agent is None and agent is not None and task.handler is None:
         task = task.rewritten(agent=agent)
     agent = None if task.agent is None else held(definition, task.agent)
@@ -150,6 +178,33 @@ def held(definition: MapDefinition, agent: Agent) -> Agent:
     wanted = {"replicas": definition.replicas, "max_concurrency": definition.max_concurrency}
     chosen = {name: value for name, value in wanted.items() if value is not None}
     return agent.rewritten(**chosen) if chosen else agent
+
+
+def _as_loop(value: object, name: str) -> ItemLoop | None:
+    """Return the loop that a factory gave in place of a task; None where it gave none.
+
+    Raises:
+        ValidationError: it gave what is neither, and has tasks of its own (S-MR-191).
+    """
+    if isinstance(value, Loop):
+        return ItemLoop(value)
+    if isinstance(value, UnitOutput) and isinstance(value.loop, Loop):
+        return ItemLoop(value.loop, value.task_id)
+    if isinstance(value, Phase | Graph | UnitOutput):
+        raise ValidationError(
+            f"{name} must return a Task, a Loop or the output_of(task) of a Loop, got: {type(value).__name__}"
+        )
+    return None
+
+
+def _held_loop(definition: MapDefinition, made: ItemLoop, agent: Agent | None) -> ItemLoop:
+    """Return the loop whose tasks have their agents; those that name none get the one that was made for the item."""
+    tasks: dict[str, Task] = {}
+    for task in made.loop.body:
+        worker = task.agent or (agent if task.handler is None else None)
+        worker = None if worker is None else held(definition, worker)
+        tasks[task.object_id] = task if worker is task.agent else task.rewritten(agent=worker)
+    return ItemLoop(made.loop.with_tasks_of(tasks), made.chosen)
 
 
 def _check_type(cls: type[Any], value: object, name: str) -> Any:
@@ -178,7 +233,7 @@ _SHOWN = 100
 # Driving. A making says what to call; who drives it decides where.
 
 
-def _drive(making: _Making) -> TaskAndAgent:
+def _drive(making: _Making) -> TaskAndAgent | ItemLoop:
     """Drive a making in this thread."""
     outcome = _advance([making], [])
     if isinstance(outcome, _Waiting):
@@ -188,7 +243,7 @@ def _drive(making: _Making) -> TaskAndAgent:
             f"{outcome.call.name} is async, and over a list in static mode it is called at construction, where nothing can "
             "be awaited. Give a plain function, or items that are no list, such as iter(items)"
         )
-    return cast("TaskAndAgent", outcome[0])
+    return cast("TaskAndAgent | ItemLoop", outcome[0])
 
 
 async def _one_in_run(making: _Making) -> TaskAndAgent:
@@ -196,14 +251,14 @@ async def _one_in_run(making: _Making) -> TaskAndAgent:
     return cast("TaskAndAgent", (await _drive_in_run([making]))[0])
 
 
-async def _drive_in_run(makings: list[_Making], *, keeps_failures: bool = False) -> list[TaskAndAgent | FactoryFailure]:
+async def _drive_in_run(makings: list[_Making], *, keeps_failures: bool = False) -> list[Made]:
     """Drive all of them in one thread, one call at a time; back here for what is awaitable.
 
     Args:
         makings: What is to be made.
         keeps_failures: Whether what a factory raises stands in the place of its task; else it is raised.
     """
-    done: list[TaskAndAgent | FactoryFailure] = []
+    done: list[Made] = []
     result: object = None
     is_left = threading.Event()
     while True:
@@ -237,12 +292,12 @@ class _Waiting:
 
 def _advance(
     makings: list[_Making],
-    done: list[TaskAndAgent | FactoryFailure],
+    done: list[Made],
     result: object = None,
     is_left: Callable[[], bool] = lambda: False,
     *,
     keeps_failures: bool = False,
-) -> list[TaskAndAgent | FactoryFailure] | _Waiting:
+) -> list[Made] | _Waiting:
     """Go on where it stands until all is made, or something has to be awaited.
 
     Args:
@@ -256,7 +311,7 @@ def _advance(
         try:
             call = makings[len(done)].send(result)
         except StopIteration as ended:
-            done.append(cast("TaskAndAgent", ended.value))
+            done.append(cast("TaskAndAgent | ItemLoop", ended.value))
             result = None
             continue
         try:  # another `try` than above: a StopIteration of the user's is an error like others

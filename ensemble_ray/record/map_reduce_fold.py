@@ -8,7 +8,7 @@ that work again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
@@ -16,13 +16,14 @@ from ensemble_ray.errors.provider import is_refusal_data
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, kinds_of
-from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
-from ensemble_ray.facts.runs import PlanRecorded, RunResumed
+from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
+from ensemble_ray.facts.runs import PlanRecorded, RunResumed, StimulusRecorded
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
 from ensemble_ray.record.resume.reading import KeepFailure, KeepOutput, read_pages
 from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
-from ensemble_ray.values.ids import effect_name, instance_of
+from ensemble_ray.schedule.stimuli import Evaluated, decode_stimulus
+from ensemble_ray.values.ids import effect_name, instance_of, is_inside_unit, key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
@@ -40,10 +41,21 @@ __all__ = [
 #: Kinds of facts that the fold looks at.
 MAP_REDUCE_KINDS = (
     *HEAD_KINDS,
-    *kinds_of(ItemsRecorded, GroupRecorded, ModelAnswered, OutputRecorded, FailureRecorded, ExitRecorded),
+    *kinds_of(
+        ItemsRecorded,
+        GroupRecorded,
+        ItemOutputRecorded,
+        StimulusRecorded,
+        ModelAnswered,
+        OutputRecorded,
+        FailureRecorded,
+        ExitRecorded,
+    ),
 )
 #: What calls that made the agent of some work have in their names.
 _MAKING = "synthesis"
+
+_End = OutputRecorded | FailureRecorded | ExitRecorded | ItemOutputRecorded
 
 
 class RecordedOutcome(IntEnum):
@@ -68,16 +80,25 @@ class MapReduceRecovery:
         input_tokens: Of all its recorded model calls, as far as the provider counted them.
         output_tokens: The same of the answers.
         uncounted_calls: Model calls of which the provider did not count something.
+        verdicts: By instance of an item that has not ended: what the predicate of its loop answered (S-MR-193).
         answers: By effect name: answers to calls that made the agents of work that has not ended (S-SET-46).
     """
 
-    def __init__(self, keep: KeepOutput | None = None, keep_failure: KeepFailure | None = None) -> None:
+    def __init__(
+        self,
+        keep: KeepOutput | None = None,
+        keep_failure: KeepFailure | None = None,
+        keep_inner: Callable[[str, Fact[OutputRecorded] | Fact[FailureRecorded]], None] | None = None,
+        keep_item: Callable[[str, ItemOutputRecorded], None] | None = None,
+    ) -> None:
         """Begin without facts.
 
         Args:
             keep: Takes each recorded output, as it passes by.
             keep_failure: Takes each recorded failure. The work may be tried again afterwards:
                 `outcome` says in the end which failures count.
+            keep_inner: Takes the recorded ends of tasks of items that are more than one task, by the item's key.
+            keep_item: Takes which of them are the output of their item.
         """
         self.head = RunHead()
         self.items = RecordedItems()
@@ -87,6 +108,9 @@ class MapReduceRecovery:
         self.input_tokens = self.output_tokens = self.uncounted_calls = 0
         self._keep = keep
         self._keep_failure = keep_failure
+        self._keep_inner = keep_inner
+        self._keep_item = keep_item
+        self.verdicts: dict[str, list[Evaluated]] = {}
         #: outcomes by level and number, and of work that has neither in its key
         self._levels: dict[int, Codes] = {}
         self._named: dict[str, int] = {}
@@ -107,7 +131,9 @@ class MapReduceRecovery:
                     self._count(answer)
                     if is_making_agent(fact):
                         self.answers.setdefault(fact.name, []).append(cast("Fact[ModelAnswered]", fact))
-                case OutputRecorded() | FailureRecorded() | ExitRecorded() as end:
+                case StimulusRecorded():
+                    self._apply_verdict(cast("Fact[StimulusRecorded]", fact))
+                case OutputRecorded() | FailureRecorded() | ExitRecorded() | ItemOutputRecorded() as end:
                     self._apply_end(fact, end)
                 case ItemsRecorded() as pulled:
                     self.items.apply(pulled)
@@ -169,11 +195,29 @@ class MapReduceRecovery:
     def _repeat(self, key: str) -> None:
         self._occurrences[key] = self._occurrences.get(key, 0) + 1
 
-    def _apply_end(self, fact: Fact, end: OutputRecorded | FailureRecorded | ExitRecorded) -> None:
-        """Take how some work ended; work that it handed on belongs to it."""
-        key, _, occurrence = fact.name.rpartition("#")
-        if "/" in fact.name or not occurrence.isdecimal():
+    def _apply_verdict(self, fact: Fact[StimulusRecorded]) -> None:
+        stimulus = decode_stimulus(fact)
+        if isinstance(stimulus, Evaluated):
+            self.verdicts.setdefault(fact.name, []).append(stimulus)
+
+    def _apply_inner(self, fact: Fact) -> None:
+        """Take the end of a task of an item that is more than one; work that a task handed on belongs to it."""
+        if not is_inside_unit(fact.name):
             return
+        item = key_of(fact.name.partition("/")[0])
+        self.answers.pop(effect_name(instance_of(f"{item}/{node_key(fact.name)}"), 0, _MAKING), None)
+        if self._keep_inner is not None and not isinstance(fact.data, ExitRecorded):
+            self._keep_inner(item, cast("Fact[OutputRecorded] | Fact[FailureRecorded]", fact))
+
+    def _apply_end(self, fact: Fact, end: _End) -> None:
+        """Take how some work ended."""
+        key, _, occurrence = fact.name.rpartition("#")
+        if "/" in fact.name:
+            self._apply_inner(fact)
+            return
+        if not occurrence.isdecimal():
+            return
+        self.verdicts.pop(fact.name, None)
         self.answers.pop(effect_name(fact.name, 0, _MAKING), None)
         number, counted = int(occurrence), self._occurrences.get(key, 0)
         if number < counted:
@@ -182,8 +226,12 @@ class MapReduceRecovery:
             self._occurrences[key] = number
         self._apply_outcome(key, fact, end)
 
-    def _apply_outcome(self, key: str, fact: Fact, end: OutputRecorded | FailureRecorded | ExitRecorded) -> None:
+    def _apply_outcome(self, key: str, fact: Fact, end: _End) -> None:
         match end:
+            case ItemOutputRecorded():
+                self._set(key, RecordedOutcome.COMPLETED)
+                if self._keep_item is not None:
+                    self._keep_item(key, end)
             case OutputRecorded():
                 self._set(key, RecordedOutcome.COMPLETED)
                 if self._keep is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
+from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.facts.lenient import as_sequence
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
@@ -43,13 +43,14 @@ async def tasks_done(store: RunStore, run_id: str) -> Progress:
     total, is_dynamic = await _count_known(store, run_id)
     executions = items = 0
     keys: set[str] = set()
-    ends = (OutputRecorded, GroupRecorded) if is_dynamic else (OutputRecorded,)
+    ends = (OutputRecorded, GroupRecorded, ItemOutputRecorded) if is_dynamic else (OutputRecorded,)
     async for page in store.read(run_id, kinds=kinds_of(*ends), has_data=False):
         for fact in page:
             if isinstance(fact.data, GroupRecorded):
                 total += 1
             # Work that was handed on has outputs of its own, and is no task of the plan.
-            elif delegating_call(fact.name) is None:
+            # So have the tasks of an item that is more than one; the item has a fact of its own.
+            elif delegating_call(fact.name) is None and not (is_dynamic and "/" in fact.name):
                 executions += 1
                 items += is_of_items(fact.name)
                 total += is_dynamic and is_direct(fact.name)

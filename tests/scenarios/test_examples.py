@@ -286,3 +286,16 @@ def test_remembering_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "## Memory: customer" in server.requests[0].text
     assert "Likes short answers" in server.requests[0].text
     assert SqliteMemory(tmp_path / "memory.db").scopes() == {"customer": 2}
+
+
+def test_loop_per_row_runs(tmp_path: Path) -> None:
+    """S-MR-190: each row's slogan is written again until its critic approves, and is what the row gives."""
+
+    def script(request: ServedRequest) -> Answer:
+        if "Write a slogan for this product" in request.text and "Criticise the slogan" not in request.text:
+            return "Again better" if "Loop iteration" in request.text else "A slogan"
+        return "APPROVED" if "Again better" in request.text else "Too short"
+
+    printed, server = _run("loop_per_row.py", script, tmp_path, "openai:m")
+    assert printed.count("Again better") == 3
+    assert len(server.requests) == 12

@@ -12,6 +12,7 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.events import EnsembleStartedEvent, Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
 from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.values.ids import is_inside_unit
 
 __all__ = ["ItemProgress"]
 
@@ -86,7 +87,9 @@ class ItemProgress:
                 self._first_at = at if self._first_at is None else self._first_at
             case TaskCompleteEvent():
                 self._end(at)
-                if is_of_items(event.instance):
+                if is_inside_unit(event.instance):
+                    pass  # one of several tasks of an item, whose end is counted when the run has ended
+                elif is_of_items(event.instance):
                     self.items_done += 1
                     self.is_direct = is_direct(event.instance)
                 else:

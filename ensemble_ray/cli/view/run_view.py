@@ -97,8 +97,9 @@ class ItemView(RunView):
         self.display = Display(self._progress, is_quiet=is_quiet, count=count)
 
     def finish(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
-        """Take over how many items failed: those that nothing could be made of had no task whose end was shown."""
+        """Take over how many items ended: those that nothing could be made of, or a loop, had no task that says so."""
         super().finish(run, output)
+        self._progress.items_done = max(getattr(run, "completed_count", 0), self._progress.items_done)
         self._progress.items_failed = max(getattr(run, "failed_count", 0), self._progress.items_failed)
 
     def _add_recorded(self, output: EnsembleOutput) -> None:

@@ -14,6 +14,8 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.plan.map_reduce_factories import (
     FactoryFailure,
+    ItemLoop,
+    Made,
     make_direct_in_run,
     make_maps_in_run,
     make_reduce_in_run,
@@ -35,7 +37,7 @@ class DefinitionFactories:
     def __init__(self, definition: MapDefinition) -> None:
         self._definition = definition
 
-    async def maps(self, items: Sequence[object]) -> Sequence[Task | FactoryFailure]:
+    async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
         """Make a task for each item, or tell why its factory could not (S-MR-154).
 
         Raises:
@@ -43,7 +45,7 @@ class DefinitionFactories:
             Exception: what a factory raised, where a failed item ends the run.
         """
         results = await make_maps_in_run(self._definition, items)
-        return [each if isinstance(each, FactoryFailure) else _alone(each[0]) for each in results]
+        return [_checked(each) for each in results]
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
         """Return a task that reduces these outputs, and the positions of those that it wants as context, in its order.
@@ -69,7 +71,7 @@ class DirectFactory:
     def __init__(self, definition: MapReduceDefinition) -> None:
         self._definition = definition
 
-    async def maps(self, items: Sequence[object]) -> Sequence[Task | FactoryFailure]:
+    async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
         """Return the one task."""
         (all_items,) = items
         task, _ = await make_direct_in_run(self._definition, cast("Sequence[object]", all_items))
@@ -78,6 +80,19 @@ class DirectFactory:
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
         """Never asked for: one output needs no reduce."""
         raise IllegalStateError(f"the short-circuit reduces nothing, and was given {len(outputs)} outputs")
+
+
+def _checked(made: Made) -> Task | ItemLoop | FactoryFailure:
+    if isinstance(made, FactoryFailure):
+        return made
+    if isinstance(made, ItemLoop):
+        if made.loop.context:
+            raise ValidationError(
+                f"Loop '{made.loop.name}' has the context '{made.loop.context[0].description}': the loop of an item has no "
+                "context. Put what it needs into the item"
+            )
+        return made
+    return _alone(made[0])
 
 
 def _alone(task: Task) -> Task:

@@ -40,6 +40,8 @@ class ItemLog:
         self._came = array("q")
         #: index of each completed map, in the same order
         self._indices = array("q")
+        #: how many items have their output
+        self.completed_count = 0
         self._failures = Spool()
         self._failed = array("q")
         self._changed = asyncio.Condition()
@@ -51,6 +53,7 @@ class ItemLog:
 
     def completed(self, number: int, index: int) -> None:
         """Note that a map has its output, which is in the store."""
+        self.completed_count += 1
         self._come(number, index)
 
     def failed(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:

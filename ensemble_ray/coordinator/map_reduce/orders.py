@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ensemble_ray.coordinator.map_reduce.outputs import node_type
+from ensemble_ray.coordinator.map_reduce.ready_tasks import inner_key
+from ensemble_ray.coordinator.start_orders import gather_context, revision_of
 from ensemble_ray.definition.task import Task
 from ensemble_ray.execute.kinds import AgentTemplates
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.facts.items import AgentsJoined, GroupRecorded
-from ensemble_ray.plan.map_reduce_factories import FactoryFailure
+from ensemble_ray.plan.map_reduce_factories import FactoryFailure, ItemLoop
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key
 from ensemble_ray.schedule.instructions import MapItem, ReduceGroup
-from ensemble_ray.values.ids import RUN, instance_of, key_of
+from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +30,14 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
     from ensemble_ray.coordinator.map_reduce.ports import RecordedTasks, TaskFactories
-    from ensemble_ray.coordinator.map_reduce.ready_tasks import ReadyTask, TaskMaker
+    from ensemble_ray.coordinator.map_reduce.ready_tasks import ReadyLoop, ReadyTask, TaskMaker
+    from ensemble_ray.coordinator.outputs import OutputStore
     from ensemble_ray.coordinator.run_journal import RunJournal
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.schedule.instructions import Start
     from ensemble_ray.values.outputs import TaskOutput
 
-__all__ = ["FailedMap", "OrderMaker", "PreparedOrder"]
+__all__ = ["FailedMap", "OrderMaker", "PreparedLoop", "PreparedOrder", "PreparedTask"]
 
 #: Characters that a reduce is shown of the description of what it reduces.
 _SHOWN = 200
@@ -61,6 +66,20 @@ class FailedMap:
     instance: str
     number: int
     error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedLoop:
+    """The loop of an item (S-MR-190)."""
+
+    instance: str
+    number: int
+    unit_type: str
+    ready: ReadyLoop
+
+
+#: What comes of making a map or a reduce.
+PreparedTask: TypeAlias = PreparedOrder | PreparedLoop | FailedMap
 
 
 def _shorten(output: TaskOutput) -> TaskOutput:
@@ -126,9 +145,7 @@ class OrderMaker:
         """How many tasks a level has, as far as it is known before its last one: there is one final reduce."""
         return self._item_count if unit_type == "map" else int(unit_type != "reduce")
 
-    async def maps(
-        self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]
-    ) -> list[PreparedOrder | FailedMap]:
+    async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[PreparedTask]:
         """Make the maps of items, by instance, but for those that are discarded when their turn comes.
 
         Raises:
@@ -142,6 +159,11 @@ class OrderMaker:
             tasks = {position: each for position, each in zip(wanted, results, strict=True) if isinstance(each, Task)}
             keys = [key_of(instance) for instance, _ in tasks]
             prepared = await self._ready(list(tasks.values()), keys) if tasks else []
+            loops = [
+                await self._ready_loop(each, position)
+                for position, each in zip(wanted, results, strict=True)
+                if isinstance(each, ItemLoop)
+            ]
         unit_type = node_type(0, is_direct=self._is_direct)
         orders = [
             self._order(each, instance, (0, number), unit_type)
@@ -152,11 +174,11 @@ class OrderMaker:
             for (instance, number), each in zip(wanted, results, strict=True)
             if isinstance(each, FactoryFailure)
         )
-        return [*orders, *failed]
+        return [*orders, *loops, *failed]
 
     async def reduce(
         self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
-    ) -> list[PreparedOrder | FailedMap]:
+    ) -> list[PreparedTask]:
         """Make the reduce of a group, unless it is discarded when its turn comes.
 
         Raises:
@@ -177,16 +199,57 @@ class OrderMaker:
         shown = [_shorten(outputs[position]) for position in wanted]
         return [self._order(prepared, instance, (level, number), unit_type, context=shown)]
 
+    async def _ready_loop(self, made: ItemLoop, position: tuple[str, int]) -> PreparedLoop:
+        instance, number = position
+        try:
+            ready = await self._maker.ready_loop(made, key_of(instance))
+        finally:
+            await self._append_asked()
+        await self._meet(list(ready.planned.agents.values()))
+        return PreparedLoop(instance=instance, number=number, unit_type=node_type(0), ready=ready)
+
+    def inner(self, prepared: PreparedLoop, start: Start, outputs: OutputStore[TaskOutput]) -> TaskOrder:
+        """Return the order of a task of an item's loop, which the loop's machine wants started."""
+        ready = prepared.ready
+        node = ready.nodes[node_key(start.instance)]
+        task = ready.planned.tasks[node.key]
+        agent = None if node.agent_key is None else ready.planned.agents[node.agent_key]
+        context, joined = gather_context(start.context or (), outputs)
+        return TaskOrder(
+            run_id=self._journal.run_id,
+            key=inner_key(key_of(prepared.instance), node.key),
+            instance=f"{prepared.instance}/{start.instance}",
+            epoch=self._journal.epoch,
+            index=node.index,
+            task=task,
+            agent_key=None if agent is None else self._templates.name_of(agent),
+            agent_role=node.agent_role,
+            agent=agent,
+            total_tasks=node.total,
+            context=context,
+            joined=joined,
+            revision=revision_of(start.changes, outputs),
+            is_streaming=node.is_streaming,
+            input_guardrails=len(task.input_guardrails),
+            output_guardrails=len(task.output_guardrails),
+        )
+
     async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
         """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
         try:
             prepared = await self._maker.ready(tasks, keys)
         finally:
-            if asked := self._maker.claim_facts():
-                await self._journal.append(*asked, until=Persistence.COMMITTED)
-        if fresh := self._store.meet([each.agent for each in prepared if each.agent is not None]):
-            await self._journal.append(self._journal.fact(RUN, AgentsJoined.of(fresh)))
+            await self._append_asked()
+        await self._meet([each.agent for each in prepared if each.agent is not None])
         return prepared
+
+    async def _append_asked(self) -> None:
+        if asked := self._maker.claim_facts():
+            await self._journal.append(*asked, until=Persistence.COMMITTED)
+
+    async def _meet(self, agents: Sequence[Agent]) -> None:
+        if fresh := self._store.meet(agents):
+            await self._journal.append(self._journal.fact(RUN, AgentsJoined.of(fresh)))
 
     def _order(
         self,

@@ -58,6 +58,9 @@ class _Level:
     count: int = 0
     started_at: datetime | None = None
     completed_at: datetime | None = None
+    #: of tasks that were several executions: number and slot of each trace, in the order in which the tasks ended
+    inner_numbers: array[int] = field(default_factory=lambda: array("q"))
+    inner_slots: array[int] = field(default_factory=lambda: array("q"))
 
     def has(self, number: int) -> bool:
         return number < len(self.gave) and self.gave[number] == _OUTPUT
@@ -66,7 +69,18 @@ class _Level:
         return (slot for slot, what in zip(self.slots, self.gave, strict=True) if what == _OUTPUT)
 
     def traced_slots(self) -> Iterator[int]:
-        return (slot for slot, what in zip(self.slots, self.gave, strict=True) if what)
+        inner: dict[int, list[int]] = {}
+        for number, slot in zip(self.inner_numbers, self.inner_slots, strict=True):
+            inner.setdefault(number, []).append(slot)
+        for number, (slot, what) in enumerate(zip(self.slots, self.gave, strict=True)):
+            if number in inner:
+                yield from inner[number]
+            elif what:
+                yield slot
+
+    def note_trace(self, trace: TaskTrace) -> None:
+        self.started_at = min(self.started_at or trace.started_at, trace.started_at)
+        self.completed_at = max(self.completed_at or trace.completed_at, trace.completed_at)
 
     def note(self, number: int, slot: int, trace: TaskTrace | None, *, gave: bool) -> None:
         missing = number + 1 - len(self.slots)
@@ -77,8 +91,7 @@ class _Level:
         self.slots[number] = slot
         self.gave[number] = _OUTPUT if gave else _TRACE if trace is not None else 0
         if trace is not None:
-            self.started_at = min(self.started_at or trace.started_at, trace.started_at)
-            self.completed_at = max(self.completed_at or trace.completed_at, trace.completed_at)
+            self.note_trace(trace)
 
 
 class MapReduceOutputs:
@@ -100,18 +113,37 @@ class MapReduceOutputs:
 
     # What comes in.
 
-    def keep(self, level: int, number: int, output: TaskOutput, unit_type: str, *, item: object = None) -> TaskOutput:
-        """Keep an output; gives it with its trace annotated."""
+    def keep(
+        self,
+        level: int,
+        number: int,
+        output: TaskOutput,
+        unit_type: str,
+        *,
+        item: object = None,
+        executions: Sequence[TaskTrace] = (),
+    ) -> TaskOutput:
+        """Keep an output; gives it with its trace annotated. Of several executions the traces of all are counted."""
         trace = self._annotated(output.trace, unit_type, level)
         output = output.model_copy(update={"trace": trace})
-        self._tool_calls += output.tool_call_count
-        self._put((level, number), output=output, trace=trace, item=item)
+        tool_calls = [each.metrics.tool_call_count for each in executions] or [output.tool_call_count]
+        self._tool_calls += sum(tool_calls)
+        self._put((level, number), output=output, trace=trace, item=item, executions=executions, unit_type=unit_type)
         return output
 
-    def lose(self, level: int, number: int, trace: TaskTrace | None, unit_type: str, *, item: object = None) -> None:
+    def lose(
+        self,
+        level: int,
+        number: int,
+        trace: TaskTrace | None,
+        unit_type: str,
+        *,
+        item: object = None,
+        executions: Sequence[TaskTrace] = (),
+    ) -> None:
         """Keep what a task did that gave no output (S-MR-105)."""
         trace = self._annotated(trace, unit_type, level)
-        self._put((level, number), output=None, trace=trace, item=item)
+        self._put((level, number), output=None, trace=trace, item=item, executions=executions, unit_type=unit_type)
 
     def meet(self, agents: Sequence[Agent]) -> list[AgentSummary]:
         """Keep who is about to take part; gives those that nobody met before, and no record tells of."""
@@ -144,6 +176,23 @@ class MapReduceOutputs:
         output: TaskOutput | None,
         trace: TaskTrace | None,
         item: object,
+        executions: Sequence[TaskTrace],
+        unit_type: str,
+    ) -> None:
+        level, number = position
+        self._put_payload(position, output=output, trace=trace, item=item)
+        for each in executions:
+            inner = self._annotated(each, unit_type, level)
+            here = self._levels[level]
+            here.inner_numbers.append(number)
+            here.inner_slots.append(self._packed(_Payload(output=None, trace=inner)))
+            here.note_trace(each)
+            self._metrics.add(each.with_workers())
+        if trace is not None and not executions:
+            self._metrics.add(trace.with_workers())
+
+    def _put_payload(
+        self, position: tuple[int, int], *, output: TaskOutput | None, trace: TaskTrace | None, item: object
     ) -> None:
         level, number = position
         payload = _Payload(
@@ -151,17 +200,19 @@ class MapReduceOutputs:
             trace=trace if output is None else None,
             item=item if self._keeps_items else None,
         )
+        slot = self._packed(payload)
+        while len(self._levels) <= level:
+            self._levels.append(_Level())
+        self._levels[level].note(number, slot, trace, gave=output is not None)
+
+    def _packed(self, payload: _Payload) -> int:
+        """Put it into the file; gives its slot."""
         try:
             packed = pickle.dumps(payload, protocol=5)
         except Exception:  # noqa: BLE001  pickle raises whatever the object's own methods do
             self._held.append(payload)
             packed = pickle.dumps(len(self._held) - 1)
-        slot = self._spool.put(packed)
-        while len(self._levels) <= level:
-            self._levels.append(_Level())
-        self._levels[level].note(number, slot, trace, gave=output is not None)
-        if trace is not None:
-            self._metrics.add(trace.with_workers())
+        return self._spool.put(packed)
 
     @staticmethod
     def _annotated(trace: TaskTrace | None, unit_type: str, level: int) -> TaskTrace | None:

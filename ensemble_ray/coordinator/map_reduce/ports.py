@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.plan.map_reduce_factories import FactoryFailure
+    from ensemble_ray.plan.map_reduce_factories import FactoryFailure, ItemLoop
     from ensemble_ray.schedule.instructions import End, ReduceGroup
+    from ensemble_ray.schedule.stimuli import Evaluated
     from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["ItemResults", "MapReduceEnd", "MapReduceFailure", "RecordedTasks", "TaskFactories"]
@@ -18,7 +19,7 @@ __all__ = ["ItemResults", "MapReduceEnd", "MapReduceFailure", "RecordedTasks", "
 class TaskFactories(Protocol):
     """The user's factories; each call is made in a thread, one at a time (S-MR-143)."""
 
-    async def maps(self, items: Sequence[object]) -> Sequence[Task | FactoryFailure]:
+    async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
         """Make a task for each item, or tell why its factory could not."""
         ...
 
@@ -68,6 +69,11 @@ class RecordedTasks(Protocol):
 
     def occurrence(self, level: int, number: int) -> int:
         """Return which attempt of the run at that task is the current one."""
+        ...
+
+    @property
+    def verdicts(self) -> Mapping[str, Sequence[Evaluated]]:
+        """Recorded answers of the predicates of items that have not ended, by the instance of the item."""
         ...
 
     @property

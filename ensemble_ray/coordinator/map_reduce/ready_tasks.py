@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
@@ -16,8 +16,10 @@ from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.plan.map_reduce_factories import held
-from ensemble_ray.plan.planner import ResolvedTasks, plan_run
+from ensemble_ray.plan.nodes import task_keys
+from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.definition.task import Task
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.plan.map_reduce_factories import ItemLoop
+    from ensemble_ray.plan.plan import Node
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["ReadyTask", "TaskMaker", "rules_for_tasks"]
+__all__ = ["ReadyLoop", "ReadyTask", "TaskMaker", "inner_key", "rules_for_tasks"]
 
 _log = bounded_logger(__name__)
 _VARIABLE = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
@@ -47,6 +51,18 @@ class ReadyTask:
     #: as shown
     agent_role: str
     is_streaming: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyLoop:
+    """A loop that can be run for an item."""
+
+    #: a plan of the loop alone, and its tasks as they travel
+    planned: Planned
+    unit: LoopUnit
+    nodes: Mapping[str, Node]
+    #: key of the body task whose output is that of the item; "": the last one that the loop shows
+    chosen: str
 
 
 class TaskMaker:
@@ -107,6 +123,32 @@ class TaskMaker:
             for node in planned.plan.nodes
         ]
 
+    async def ready_loop(self, made: ItemLoop, key: str) -> ReadyLoop:
+        """Return the loop of the item under this key.
+
+        Raises:
+            ValidationError, AgentExecutionError: as `ready`.
+        """
+        ensemble = self._rules.model_copy(update={"loops": (made.loop,)})
+        for warning in validate(ensemble):
+            self._warn(warning)
+        body = tuple(self._rendered(task) for task in made.loop.body)
+        keys = task_keys(body)
+        resolved = ResolvedTasks(
+            tasks=body, keys=keys, inputs=self._inputs, workflow=Workflow.SEQUENTIAL, models=self._models
+        )
+        synthesized = await synthesize_agents(
+            replace(resolved, keys=tuple(inner_key(key, each) for each in keys)),
+            ensemble,
+            recorded=None if self._recorded is None else self._dressed,
+        )
+        agents = {task: held(self._definition, agent) for task, agent in synthesized.items()}
+        planned = plan_run(ensemble, resolved, agents)
+        (unit,) = (each for each in planned.plan.units if isinstance(each, LoopUnit))
+        places = {task.object_id: each for task, each in zip(body, keys, strict=True)}
+        nodes = {node.key: node for node in planned.plan.nodes}
+        return ReadyLoop(planned=planned, unit=unit, nodes=nodes, chosen=places[made.chosen] if made.chosen else "")
+
     def claim_facts(self) -> list[Fact]:
         """Return what is to be put on record of the model calls that made agents, once."""
         claimed, self._facts = self._facts, []
@@ -117,7 +159,10 @@ class TaskMaker:
 
     def _filled(self, task: Task) -> Task:
         """Return the task with its inputs filled in, and without its context, whose outputs travel with the order."""
-        changes: dict[str, object] = {"context": ()} if task.context else {}
+        return self._rendered(task.rewritten(context=()) if task.context else task)
+
+    def _rendered(self, task: Task) -> Task:
+        changes: dict[str, object] = {}
         for name in ("description", "expected_output") if self._inputs else ():
             text: str = getattr(task, name)
             if "{" in text and (filled := _VARIABLE.sub(self._value, text)) != text:
@@ -131,6 +176,11 @@ class TaskMaker:
         if text not in self._warned_of and len(self._warned_of) < _MOST_WARNINGS:
             self._warned_of.add(text)
             _log.warning("%s", text)
+
+
+def inner_key(item: str, task: str) -> str:
+    """Return the key of a task of an item's loop among all tasks of the run: `map-3/writer`."""
+    return f"{item}/{task}"
 
 
 def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:

@@ -10,12 +10,12 @@ results for whoever reads them. Fulfils `RunTasks`, in the process that has the 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from ensemble_ray.coordinator.background import BackgroundTasks, as_error
 from ensemble_ray.coordinator.map_reduce.failures import FailureLog, failure_of
-from ensemble_ray.coordinator.map_reduce.orders import FailedMap
+from ensemble_ray.coordinator.map_reduce.item_loops import ItemLoops
+from ensemble_ray.coordinator.map_reduce.orders import FailedMap, PreparedLoop
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd, MapReduceFailure
 from ensemble_ray.coordinator.map_reduce.token_counts import TokenCounts
 from ensemble_ray.coordinator.ports import Opening
@@ -23,7 +23,8 @@ from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochErr
 from ensemble_ray.errors.provider import is_refusal
 from ensemble_ray.errors.texts import brief, message_of
 from ensemble_ray.execute.exits import describe_exhaustion
-from ensemble_ray.facts.items import ItemsRecorded
+from ensemble_ray.facts.ends import ExitRecorded
+from ensemble_ray.facts.items import ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule.instructions import CountTokens, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled
@@ -31,15 +32,13 @@ from ensemble_ray.values.ids import RUN, key_of
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
 if TYPE_CHECKING:
-    from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
-    from ensemble_ray.coordinator.map_reduce.orders import OrderMaker, PreparedOrder
-    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
-    from ensemble_ray.coordinator.map_reduce.ports import ItemResults, RecordedTasks
+    from ensemble_ray.coordinator.map_reduce.item_loops import LoopEnd
+    from ensemble_ray.coordinator.map_reduce.orders import PreparedOrder, PreparedTask
+    from ensemble_ray.coordinator.map_reduce.parts import MapReduceParts
     from ensemble_ray.coordinator.ports import TaskReporter
     from ensemble_ray.coordinator.run_journal import RunJournal
-    from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
-    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.fact import Fact, FactData
     from ensemble_ray.schedule.instructions import (
         End,
         IterationEnded,
@@ -52,24 +51,11 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.schedule.stimuli import Stimulus
 
-__all__ = ["MapReduceParts", "MapReduceTasks"]
+__all__ = ["MapReduceTasks"]
 
 _log = bounded_logger(__name__)
 #: Factories called in one go: so many tasks wait for the slowest of them.
 _BATCH = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapReduceParts:
-    """What the tasks of a map-reduce are made with."""
-
-    items: ItemBuffer
-    orders: OrderMaker
-    store: MapReduceOutputs
-    results: ItemResults
-    definition: MapDefinition
-    #: what the record knows of a run that goes on; None: it begins
-    record: RecordedTasks | None = None
 
 
 class MapReduceTasks:
@@ -95,6 +81,10 @@ class MapReduceTasks:
         self._spent: BudgetExhaustedError | None = None
         self._refusal: MapReduceFailure | None = None
         self._why: dict[str, str] = {}
+        verdicts = {} if self._record is None else self._record.verdicts
+        self._loops = ItemLoops(journal, parts.orders, parts.events, verdicts)
+        #: how items ended that are more than one task, for the record
+        self._unrecorded: dict[str, FactData] = {}
 
     # The run.
 
@@ -103,13 +93,20 @@ class MapReduceTasks:
         del source  # it is told recorded tasks like others
         self._reporter = reporter
         self._background = BackgroundTasks(reporter.break_off)
+        self._loops.open(reporter, self._finish_loop)
         self._started_at = self._journal.now()
         return Opening(stimuli=[Begun(at=self._started_at)])
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
-        """Return nothing: what the source is told follows from facts of items, groups and tasks."""
-        del stimuli
-        return ()
+        """Return the ends of loops; all else that the source is told follows from facts of items, groups and tasks."""
+        if not self._unrecorded:
+            return ()
+        ended = [each for each in stimuli if getattr(each, "instance", "") in self._unrecorded]
+        return [
+            self._journal.fact(each.instance, self._unrecorded.pop(each.instance), each.at)
+            for each in ended
+            if isinstance(each, Completed | Failed | Exited)
+        ]
 
     async def close(self, ending: End) -> MapReduceEnd:
         """Return how the run ended."""
@@ -127,6 +124,7 @@ class MapReduceTasks:
     def leave(self) -> None:
         """Stop what can be stopped of the user's code."""
         self._background.leave()
+        self._loops.leave()
 
     def forget(self, instances: Sequence[str]) -> None:
         """Refuse: the outputs of a map-reduce are what it gives."""
@@ -230,7 +228,7 @@ class MapReduceTasks:
             numbers = {start.instance: _position_of(start)[1] for start in batch}
             self._background.start(self._make(batch, self._orders.maps(numbers, self._is_discarded)))
 
-    async def _make(self, starts: Sequence[Start], making: Awaitable[list[PreparedOrder | FailedMap]]) -> None:
+    async def _make(self, starts: Sequence[Start], making: Awaitable[list[PreparedTask]]) -> None:
         """Make orders and submit them; where they cannot be made, nobody else will report anything of them."""
         try:
             self._submit(await making)
@@ -247,7 +245,7 @@ class MapReduceTasks:
             now = self._journal.now()
             self._reporter.notify(*(Failed(at=now, instance=start.instance, ends_run=True) for start in starts))
 
-    def _submit(self, results: Sequence[PreparedOrder | FailedMap]) -> None:
+    def _submit(self, results: Sequence[PreparedTask]) -> None:
         orders: list[TaskOrder] = []
         for prepared in results:
             if self._is_discarded(prepared.instance):
@@ -259,15 +257,20 @@ class MapReduceTasks:
                     prepared.number, f"Item {self._parts.items.index(prepared.number)}", prepared.error, now
                 )
                 self._reporter.notify(Failed(at=now, instance=prepared.instance))
+            elif isinstance(prepared, PreparedLoop):
+                self._loops.begin(prepared)
             else:
                 self._in_flight[prepared.instance] = prepared
                 orders.append(prepared.order)
         if orders:
             self._reporter.submit(orders)
 
-    def discard(self, instance: str) -> None:
-        """Make no order of a task that was stopped before it had one."""
+    def discard(self, instance: str) -> bool:
+        """Make no order of a task that was stopped before it had one; a loop tells of its end itself."""
+        if self._loops.stop(instance):
+            return True
         self._discarded.add(instance)
+        return False
 
     def _is_discarded(self, instance: str) -> bool:
         return instance in self._discarded
@@ -280,6 +283,9 @@ class MapReduceTasks:
         Raises:
             RecordError, StaleEpochError: its facts could not be written, or are somebody else's now.
         """
+        if self._loops.owns(result.instance):
+            self._accept_inner(result)
+            return ()
         prepared = self._in_flight.pop(result.instance)
         level, number, error = prepared.level, prepared.number, result.error
         store, item = self._parts.store, None if level else self._parts.items.item(number)
@@ -297,6 +303,50 @@ class MapReduceTasks:
         if not level:
             self._parts.items.done(number)
         return (stimulus,)
+
+    def _accept_inner(self, result: TaskResult) -> None:
+        """Take what came of a task of a loop (S-MR-190); the loop's end is told when it has ended."""
+        error = result.error
+        if result.status == "failed" and isinstance(error, RecordError | StaleEpochError):
+            raise error
+        if result.status == "exited" and isinstance(error, BudgetExhaustedError):
+            self._spent = self._spent or error
+        self._loops.accept(result)
+
+    def _finish_loop(self, end: LoopEnd) -> Stimulus:
+        """Keep what the loop of an item gave; return what the source is told."""
+        prepared, store, items = end.prepared, self._parts.store, self._parts.items
+        instance, number = prepared.instance, prepared.number
+        item = items.item(number)
+        if end.output is not None:
+            self._unrecorded[instance] = ItemOutputRecorded(outputs=end.given)
+            output = store.keep(0, number, end.output, prepared.unit_type, item=item, executions=end.traces)
+            self._parts.results.completed(number, items.index(number), item, output)
+            return self._complete(instance, (0, number), output, is_final=False)
+        store.lose(0, number, None, prepared.unit_type, item=item, executions=end.traces)
+        if end.error is not None:
+            return self._fail_loop(end, end.error)
+        items.done(number)
+        if end.exit_reason is None:
+            return Cancelled(at=end.at, instance=instance)
+        self._unrecorded[instance] = ExitRecorded(reason=end.exit_reason)
+        return Exited(at=end.at, instance=instance, reason=end.exit_reason)
+
+    def _fail_loop(self, end: LoopEnd, error: BaseException) -> Failed:
+        instance, number = end.prepared.instance, end.prepared.number
+        order, failure = end.failed, end.failure(error)
+        self._unrecorded[instance] = end.failure_fact(error)
+        if order is not None and order.task.handler is None and is_refusal(error):
+            self._refusal = self._refusal or failure
+        elif isinstance(error, ValidationError):
+            self._cause = self._cause or error
+        else:
+            self._why[instance] = f": {brief(message_of(error))}"
+            self._failures.add(failure)
+            self._note_failed_item(number, error, attempts=end.attempts)
+            return Failed(at=end.at, instance=instance)
+        self._parts.items.done(number)
+        return Failed(at=end.at, instance=instance, ends_run=True)
 
     def _complete(self, instance: str, position: Position, output: TaskOutput, *, is_final: bool) -> Completed:
         level, number = position

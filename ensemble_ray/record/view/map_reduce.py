@@ -16,7 +16,7 @@ from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
+from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, work_of
 from ensemble_ray.record.level_tallies import LevelTally, tally_data
@@ -43,7 +43,9 @@ __all__ = ["VIEW_KINDS", "MapReduceView"]
 #: Kinds of facts that a view looks at.
 VIEW_KINDS = (
     *HEAD_KINDS,
-    *kinds_of(ItemsRecorded, GroupRecorded, OutputRecorded, FailureRecorded, ExitRecorded, LossAccepted),
+    *kinds_of(
+        ItemsRecorded, GroupRecorded, ItemOutputRecorded, OutputRecorded, FailureRecorded, ExitRecorded, LossAccepted
+    ),
     *UNKNOWN_KINDS,
 )
 #: Failures that are told; all of them stand in the record.
@@ -59,7 +61,7 @@ class MapReduceView:
         self._is_running = is_running
         self._unknown = UnknownOutcomes()
         self._run_id = run_id
-        self._recovery = MapReduceRecovery(self._apply_output)
+        self._recovery = MapReduceRecovery(self._apply_output, keep_inner=self._apply_inner)
         self._levels: dict[int, LevelTally] = {}
         #: the first failures by key; those that were made good meanwhile are left out when they are shown
         self._failures: dict[str, str] = {}
@@ -197,6 +199,13 @@ class MapReduceView:
         if key == DIRECT:
             tally.node_type = DIRECT
         tally.add(output.metrics, output.completed_at - output.duration, output.completed_at)
+
+    def _apply_inner(self, key: str, fact: Fact[OutputRecorded] | Fact[FailureRecorded]) -> None:
+        """Count a task of an item that is more than one."""
+        if isinstance(fact.data, OutputRecorded):
+            self._apply_output(key, fact.data)
+        elif (trace := read_trace(fact)) is not None:
+            self._tally(0).add(trace.metrics, trace.started_at, trace.completed_at)
 
     def _apply_failure(self, fact: Fact[FailureRecorded]) -> None:
         key = fact.name.rpartition("#")[0]

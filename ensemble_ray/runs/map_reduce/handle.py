@@ -48,6 +48,11 @@ class MapReduceRun(Run):
         """How many items have failed until now, also where nobody collects them."""
         return self._items.failed_count
 
+    @property
+    def completed_count(self) -> int:
+        """How many items have their output until now."""
+        return self._items.completed_count
+
     def items(self) -> ItemStream:
         """Return what came of each item, in the order in which it came, the past ones first (S-MR-131)."""
         return self._items.stream()

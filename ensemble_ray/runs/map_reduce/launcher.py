@@ -20,9 +20,10 @@ from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
 from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
 from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
 from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.coordinator.map_reduce.parts import MapReduceParts
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
 from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker, rules_for_tasks
-from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.coordinator.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.output_types import output_types_of
@@ -316,6 +317,7 @@ class MapReduceLauncher:
             store=self._outputs,
             results=watch,
             definition=definition,
+            events=scope.events,
             record=record,
         )
 

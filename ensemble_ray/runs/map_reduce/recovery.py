@@ -9,24 +9,28 @@ Never: a class looked up by the name that a record has, other than among those o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
-from ensemble_ray.facts.items import AgentsJoined, ItemsRecorded
+from ensemble_ray.facts.items import AgentsJoined, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
 from ensemble_ray.values.error_data import error_from
+from ensemble_ray.values.joined import join_iterations
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.schedule.instructions import ReduceGroup
+    from ensemble_ray.schedule.stimuli import Evaluated
+    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["RecoveredRun"]
 
@@ -41,7 +45,11 @@ class RecoveredRun:
         self._failures: RecordedFailures[tuple[int, int]] = RecordedFailures()
         #: ends of items that are not on record yet, by key
         self._early: dict[str, OutputRecorded | Fact[FailureRecorded]] = {}
-        self.facts = MapReduceRecovery(self._keep, self._keep_failure)
+        #: what is recorded of tasks of items that are more than one task and have not ended, by key of the item
+        self._inner: dict[str, dict[str, OutputRecorded | Fact[FailureRecorded]]] = {}
+        #: which of them are the outputs of their items, where those are not known yet
+        self._given: dict[str, ItemOutputRecorded] = {}
+        self.facts = MapReduceRecovery(self._keep, self._keep_failure, self._keep_inner, self._keep_item)
 
     @classmethod
     async def read(
@@ -79,17 +87,46 @@ class RecoveredRun:
                     self._keep(key, end)
                 else:
                     self._keep_failure(key, end)
+            for key in [*self._given]:
+                self._give(key)
 
     def _keep(self, key: str, end: OutputRecorded) -> None:
         position = self._position_of(key)
         if position is None:
             self._early[key] = end
             return
-        data = end.output_data()
         type_of_node = node_type(position[0], is_final=key == FINAL, is_direct=key == DIRECT)
-        self._outputs.keep(
-            *position, typed_output(data, self._output_types.get(str(data.get("output_type") or ""))), type_of_node
-        )
+        self._outputs.keep(*position, self._output_of(end), type_of_node)
+
+    def _keep_inner(self, key: str, fact: Fact[OutputRecorded] | Fact[FailureRecorded]) -> None:
+        end = fact.data
+        kept = end if isinstance(end, OutputRecorded) else cast("Fact[FailureRecorded]", fact)
+        self._inner.setdefault(key, {})[fact.name] = kept
+        self._give(key)
+
+    def _keep_item(self, key: str, end: ItemOutputRecorded) -> None:
+        self._given[key] = end
+        self._give(key)
+
+    def _give(self, key: str) -> None:
+        """Keep the output of an item, once all that it is made of is known."""
+        position, end, inner = self._position_of(key), self._given.get(key), self._inner.get(key, {})
+        if position is None or end is None or any(name not in inner for name in end.outputs):
+            return
+        del self._given[key]
+        given = [self._output_of(cast("OutputRecorded", inner[name])) for name in end.outputs]
+        output = given[0] if len(given) == 1 else join_iterations(given)
+        self._outputs.keep(*position, output, node_type(position[0]), executions=self._executions(key))
+
+    def _executions(self, key: str) -> list[TaskTrace]:
+        """Return what the tasks of an item did, and let go what is recorded of them: the item has ended."""
+        ends = self._inner.pop(key, {}).values()
+        traces = [self._output_of(end).trace if isinstance(end, OutputRecorded) else read_trace(end) for end in ends]
+        return [trace for trace in traces if trace is not None]
+
+    def _output_of(self, end: OutputRecorded) -> TaskOutput:
+        data = end.output_data()
+        return typed_output(data, self._output_types.get(str(data.get("output_type") or "")))
 
     def _keep_failure(self, key: str, fact: Fact[FailureRecorded]) -> None:
         position = self._position_of(key)
@@ -97,9 +134,8 @@ class RecoveredRun:
             self._early[key] = fact
             return
         self._failures.put(position, fact)
-        self._outputs.lose(
-            *position, read_trace(fact), node_type(position[0], is_final=key == FINAL, is_direct=key == DIRECT)
-        )
+        type_of_node = node_type(position[0], is_final=key == FINAL, is_direct=key == DIRECT)
+        self._outputs.lose(*position, read_trace(fact), type_of_node, executions=self._executions(key))
 
     def _position_of(self, key: str) -> tuple[int, int] | None:
         """Level and number of a key, as the machine has them; None where the record does not tell."""
@@ -157,6 +193,11 @@ class RecoveredRun:
         if not level and number >= self.facts.items.count:
             return 0
         return int(self.facts.instance(self._key(level, number)).rpartition("#")[2])
+
+    @property
+    def verdicts(self) -> Mapping[str, Sequence[Evaluated]]:
+        """Recorded answers of the predicates of items that have not ended, by the instance of the item."""
+        return self.facts.verdicts
 
     @property
     def knows_all(self) -> bool:

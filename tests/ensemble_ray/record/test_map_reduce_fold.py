@@ -296,6 +296,8 @@ def test_fold_reads_only_what_it_looks_at() -> None:
         "end",
         "items",
         "group",
+        "item_output",
+        "stimulus",
         "model",
         "output",
         "task_failed",

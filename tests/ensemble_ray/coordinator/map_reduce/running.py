@@ -13,9 +13,10 @@ from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories
 from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
 from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.coordinator.map_reduce.parts import MapReduceParts
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
 from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
-from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.coordinator.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult

@@ -1,0 +1,318 @@
+"""ItemLoops: loops that factories return in place of the task of an item, each a small nested run. Package: coordinator.
+
+In: loops that were made ready, results of their tasks. Out: orders for the executor, verdicts for the record, and one end for
+each item. Rules:
+1. A loop is driven by the same machines as a loop of a plan; the run's own source knows an item alone (S-MR-190).
+2. A verdict is on record before anything follows from it; a recorded one is not asked again (S-MR-193).
+3. What a loop gave is kept until its item has ended, and no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ensemble_ray.coordinator.announcements import build_announcement
+from ensemble_ray.coordinator.background import BackgroundTasks
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
+from ensemble_ray.coordinator.outputs import HeldOutputs
+from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
+from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations, UnitPorts
+from ensemble_ray.errors import MaxLoopIterationsExceededError, message_of
+from ensemble_ray.events import LoopIterationCompletedEvent
+from ensemble_ray.execute.orders import TaskFailure
+from ensemble_ray.facts.ends import FailureRecorded
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.schedule import machine_for
+from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, Instruction, Start, UntilHolds
+from ensemble_ray.schedule.results import LoopResult
+from ensemble_ray.schedule.stimuli import (
+    Begun,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    Evaluated,
+    Exited,
+    Failed,
+    Stimulus,
+    encode_stimulus,
+)
+from ensemble_ray.values.error_data import error_data
+from ensemble_ray.values.joined import join_iterations
+from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
+
+if TYPE_CHECKING:
+    from ensemble_ray.coordinator.map_reduce.orders import OrderMaker, PreparedLoop
+    from ensemble_ray.coordinator.ports import EvaluationFailed, TaskReporter
+    from ensemble_ray.coordinator.run_journal import RunJournal
+    from ensemble_ray.execute.orders import TaskOrder, TaskResult
+    from ensemble_ray.ports import EventSink
+    from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded
+    from ensemble_ray.schedule.source import PlanSource
+    from ensemble_ray.values.trace import TaskTrace
+
+__all__ = ["ItemLoops", "LoopEnd"]
+
+_log = bounded_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopEnd:
+    """How the loop of an item ended."""
+
+    prepared: PreparedLoop
+    at: float
+    #: what the item gives; None: nothing
+    output: TaskOutput | None = None
+    #: instances of the outputs that it is made of
+    given: tuple[str, ...] = ()
+    #: of all executions, in order
+    traces: Sequence[TaskTrace] = ()
+    error: BaseException | None = None
+    #: the task that failed; None: the loop itself did
+    failed: TaskOrder | None = None
+    attempts: int = 0
+    exit_reason: ExitReason | None = None
+
+    def failure(self, error: BaseException) -> MapReduceFailure:
+        """Return how the item failed."""
+        order = self.failed
+        return MapReduceFailure(
+            level=0,
+            at=self.at,
+            task_description=f"Loop '{self.prepared.ready.unit.name}'" if order is None else order.task.description,
+            agent_role="" if order is None else order.agent_role,
+            error=error,
+            attempts=self.attempts,
+        )
+
+    def failure_fact(self, error: BaseException) -> FailureRecorded:
+        """Return the same for the record; what its tasks did is there already."""
+        name, data = type(error).__name__, error_data(error)
+        return FailureRecorded(error_type=name, message=message_of(error), error=data, attempts=self.attempts)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """A loop at work."""
+
+    prepared: PreparedLoop
+    source: PlanSource
+    evaluations: UnitEvaluations[TaskOutput, TaskFailure]
+    outputs: HeldOutputs[TaskOutput]
+    #: recorded answers that are not used yet
+    verdicts: dict[Question, Evaluated]
+    orders: dict[str, TaskOrder] = field(default_factory=dict[str, "TaskOrder"])
+    traces: list[TaskTrace] = field(default_factory=list["TaskTrace"])
+    completed: list[TaskOutput] = field(default_factory=list[TaskOutput])
+    failure: tuple[TaskOrder, TaskResult] | None = None
+
+
+class ItemLoops:
+    """The loops at work of one run, by the instances of their items."""
+
+    def __init__(
+        self,
+        journal: RunJournal,
+        orders: OrderMaker,
+        events: EventSink | None,
+        verdicts: Mapping[str, Sequence[Evaluated]],
+    ) -> None:
+        """Make them.
+
+        Args:
+            journal: Of the run.
+            orders: Makes the orders of their tasks.
+            events: Takes what is told of iterations; None: nobody listens.
+            verdicts: Recorded answers of predicates, by the instance of their item.
+        """
+        self._journal = journal
+        self._orders = orders
+        self._events = events
+        self._recorded = verdicts
+        self._running: dict[str, _Running] = {}
+        self._reporter: TaskReporter[TaskOrder]
+        self._background: BackgroundTasks
+        self._finish: Callable[[LoopEnd], Stimulus]
+
+    def open(self, reporter: TaskReporter[TaskOrder], finish: Callable[[LoopEnd], Stimulus]) -> None:
+        """Begin; `finish` takes the end of a loop, and returns what the run's source is told of its item."""
+        self._reporter, self._finish = reporter, finish
+        self._background = BackgroundTasks(reporter.break_off)
+
+    def leave(self) -> None:
+        """Wait for nothing any more."""
+        self._background.leave()
+        for running in self._running.values():
+            running.evaluations.leave()
+        self._running.clear()
+
+    def begin(self, prepared: PreparedLoop) -> None:
+        """Start the loop of an item."""
+        item, planned = prepared.instance, prepared.ready.planned
+        source, outputs = machine_for(planned.plan), HeldOutputs[TaskOutput]()
+        unit = planned.plan.units[0]
+
+        def announce(what: IterationEnded | StepEnded, given: Sequence[TaskOutput]) -> None:
+            if self._events is not None and self._events.wants(LoopIterationCompletedEvent):
+                placed = replace(what, unit=f"{item}/{what.unit}")
+                self._events.emit(build_announcement(self._journal.run_id, unit, placed, given))
+
+        ports = UnitPorts(
+            predicates=LocalPredicates(list_predicates(planned.units)), announce=announce, failure_of=_failure_of
+        )
+        evaluations = UnitEvaluations(planned.plan, source, outputs, ports)
+        prefix = f"{item}/"
+        verdicts = {
+            question: replace(each, question=question)
+            for each in self._recorded.get(item, ())
+            if (question := _moved(each.question, prefix)) is not None
+        }
+        running = _Running(
+            prepared=prepared, source=source, evaluations=evaluations, outputs=outputs, verdicts=verdicts
+        )
+        evaluations.open(
+            lambda answer: self._background.start(self._answered(running, answer)),
+            self._reporter.break_off,
+            self._journal.now,
+        )
+        self._running[item] = running
+        self._tell(running, Begun(at=self._journal.now()))
+
+    def stop(self, item: str) -> bool:
+        """Ask a loop to end; whether it is at work, and will tell of its end."""
+        running = self._running.get(item)
+        if running is None:
+            return False
+        self._tell(running, CancelRequested(at=self._journal.now()))
+        return True
+
+    def owns(self, instance: str) -> bool:
+        """Whether an instance is a task of a loop at work."""
+        item, mark, _ = instance.partition("/")
+        return bool(mark) and item in self._running
+
+    def accept(self, result: TaskResult) -> None:
+        """Take what came of a task."""
+        item, _, instance = result.instance.partition("/")
+        running = self._running[item]
+        order = running.orders.pop(instance)
+        output, failure = result.output, result.failure
+        trace = output.trace if output is not None else None if failure is None else failure.trace
+        running.traces += [] if trace is None else [trace]
+        if result.status == "completed" and output is not None:
+            running.outputs.put(instance, output)
+            running.completed.append(output)
+            self._tell(
+                running,
+                Completed(
+                    at=result.at, instance=instance, duration_s=result.duration_s, total_tokens=result.total_tokens
+                ),
+            )
+        elif result.status == "failed":
+            running.failure = order, result
+            self._tell(running, Failed(at=result.at, instance=instance))
+        elif result.status == "exited":
+            self._tell(running, Exited(at=result.at, instance=instance, reason=result.exit_reason))
+        else:
+            self._tell(running, Cancelled(at=result.at, instance=instance))
+
+    async def _answered(self, running: _Running, answered: Stimulus) -> None:
+        """Put a verdict on record, then tell the loop."""
+        if not isinstance(answered, Evaluated):
+            raise TypeError(f"a predicate answers with a verdict, and not with {answered}")
+        item = running.prepared.instance
+        placed = replace(answered, question=_moved(answered.question, "", f"{item}/") or answered.question)
+        await self._journal.append(self._journal.fact(item, encode_stimulus(placed), answered.at))
+        self._tell(running, answered)
+
+    def _tell(self, running: _Running, stimulus: Stimulus) -> None:
+        """Tell a loop, and do what it wants; what is recorded of that is told next."""
+        waiting = [stimulus]
+        while waiting and self._running.get(running.prepared.instance) is running:
+            told = waiting.pop(0)
+            for instruction in running.source.handle(told):
+                recorded = self._carry_out(running, instruction, told.at)
+                waiting += [] if recorded is None else [recorded]
+
+    def _carry_out(self, running: _Running, instruction: Instruction, at: float) -> Stimulus | None:
+        item = running.prepared.instance
+        match instruction:
+            case Start():
+                order = self._orders.inner(running.prepared, instruction, running.outputs)
+                running.orders[instruction.instance] = order
+                self._reporter.submit([order])
+            case Cancel():
+                self._reporter.stop([f"{item}/{instruction.instance}"])
+            case Evaluate():
+                if (recorded := running.verdicts.pop(instruction.question, None)) is not None:
+                    return recorded
+                running.evaluations.ask(instruction.question)
+            case Announce():
+                running.evaluations.announce(instruction.what)
+            case End():
+                self._end(running, instruction, at)
+            case _:
+                _log.debug("The loop of %s: %s", item, instruction)
+        return None
+
+    # Ending.
+
+    def _end(self, running: _Running, end: End, at: float) -> None:
+        del self._running[running.prepared.instance]
+        running.evaluations.leave()
+        self._reporter.notify(self._finish(_loop_end(running, end, at)))
+
+
+def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
+    traces = tuple(running.traces)
+    ended = LoopEnd(prepared=running.prepared, at=at, traces=traces)
+    if end.state is RunState.FAILED:
+        if running.failure is None:
+            return replace(ended, error=_error_of_unit(running, end))
+        order, result = running.failure
+        return replace(
+            ended,
+            error=result.error or RuntimeError("task failed without an error"),
+            failed=order,
+            attempts=result.attempts,
+        )
+    if end.state is RunState.COMPLETED and end.exit_reason is ExitReason.COMPLETED:
+        given = _given(running, end)
+        outputs = [running.outputs.get(instance) for instance in given]
+        output = outputs[0] if len(outputs) == 1 else join_iterations(outputs)
+        item = running.prepared.instance
+        return replace(ended, output=output, given=tuple(f"{item}/{each}" for each in given))
+    return replace(ended, exit_reason=None if end.state is RunState.CANCELLED else end.exit_reason)
+
+
+def _given(running: _Running, end: End) -> Sequence[str]:
+    """Return the instances of what the item gives: of the chosen task, else of the last one that the loop shows."""
+    ready = running.prepared.ready
+    (result,) = (each for each in end.units if isinstance(each, LoopResult))
+    if ready.chosen:
+        return [result.iterations[-1][ready.unit.body.index(ready.chosen)]]
+    if ready.unit.output_mode == "all_iterations":
+        return [iteration[-1] for iteration in result.iterations]
+    return result.iterations[-1][-1:]
+
+
+def _error_of_unit(running: _Running, end: End) -> BaseException:
+    failure, unit = end.unit_failures[0], running.prepared.ready.unit
+    if failure.reason == "cap":
+        return MaxLoopIterationsExceededError(unit.name, unit.max_iterations, tuple(running.completed))
+    if running.evaluations.raised:
+        return running.evaluations.raised[-1][1].cause
+    return RuntimeError(failure.message or failure.error_type)  # an earlier process heard it
+
+
+def _failure_of(raised: EvaluationFailed) -> TaskFailure:
+    return TaskFailure(error=raised.error if isinstance(raised.error, BaseException) else None)
+
+
+def _moved(question: Question, prefix: str, to: str = "") -> Question | None:
+    """Return a loop's question with its unit below another path; None where it is none of a predicate there."""
+    if isinstance(question, UntilHolds) and question.unit.startswith(prefix):
+        return replace(question, unit=to + question.unit.removeprefix(prefix))
+    return None
