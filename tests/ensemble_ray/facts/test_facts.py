@@ -79,6 +79,7 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ("items", {"indices": [9, 2], "digests": ["a", "b"], "are_all": True}),
     ("group", {"level": 1, "number": 0, "inputs": ["map-1"], "is_final": True}),
     ("agents", {"agents": [{"role": "R"}]}),
+    ("item_output", {"outputs": ["map-0#0/loop:refine#1/slogan#0"]}),
     (
         "review",
         {
