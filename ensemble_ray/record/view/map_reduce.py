@@ -204,7 +204,7 @@ class MapReduceView:
         """Count a task of an item that is more than one."""
         if isinstance(fact.data, OutputRecorded):
             self._apply_output(key, fact.data)
-        elif (trace := read_trace(cast("Fact[FailureRecorded]", fact))) is not None:
+        elif (trace := read_trace(fact)) is not None:  # pyright: ignore[reportArgumentType]  it is not an output
             self._tally(0).add(trace.metrics, trace.started_at, trace.completed_at)
 
     def _apply_failure(self, fact: Fact[FailureRecorded]) -> None:
