@@ -77,6 +77,10 @@ class LineService:
 
     async def put_lines(self, run_id: str, lines: Sequence[LogLine]) -> None:
         """Take lines of a run; returning is the acknowledgement."""
+        self.add_lines(run_id, lines)
+
+    def add_lines(self, run_id: str, lines: Sequence[LogLine]) -> None:
+        """Take lines that this process itself has for a run's driver."""
         box = self._box(run_id)
         box.lines.extend(lines)
         box.changed.set()

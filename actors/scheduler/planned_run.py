@@ -7,7 +7,8 @@ another scheduler finds it (S-DUR-32). Outputs are bytes that nobody here loads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ import ray
 from ensemble_ray.actors.link.accounts import close_account
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.events import HubSink
+from ensemble_ray.actors.link.log_lines import LogLine
 from ensemble_ray.actors.link.packing import pack_failure, pack_result
 from ensemble_ray.actors.link.run_memory import RemoteMemoryResets
 from ensemble_ray.actors.link.undone import undone
@@ -38,6 +40,7 @@ from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import SpooledOutputs, recalled
+from ensemble_ray.coordinator.planned import LOGGER as PLANNED_LOGGER
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.coordinator.run_journal import RunJournal
@@ -49,6 +52,7 @@ from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.runs.claimed import ClaimedRun
 from ensemble_ray.runs.ownership import watch_for_cancel
+from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.outputs import RunState
 
 __all__ = ["PlannedRun", "body_of", "opening_of"]
@@ -70,6 +74,7 @@ class PlannedRun:
         claimed: ClaimedRun,
         outputs: SpooledOutputs,
         store: SubmissionStore,
+        say: Callable[[Sequence[LogLine]], None],
         finished: asyncio.Future[WireOutcome],
     ) -> None:
         """Make it; nothing is started before `begin`.
@@ -82,12 +87,14 @@ class PlannedRun:
             claimed: Its record, and what is recorded.
             outputs: Where its outputs are kept, recorded ones too.
             store: Keeps the submission while the run goes on.
+            say: Takes lines for the log of the run's driver.
             finished: Gets the outcome.
         """
         self._submission = submission = replace(submission, context=claimed.context)
         self._owned = owned = claimed.owned
         recovery, is_restart = claimed.recovery, submission.reason.is_restart
         self._store = store
+        self._say = say
         is_managed = submission.plan.hierarchy is not None
         self._session = RunSession(opening_of(submission), pool, self, hub=hub, limits=limits, is_managed=is_managed)
         epoch, facts = (0, MemoryJournal(submission.run_id)) if owned is None else (owned.epoch, owned.journal)
@@ -128,7 +135,13 @@ class PlannedRun:
             announce=_tell_nobody if announcements is None else announcements.announce,
             failure_of=_failure_of,
             memory=None if hub is None else RemoteMemoryResets(RemoteDriverServices(hub, self.run_id)),
+            warn=self._warn_driver if self._submission.context.forwards_logs else None,
         )
+
+    def _warn_driver(self, text: str) -> None:
+        """Have the driver log a warning of the run's source; people read its log, and not the scheduler's."""
+        line = LogLine(text=str(one_line(text)), agent_role="", logger=PLANNED_LOGGER, level=logging.WARNING)
+        self._say([line])
 
     async def begin(self) -> None:
         """Start processes and the first tasks."""

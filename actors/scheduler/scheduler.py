@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import ray
@@ -230,6 +231,7 @@ class SchedulerActor(LineService, SessionService):
                 claimed=claimed,
                 outputs=outputs,
                 store=self._store,
+                say=partial(self.add_lines, run_id),
                 finished=ended.result,
             )
         except BaseException as error:

@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.values.trace import TaskTrace
 
-__all__ = ["PlannedTasks"]
+__all__ = ["LOGGER", "PlannedTasks"]
 
-_log = bounded_logger(__name__)
+#: Where warnings of planned runs are logged, in whichever process.
+LOGGER = __name__
+_log = bounded_logger(LOGGER)
 #: How a task is held: the object itself inline, its bytes in a scheduler actor. Outputs and failures alike.
 Task = TypeVar("Task")
 Output = TypeVar("Output")
@@ -85,6 +87,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self.plan = plan
         self.source = machine_for(plan)
         self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
+        self._warn = None if units is None else units.warn
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
         self._header = header
@@ -328,8 +331,12 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._units.announce(what)
 
     def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:
-        """Log a warning of the source's."""
-        _log.warning("%s", warning.text if isinstance(warning, Warn) else warning)
+        """Log a warning of the source's, where people read it."""
+        text = warning.text if isinstance(warning, Warn) else str(warning)
+        if self._warn is None:
+            _log.warning("%s", text)
+        else:
+            self._warn(text)
 
     # The end.
 
