@@ -18,10 +18,12 @@ class _SteadyClock:
 
     def now(self) -> float:
         """Return the Unix time, s; never an earlier one than before."""
-        with self._lock:
-            elapsed_s = time.monotonic()
-            self._offset_s = max(self._offset_s, time.time() - elapsed_s)
-            return self._offset_s + elapsed_s
+        elapsed_s = time.monotonic()
+        offset_s = time.time() - elapsed_s
+        if offset_s > self._offset_s:  # seldom: the offset only grows, so that most calls need no lock
+            with self._lock:
+                self._offset_s = max(self._offset_s, offset_s)
+        return self._offset_s + elapsed_s
 
 
 #: One for the whole process: what one part of it began, another one ends.
