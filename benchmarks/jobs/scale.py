@@ -27,8 +27,9 @@ from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
 from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
 from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
 from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.coordinator.map_reduce.parts import MapReduceParts
 from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
-from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.coordinator.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.coordinator.outputs import HeldOutputs
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.ports import Order, Result

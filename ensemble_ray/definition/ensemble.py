@@ -79,6 +79,19 @@ class Work(Value):
     phases: FrozenSequence[InstanceOf[Phase]] = ()
     graph: InstanceOf[Graph] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_tasks(cls, data: Any) -> Any:
+        """Refuse a loop, a phase or a graph among the tasks, and say where it belongs."""
+        tasks = cast("Mapping[str, Any]", data).get("tasks") if isinstance(data, Mapping) else None
+        for index, entry in enumerate(cast("Sequence[object]", tasks if isinstance(tasks, list | tuple) else ())):
+            for unit_type, argument in ((Loop, "loops=[...]"), (Phase, "phases=[...]"), (Graph, "graph=...")):
+                if isinstance(entry, unit_type):
+                    raise ValidationError(
+                        f"tasks[{index}] is the {unit_type.__name__} '{entry.name}', not a task: give it as {argument}"
+                    )
+        return data
+
     @property
     def has_units(self) -> bool:
         """Whether there is anything but plain tasks."""

@@ -8,6 +8,10 @@ import pytest
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
+from ensemble_ray.definition.graph import Graph
+from ensemble_ray.definition.graph_edges import GraphEdge
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.errors import ValidationError
@@ -216,3 +220,17 @@ def test_tasks_are_the_same_when_an_ensemble_was_pickled() -> None:
     made = pickle.loads(pickle.dumps(definition))  # noqa: S301  our own bytes
     assert made.tasks == (FACTS, article)
     assert made.tasks[1].context[0] == made.tasks[0]
+
+
+def test_unit_among_the_tasks_is_told_where_it_belongs() -> None:
+    """S-LOOP-188: the message names the place, the unit and the argument that takes it."""
+    only = Task(description="d", expected_output="o")
+    graph = Graph(name="g", states={"a": only}, edges=[GraphEdge(from_state="a", to_state=Graph.END)], start="a")
+    for unit, text in (
+        (Loop(name="l", body=[only]), "tasks[1] is the Loop 'l', not a task: give it as loops=[...]"),
+        (Phase.of("p", only), "tasks[1] is the Phase 'p', not a task: give it as phases=[...]"),
+        (graph, "tasks[1] is the Graph 'g', not a task: give it as graph=..."),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            EnsembleDefinition(tasks=[Task(description="d", expected_output="o"), unit])  # type: ignore[list-item]
+        assert str(caught.value) == text
