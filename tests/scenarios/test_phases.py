@@ -246,7 +246,7 @@ def test_what_fails_a_phase_beside_a_task_leaves_as_a_task_execution_error(runti
     assert isinstance(error, TaskExecutionError)
     assert str(error) == "Phase failed: Loop 'refine' did not converge after 2 iterations"
     assert isinstance(error.__cause__, MaxLoopIterationsExceededError)
-    assert [each.raw for each in error.completed_task_outputs] == ["a[]"]
+    assert [each.raw for each in error.completed_task_outputs] == ["a[]", "w[]"]
 
 
 def test_failed_tasks_of_a_parallel_phase_are_told_of_together(runtime: Runtime) -> None:
