@@ -31,7 +31,7 @@ def resolve_llm(value: object) -> ChatModel:
         if isinstance(value, ChatModel) and not isinstance(value, type):
             return value
         raise ValidationError(
-            f"llm must be a chat model or one of {_known_forms()}, got: {type(value).__name__} without a chat method"
+            f"llm must be a chat model or one of {_list_forms()}, got: {type(value).__name__} without a chat method"
         )
     prefix, colon, rest = value.strip().partition(":")
     if prefix == "openai" and rest.strip():
@@ -40,7 +40,7 @@ def resolve_llm(value: object) -> ChatModel:
         return _same("local", _local)
     if prefix == "local" and rest.strip():
         return _local(value.strip())  # a path means what it means where the process stands now
-    raise ValidationError(f"Unknown llm '{value}'.{_meant(value.strip())} Known: {_known_forms()}")
+    raise ValidationError(f"Unknown llm '{value}'.{_meant(value.strip())} Known: {_list_forms()}")
 
 
 #: Models that were made from a string and are in use. They cannot be changed, so one does for all who name it, with
@@ -73,5 +73,5 @@ def _meant(value: str) -> str:
     return f" Did you mean 'openai:{value}'?" if is_model_name else ""
 
 
-def _known_forms() -> str:
+def _list_forms() -> str:
     return f"[{', '.join(KNOWN_FORMS)}]"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.loader.problems import known_names, suggestion
+from ensemble_ray.loader.problems import list_known_names, suggestion
 from ensemble_ray.record.identity.definition import task_data
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class ItemPrompt(_Prompt):
             return f"it is a {kind} without fields, and the prompt names the {what} {listed}: write {{{_ITEM}}} for all of it"
         fields = [name for name in known if name != _ITEM]
         guess = suggestion(missing[0], fields) if len(missing) == 1 else ""
-        return f"it has no {what} {listed}, which the prompt names.{guess} {known_names([*fields, _ITEM])}"
+        return f"it has no {what} {listed}, which the prompt names.{guess} {list_known_names([*fields, _ITEM])}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
 
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.loader.document import Entries, Items, Located, Scalar
-from ensemble_ray.loader.problems import known_names, suggestion
+from ensemble_ray.loader.problems import list_known_names, suggestion
 from ensemble_ray.loader.provenance import Expected
 from ensemble_ray.loader.reading import context_of
 from ensemble_ray.loader.references import is_reference
@@ -154,7 +154,7 @@ def one_of(names: Iterable[str], what: str = "word") -> PlainValidator:
         if word in known:
             return word
         shown = f"must be a {what}." if word is None else f"unknown {what} '{word}'.{suggestion(word, known)}"
-        raise ValidationError(f"{shown} {known_names(known)}")
+        raise ValidationError(f"{shown} {list_known_names(known)}")
 
     return PlainValidator(read, json_schema_input_type=Literal[known])
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ensemble_ray.loader.document import Entries, Items, Loc, Located, locate
 from ensemble_ray.loader.kinds import text_in
-from ensemble_ray.loader.problems import Problems, known_names, suggestion
+from ensemble_ray.loader.problems import Problems, list_known_names, suggestion
 
 __all__ = ["Member", "Members"]
 
@@ -188,7 +188,7 @@ class Members:
             yield position, str(text_in(each))
 
     def _refuse_name(self, name: str, path: Loc, what: str, known: Sequence[str]) -> None:
-        listed = known_names(known) if known else f"The file declares no {what}s by name"
+        listed = list_known_names(known) if known else f"The file declares no {what}s by name"
         place = locate(self._root, path)
         self._problems.add(place.value.spot, place.path, f"unknown {what} '{name}'.{suggestion(name, known)} {listed}")
 

@@ -12,7 +12,7 @@ from itertools import islice
 
 from ensemble_ray.errors import ValidationError
 
-__all__ = ["Problems", "Spot", "known_names", "nearest", "suggestion"]
+__all__ = ["Problems", "Spot", "list_known_names", "nearest", "suggestion"]
 
 #: Names and findings that one message lists.
 _SHOWN_NAMES = 20
@@ -79,7 +79,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def known_names(known: Iterable[str]) -> str:
+def list_known_names(known: Iterable[str]) -> str:
     """Return `Known: [a, b]`, cut where there are very many."""
     names = list(known)
     more = f", and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.loader.problems import known_names, suggestion
+from ensemble_ray.loader.problems import list_known_names, suggestion
 
 __all__ = ["attribute_of", "find_attribute", "import_module", "is_reference", "make_importable"]
 
@@ -100,10 +100,10 @@ def _explain_module(name: str, missing: str) -> str:
     parent, _, last = missing.rpartition(".")
     if parent:
         known = [found.name for found in pkgutil.iter_modules(getattr(importlib.import_module(parent), "__path__", []))]
-        return f"Package '{parent}' has no module '{last}'.{suggestion(last, known)} {known_names(sorted(known))}"
+        return f"Package '{parent}' has no module '{last}'.{suggestion(last, known)} {list_known_names(sorted(known))}"
     known = sorted({found.name for found in pkgutil.iter_modules([str(Path.cwd())])})
     where = (
-        f"Modules of this directory: {known_names(known).removeprefix('Known: ')}"
+        f"Modules of this directory: {list_known_names(known).removeprefix('Known: ')}"
         if known
         else "This directory has none"
     )
@@ -113,7 +113,7 @@ def _explain_module(name: str, missing: str) -> str:
 def _explain_attribute(owner: object, step: str, reference: str) -> str:
     names = sorted(name for name, value in getattr(owner, "__dict__", {}).items() if _is_own(name, value, owner))
     what = f"Module '{owner.__name__}'" if isinstance(owner, ModuleType) else f"'{reference}': {type(owner).__name__}"
-    return f"{what} has no attribute '{step}'.{suggestion(step, names)} {known_names(names)}"
+    return f"{what} has no attribute '{step}'.{suggestion(step, names)} {list_known_names(names)}"
 
 
 def _is_own(name: str, value: object, owner: object) -> bool:

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from ensemble_ray.loader.document import Entries, Loc, Located, Scalar, locate
 from ensemble_ray.loader.kinds import Flag, Number, PathText, Text, Whole, one_of, text_in
-from ensemble_ray.loader.problems import Problems, known_names, nearest, suggestion
+from ensemble_ray.loader.problems import Problems, list_known_names, nearest, suggestion
 from ensemble_ray.values.value import Value
 
 __all__ = ["KINDS", "Section", "is_null", "key", "keys_of", "name_in", "report"]
@@ -46,7 +46,7 @@ def _describe(schema: dict[str, Any], section: type[Section]) -> None:
         shown.setdefault("description", words.get(name, ""))
         if name in defaults:
             shown["default"] = defaults[name]
-    schema["properties"] = {name: properties[name] for name in section.known_keys()}
+    schema["properties"] = {name: properties[name] for name in section.list_keys()}
 
 
 def _words_of(kind: type[Value]) -> dict[str, str]:
@@ -104,7 +104,7 @@ class Section(BaseModel):
         return InitErrorDetails(type=kind, loc=found["loc"], input=None, ctx=context)
 
     @classmethod
-    def known_keys(cls) -> list[str]:
+    def list_keys(cls) -> list[str]:
         """Return its keys; those of the class that is made of it stand in the order of its fields."""
         fields = {} if cls.makes is None else cls.makes.model_fields
         order = [*cls.first, *(info.alias or name for name, info in fields.items())]
@@ -120,7 +120,7 @@ class Section(BaseModel):
     @classmethod
     def explain_kind(cls, path: Loc, node: Located) -> str:
         """Say that something else stands in the section's place."""
-        return f"{cls.name_for(path, node)} must be a mapping with keys of [{', '.join(cls.known_keys())}]"
+        return f"{cls.name_for(path, node)} must be a mapping with keys of [{', '.join(cls.list_keys())}]"
 
     @classmethod
     def explain_missing(cls, name: str, path: Loc, node: Located) -> str:
@@ -203,12 +203,12 @@ def report(error: pydantic.ValidationError, root: Located, problems: Problems) -
         place = locate(root, path)
         match found["type"]:
             case "extra_forbidden":
-                name, names = str(path[-1]), section.known_keys()
+                name, names = str(path[-1]), section.list_keys()
                 near = nearest(name, names) if len(problems) < _MAX_GUESSES else []
                 meant.update((*path[:-1], each) for each in near)
                 text = section.misplaced.get(name) or (
                     f"unknown key of {section.name_for(path[:-1], around.value)}."
-                    f"{suggestion(name, near)} {known_names(names)}"
+                    f"{suggestion(name, near)} {list_known_names(names)}"
                 )
                 problems.add(place.key_spot, place.path, text)
             case "missing" if path not in meant:

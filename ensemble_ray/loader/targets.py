@@ -13,7 +13,7 @@ from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble, Startable
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.loader.problems import known_names, suggestion
+from ensemble_ray.loader.problems import list_known_names, suggestion
 from ensemble_ray.loader.provenance import Provenance, definer_of, module_provenance
 from ensemble_ray.loader.references import find_attribute, is_reference, make_importable
 from ensemble_ray.loader.team import load_team_file
@@ -203,7 +203,7 @@ def _suggest_team(target: str) -> str:
     """List the teams of a module, after something else in it was named."""
     module_name, _, attribute = target.partition(":")
     teams = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Startable)]
-    return f"{suggestion(attribute, teams)} {known_names(teams)}" if teams else ""
+    return f"{suggestion(attribute, teams)} {list_known_names(teams)}" if teams else ""
 
 
 def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:

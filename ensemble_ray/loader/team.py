@@ -67,7 +67,7 @@ def load_team_file(
     root = read_document(text, problems)
     problems.check()
     if not isinstance(root, Entries):
-        keys = [name for name in TeamKeys.known_keys() if name != _MAP_REDUCE]
+        keys = [name for name in TeamKeys.list_keys() if name != _MAP_REDUCE]
         raise ValidationError(f"{target}:1:1: a team file is a mapping with keys of [{', '.join(keys)}]")
     reading = Reading(path.resolve().parent, llm=llm, needs_keys=needs_keys, items=items)
     ensemble = _Team(root, reading, problems).build()

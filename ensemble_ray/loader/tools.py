@@ -26,7 +26,7 @@ from ensemble_ray.loader.kinds import (
     require_text,
     text_in,
 )
-from ensemble_ray.loader.problems import known_names, suggestion
+from ensemble_ray.loader.problems import list_known_names, suggestion
 from ensemble_ray.loader.provenance import Expected
 from ensemble_ray.loader.reading import Reading, context_of, refuse
 from ensemble_ray.loader.references import is_reference
@@ -222,7 +222,7 @@ def _read(node: object, info: ValidationInfo) -> object:
         raise refuse(str(error), name, at="around") from None
     except Exception as error:  # noqa: BLE001  constructors speak through errors of many classes
         raise refuse(f"tool '{tool}' cannot be made: {message_of(error)}", name, at="around") from None
-    text = f"unknown tool '{tool}'.{suggestion(tool, _BUILT_IN)} {known_names(_BUILT_IN)}, or module:attribute"
+    text = f"unknown tool '{tool}'.{suggestion(tool, _BUILT_IN)} {list_known_names(_BUILT_IN)}, or module:attribute"
     raise refuse(text, name, at="around")
 
 

@@ -73,7 +73,7 @@ def show_scope(
     if is_entities:
         _show_facts(_facts_of(file), as_json=as_json)
         return FINE
-    name, total = _known(file, scope)
+    name, total = _count_entries(file, scope)
     entries = file.newest(name, total if is_all else _SHOWN)
     if as_json:
         show_json([_as_data(entry) for entry in entries])
@@ -111,7 +111,7 @@ def search(
     if not text.strip():
         raise ValidationError("TEXT must not be blank")
     file = memory_file(path)
-    names = list(file.scopes()) if scope is None else [_known(file, scope)[0]]
+    names = list(file.scopes()) if scope is None else [_count_entries(file, scope)[0]]
     found = _find(file, names, text, limit, is_by_words=is_by_words)
     facts = {} if scope is not None else {n: f for n, f in _facts_of(file).items() if _has(f"{n}: {f}", text)}
     if as_json:
@@ -158,7 +158,7 @@ def clear(
 
 def _scope_part(file: MemoryFile, scope: str | None) -> tuple[str, Callable[[], None]]:
     """Return what a scope has, in words, and what deletes it; None: long-term memory."""
-    name, total = _known(file, scope)
+    name, total = _count_entries(file, scope)
     where = f"scope '{name}'" if name else "long-term memory"
     return f"{_counted(total, 'entry', 'entries')} of {where}", partial(file.clear, name)
 
@@ -185,7 +185,7 @@ def _check_target(scope: str | None, *, is_long_term: bool, is_entities: bool) -
         raise ValidationError("Name one of SCOPE, --long-term and --entities. The scopes: ensemble-ray memory ls")
 
 
-def _known(file: MemoryFile, scope: str | None) -> tuple[str, int]:
+def _count_entries(file: MemoryFile, scope: str | None) -> tuple[str, int]:
     """Return a scope's name and how many entries it has; None: those of long-term memory.
 
     Raises:

@@ -23,6 +23,7 @@ from ensemble_ray.errors import MaxLoopIterationsExceededError, message_of
 from ensemble_ray.events import LoopIterationCompletedEvent
 from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.facts.ends import FailureRecorded
+from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, Instruction, Start, UntilHolds
@@ -224,7 +225,9 @@ class ItemLoops:
             raise TypeError(f"a predicate answers with a verdict, and not with {answered}")
         item = running.prepared.instance
         placed = replace(answered, question=_moved(answered.question, "", f"{item}/") or answered.question)
-        await self._journal.append(self._journal.fact(item, encode_stimulus(placed), answered.at))
+        # Another process may commit work that follows from it before this one does (S-DUR-122).
+        fact = self._journal.fact(item, encode_stimulus(placed), answered.at)
+        await self._journal.append(fact, until=Persistence.COMMITTED)
         self._tell(running, answered)
 
     def _tell(self, running: _Running, stimulus: Stimulus) -> None:
@@ -279,7 +282,7 @@ def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
             attempts=result.attempts,
         )
     if end.state is RunState.COMPLETED and end.exit_reason is ExitReason.COMPLETED:
-        given = _given(running, end)
+        given = _list_outputs_of_item(running, end)
         outputs = [running.outputs.get(instance) for instance in given]
         output = outputs[0] if len(outputs) == 1 else join_iterations(outputs)
         item = running.prepared.instance
@@ -287,7 +290,7 @@ def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
     return replace(ended, exit_reason=None if end.state is RunState.CANCELLED else end.exit_reason)
 
 
-def _given(running: _Running, end: End) -> Sequence[str]:
+def _list_outputs_of_item(running: _Running, end: End) -> Sequence[str]:
     """Return the instances of what the item gives: of the chosen task, else of the last one that the loop shows."""
     ready = running.prepared.ready
     (result,) = (each for each in end.units if isinstance(each, LoopResult))
