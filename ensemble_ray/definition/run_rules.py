@@ -181,6 +181,8 @@ class RunRules(Value):
         max_parallel_tasks: Tasks that may run at the same time, and workers of a manager; None: no cap.
         listeners: Objects with methods such as `on_task_start`.
         rate_limit: Limit of the calls of `llm`, but by tasks and agents with a limit of their own; one bucket per run.
+        context_budget: Most tokens that a request of a task may have, by the library's estimate; context of other tasks,
+            memory, history and results of tools are cut until it fits, and the trace tells it. None: no limit.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         tool_metrics: Counts tool calls for a monitoring system; None: nobody does.
@@ -219,6 +221,7 @@ class RunRules(Value):
     max_parallel_tasks: StrictInt | None = None
     listeners: Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)] = ()
     rate_limit: RateLimit | None = None
+    context_budget: StrictInt | None = None
     max_tool_output_length: StrictInt = -1
     tool_log_truncate_length: StrictInt = 200
     tool_metrics: ToolMetrics | None = None
@@ -241,6 +244,7 @@ class RunRules(Value):
             return data
         arguments = dict(cast("Mapping[str, Any]", data))
         check_positive(arguments.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set")
+        check_positive(arguments.get("context_budget"), f"{cls._called} context_budget must be > 0 when set")
         check_budget(arguments, cls._called)
         arguments["llm"] = resolve_model(arguments.get("llm"))
         return arguments

@@ -79,6 +79,8 @@ class Task(Identified, Generic[Parsed_co]):
             hands tasks on as texts, does not see it.
         memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after: a name, a `MemoryScope`,
             or a list of these.
+        context_budget: Most tokens that a request of this task may have, by the library's estimate; context, memory and
+            history are cut until it fits, what the task itself says never is. None: as the ensemble says.
         review: Whether somebody is asked about its output: `Review.required()`, `Review.skip()`, or a `Review` with a
             prompt and a timeout; None: as the ensemble's `review_policy` says. No effect without a `review_handler`.
         before_review: Whether somebody is asked before it begins; None: nobody.
@@ -105,6 +107,7 @@ class Task(Identified, Generic[Parsed_co]):
     effect: Effect | None = None
     history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
     memory_scopes: MemoryScopesField = initially(())
+    context_budget: StrictInt | None = None
     review: InstanceOf[Review] | None = None
     before_review: InstanceOf[Review] | None = None
     revision_feedback: StrictText | None = None
@@ -165,6 +168,7 @@ class Task(Identified, Generic[Parsed_co]):
             raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
         arguments["history"] = check_history(arguments.get("history"))
         arguments["memory_scopes"] = check_scopes(arguments.get("memory_scopes"))
+        check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
         _check_handler(arguments)
         arguments["llm"] = limit_own_model(arguments)
         return arguments
@@ -243,6 +247,7 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
         (arguments.get("max_iterations") is not None, "max_iterations", "max_iterations"),
         (arguments.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
         (bool(arguments.get("history")), "a history", "history"),
+        (arguments.get("context_budget") is not None, "a context_budget", "context_budget"),
     )
     for is_set, what, field in exclusive:
         if is_set:
