@@ -143,6 +143,7 @@ class RunOptions(Value):
     None keeps the ensemble's value. A run that is resumed keeps its options, but for those that are given anew.
 
     Attributes:
+        context_budget: Most tokens that a request of a task may have, where the task does not say.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         max_parallel_tasks: Tasks that may run at the same time.
@@ -151,6 +152,7 @@ class RunOptions(Value):
         max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
     """
 
+    context_budget: StrictInt | None = None
     max_tool_output_length: StrictInt | None = None
     tool_log_truncate_length: StrictInt | None = None
     max_parallel_tasks: StrictInt | None = None
@@ -163,6 +165,7 @@ class RunOptions(Value):
     def _check(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
             arguments = cast("Mapping[str, object]", data)
+            check_positive(arguments.get("context_budget"), "RunOptions context_budget must be > 0 when set")
             check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
             check_budget(arguments, "RunOptions")
         return data

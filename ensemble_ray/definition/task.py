@@ -79,8 +79,8 @@ class Task(Identified, Generic[Parsed_co]):
             hands tasks on as texts, does not see it.
         memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after: a name, a `MemoryScope`,
             or a list of these.
-        context_budget: Most tokens that a request of this task may have, by the library's estimate; context, memory and
-            history are cut until it fits, what the task itself says never is. None: as the ensemble says.
+        context_budget: Most tokens that a request of this task may have, by the library's estimate; context, memory, history
+            and results of tools are cut until it fits, what the task itself says never is. None: as the ensemble says.
         review: Whether somebody is asked about its output: `Review.required()`, `Review.skip()`, or a `Review` with a
             prompt and a timeout; None: as the ensemble's `review_policy` says. No effect without a `review_handler`.
         before_review: Whether somebody is asked before it begins; None: nobody.

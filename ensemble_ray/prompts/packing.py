@@ -4,7 +4,8 @@ Rules (S-MEM-132 to S-MEM-135):
 1. What fits stays as it is.
 2. Kinds of sections give way in their order (`SectionKind`), each down to half of an equal share of the room before the
    next one does. What a section does not use of its share is the next one's.
-3. So do the pieces of a section; none is shortened to less than 100 tokens. Where even that does not fit, pieces are left out.
+3. So do the pieces of a section; none is shortened to less than 100 tokens. Where that would take more than half of the
+   room, pieces are left out whole, in the same order.
 4. A shortened text keeps its beginning and its end, with a marker between them; of pieces that were left out a note is
    kept. Both say how many tokens are missing.
 Must never happen: more characters than the room has; another result for the same sections and the same room.
@@ -65,7 +66,8 @@ def shrink(sizes: Sequence[int], leasts: Sequence[int], room: int) -> list[int]:
         return kept
     needed = [min(size, least) for size, least in zip(sizes, leasts, strict=True)]
     total, first = sum(needed), 0
-    while first < len(kept) and total > room:
+    # Half of the room is for those that are left out last: many stubs would tell less than a few whole texts.
+    while first < len(kept) and total > (room if first == len(kept) - 1 else room // 2):
         total -= needed[first]
         kept[first] = 0
         first += 1
@@ -134,13 +136,14 @@ def _pack(section: Section, size: int, room: int) -> tuple[PackedSection, int]:
     fixed = [fixed_size(section, piece) for piece in pieces]
     sizes = [piece.size - base for piece, base in zip(pieces, fixed, strict=True)]
     frames = [len(piece.before) + len(piece.after) - base for piece, base in zip(pieces, fixed, strict=True)]
-    around = size - sum(sizes) + (0 if section.keeps_all else _NOTE_ROOM)
+    around = size - sum(sizes)
     order = section.order
-    allotted = shrink(
-        [sizes[position] for position in order],
-        [max(0, frames[position] + _LEAST) for position in order],
-        room - around,
-    )
+    wanted = [sizes[position] for position in order]
+    leasts = [max(0, frames[position] + _LEAST) for position in order]
+    allotted = shrink(wanted, leasts, room - around)
+    if not section.keeps_all and any(each and not now for each, now in zip(wanted, allotted, strict=True)):
+        around += _NOTE_ROOM
+        allotted = shrink(wanted, leasts, room - around)
     kept = dict(zip(order, allotted, strict=True))
     shown: list[Piece] = []
     missing = [0] * len(pieces)

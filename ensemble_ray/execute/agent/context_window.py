@@ -57,7 +57,7 @@ def check_context_budget(name: str, budget_tokens: int, characters: int) -> None
         needed = -(-characters // CHARACTERS_PER_TOKEN)
         raise ValidationError(
             f"Task '{name}': context_budget {budget_tokens:,} is too small: what is never cut (instructions, tools, the task "
-            f"with its expected output, format and revision feedback, and the model's own words) needs {needed:,} tokens"
+            f"with its expected output, format and revision feedback, and the model's own words) needs at least {needed:,} tokens"
         )
 
 
