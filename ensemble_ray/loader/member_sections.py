@@ -16,6 +16,7 @@ from ensemble_ray.loader.document import Entries, Items, Loc, Located
 from ensemble_ray.loader.kinds import Text
 from ensemble_ray.loader.memory import ScopeNames
 from ensemble_ray.loader.reading import refuse
+from ensemble_ray.loader.reflection import ReflectionName
 from ensemble_ray.loader.section import Section, key
 from ensemble_ray.loader.user_code import GuardrailNames, HandlerName, OutputTypeName
 from ensemble_ray.loader.value_sections import keys_of
@@ -65,6 +66,7 @@ class AgentKeys(Member):
         "context",
         "memory_scopes",
         "history",
+        "reflection_config",
         "revision_feedback",
         "prior_attempt_output",
         "attempt_number",
@@ -81,6 +83,14 @@ class ItemTaskKeys(Section):
     input_guardrails: GuardrailNames = key("Asked before anything else, each as module:function.")
     output_guardrails: GuardrailNames = key("Asked about the answer, each as module:function.")
     handler: HandlerName = key("Does the task without a model, as module:function.")
+    reflection: ReflectionName = key(
+        "Whether its outputs are reflected on, so that later runs do it better: true, or a section with a model or a strategy."
+    )
+
+    def values(self) -> dict[str, Any]:
+        """Return what the file gives, by field of a task."""
+        values = super().values()
+        return {("reflection_config" if name == "reflection" else name): value for name, value in values.items()}
 
 
 class TaskKeys(Member, ItemTaskKeys):
