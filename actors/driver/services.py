@@ -103,6 +103,7 @@ async def _use_reflections(run: RunRequest, payload: Mapping[str, object]) -> ob
         case "find_prior":
             return await run.reflections.find_prior(*cast("tuple[str]", asked))
         case "store":
-            return await run.reflections.store(*cast("tuple[str, TaskReflection]", asked))
+            await run.reflections.store(*cast("tuple[str, TaskReflection]", asked))
+            return None
         case _:
             return await run.reflections.ask_strategy(*cast("tuple[ReflectionInput]", asked))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.delegation.peers import Peers
     from ensemble_ray.execute.orders import RunContext
-    from ensemble_ray.execute.ports import Callables
+    from ensemble_ray.execute.ports import Callables, RunReflections
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
     from ensemble_ray.ports.memory import RunMemory

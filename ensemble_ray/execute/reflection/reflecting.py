@@ -26,7 +26,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import use_effect_key
 from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.prompts.reflection import build_reflection_request, parse_reflection
-from ensemble_ray.values.ids import effect_name, uuid_of
+from ensemble_ray.values.ids import effect_name, reflected_instance, uuid_of
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, whole_response
 from ensemble_ray.values.reflection import TaskReflection
 from ensemble_ray.values.value import utc_of
@@ -146,7 +146,7 @@ async def _keep(scope: TaskScope, name: str, reflections: RunReflections, learne
             reflection=reflection,
             is_first_reflection=learned.is_first,
             run_id=order.run_id,
-            instance=order.instance,
+            instance=order.instance if order.reflects_on is None else reflected_instance(order.instance),
         ),
     )
 
