@@ -66,7 +66,6 @@ class AgentKeys(Member):
         "context",
         "memory_scopes",
         "history",
-        "reflection_config",
         "revision_feedback",
         "prior_attempt_output",
         "attempt_number",
@@ -83,14 +82,9 @@ class ItemTaskKeys(Section):
     input_guardrails: GuardrailNames = key("Asked before anything else, each as module:function.")
     output_guardrails: GuardrailNames = key("Asked about the answer, each as module:function.")
     handler: HandlerName = key("Does the task without a model, as module:function.")
-    reflection: ReflectionName = key(
+    reflection_config: ReflectionName = key(
         "Whether its outputs are reflected on, so that later runs do it better: true, or a section with a model or a strategy."
     )
-
-    def values(self) -> dict[str, Any]:
-        """Return what the file gives, by field of a task."""
-        values = super().values()
-        return {("reflection_config" if name == "reflection" else name): value for name, value in values.items()}
 
 
 class TaskKeys(Member, ItemTaskKeys):
