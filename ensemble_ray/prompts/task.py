@@ -8,8 +8,10 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.context import context_section, warn_of_long_outputs
 from ensemble_ray.prompts.memory import memory_sections, scope_sections, short_term_section
+from ensemble_ray.prompts.reflection import improvement_section
 from ensemble_ray.values.memory import RecalledMemory
 from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.reflection import TaskReflection
 
 __all__ = ["build_user_prompt", "context_section"]
 
@@ -19,9 +21,12 @@ _REVISION = "A previous attempt at this task was not accepted. Take the feedback
 
 
 def build_user_prompt(
-    task: Task, context_outputs: Sequence[TaskOutput] = (), memory: RecalledMemory | None = None
+    task: Task,
+    context_outputs: Sequence[TaskOutput] = (),
+    memory: RecalledMemory | None = None,
+    notes: TaskReflection | None = None,
 ) -> str:
-    """Memory, context, revision notes, the task, the expected output and the output format (S-MEM-50).
+    """Memory, context, improvement notes, revision notes, the task, the expected output and the output format (S-MEM-50).
 
     Sections without content are left out.
 
@@ -29,6 +34,7 @@ def build_user_prompt(
         task: With its variables resolved.
         context_outputs: Outputs of its context tasks, in the order of its context list.
         memory: What it is reminded of; where short-term memory is on, that stands in place of the context (S-MEM-22).
+        notes: What earlier runs learned of it (S-REFL-8).
     """
     if memory is not None and memory.short_term is not None:
         earlier = short_term_section(memory.short_term)
@@ -39,6 +45,7 @@ def build_user_prompt(
         *scope_sections(memory),
         earlier,
         *memory_sections(memory),
+        improvement_section(notes),
         _revision_section(task),
         f"## Task\n{task.description}",
         f"## Expected Output\n{task.expected_output}",

@@ -25,6 +25,7 @@ from ensemble_ray.execute.agent.steps import (
 from ensemble_ray.execute.agent.structured import StructuredMachine
 from ensemble_ray.execute.effects import ToolEffect, captured
 from ensemble_ray.execute.memory import recall
+from ensemble_ray.execute.reflection.reflecting import recall_notes
 from ensemble_ray.execute.tools.calls import ToolCalls
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.agent import build_system_prompt
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.values.memory import RecalledMemory
+    from ensemble_ray.values.reflection import TaskReflection
 
 __all__ = ["AgentLoop"]
 
@@ -60,7 +62,7 @@ class AgentLoop:
 
     async def run(self) -> tuple[str, object]:
         """Return the answer's text and, with an output type, the parsed object."""
-        system_prompt, user_prompt = self._prompts(await recall(self._scope))
+        system_prompt, user_prompt = self._prompts(await recall(self._scope), await recall_notes(self._scope))
         tools = await ToolCalls.of(self._scope, self._agent)
         self._announce_input(tools)
         machine = ReactMachine(
@@ -95,11 +97,11 @@ class AgentLoop:
             return text, None
         return text, await self._structured(text)
 
-    def _prompts(self, memory: RecalledMemory | None) -> tuple[str, str]:
+    def _prompts(self, memory: RecalledMemory | None, notes: TaskReflection | None) -> tuple[str, str]:
         clock = self._scope.ports.clock
         began = clock.now()
         system_prompt = build_system_prompt(self._agent)
-        user_prompt = build_user_prompt(self._order.task, self._order.context, memory)
+        user_prompt = build_user_prompt(self._order.task, self._order.context, memory, notes)
         self._effects.prompt_build_s = clock.now() - began
         self._effects.prompts = TaskPrompts(
             system_prompt=system_prompt, user_prompt=user_prompt, history=captured(self._order.task.history)
