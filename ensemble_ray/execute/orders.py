@@ -119,6 +119,8 @@ class RunContext:
     interest: frozenset[str] = frozenset()
     capture_mode: CaptureMode = CaptureMode.OFF
     is_verbose: bool = False
+    #: most tokens of a request where its task does not say; None: no limit (S-MEM-131)
+    context_budget: int | None = None
     #: characters of a tool's output that the model sees; negative: all (S-ENG-70)
     max_tool_output_length: int = -1
     #: characters of tool input and output in log lines; -1: all (S-ENG-72)

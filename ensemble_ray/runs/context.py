@@ -56,6 +56,7 @@ def run_context_of(
         interest=interest,
         capture_mode=capture_mode,
         is_verbose=definition.verbose,
+        context_budget=definition.context_budget,
         max_tool_output_length=definition.max_tool_output_length,
         tool_log_truncate_length=definition.tool_log_truncate_length,
         log_fields=log_fields,
