@@ -49,6 +49,7 @@ from ensemble_ray.events import (
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
+    TaskReflectedEvent,
     TaskStartEvent,
     TokenEvent,
     ToolCallEvent,
@@ -299,6 +300,7 @@ class Watched(RunRules):
     on_file_changed: Callbacks[FileChangedEvent] = initially(())
     on_loop_iteration_completed: Callbacks[LoopIterationCompletedEvent] = initially(())
     on_graph_state_completed: Callbacks[GraphStateCompletedEvent] = initially(())
+    on_task_reflected: Callbacks[TaskReflectedEvent] = initially(())
 
     @property
     def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:

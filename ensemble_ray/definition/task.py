@@ -28,6 +28,7 @@ from ensemble_ray.definition.fields import (
 from ensemble_ray.definition.history import check_history
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.memory import MemoryScopesField, check_scopes
+from ensemble_ray.definition.reflection import ReflectionField, check_reflection_config
 from ensemble_ray.definition.unit_output import UnitOutput, name_output
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.messages import ChatMessage, Effect
@@ -84,6 +85,8 @@ class Task(Identified, Generic[Parsed_co]):
         review: Whether somebody is asked about its output: `Review.required()`, `Review.skip()`, or a `Review` with a
             prompt and a timeout; None: as the ensemble's `review_policy` says. No effect without a `review_handler`.
         before_review: Whether somebody is asked before it begins; None: nobody.
+        reflection_config: How its outputs are reflected on, so that later runs do it better: True, or a `ReflectionConfig`
+            with a model or a strategy; None or False: not at all.
         revision_feedback: What was wrong with the previous attempt.
         prior_attempt_output: The previous attempt.
         attempt_number: 0 for the first attempt.
@@ -110,6 +113,7 @@ class Task(Identified, Generic[Parsed_co]):
     context_budget: StrictInt | None = None
     review: InstanceOf[Review] | None = None
     before_review: InstanceOf[Review] | None = None
+    reflection_config: ReflectionField = initially(None)
     revision_feedback: StrictText | None = None
     prior_attempt_output: StrictText | None = None
     attempt_number: StrictInt = 0
@@ -168,6 +172,7 @@ class Task(Identified, Generic[Parsed_co]):
             raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
         arguments["history"] = check_history(arguments.get("history"))
         arguments["memory_scopes"] = check_scopes(arguments.get("memory_scopes"))
+        arguments["reflection_config"] = check_reflection_config(arguments.get("reflection_config"))
         check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
         _check_handler(arguments)
         arguments["llm"] = limit_own_model(arguments)

@@ -23,6 +23,7 @@ class SectionKind(Enum):
     LONG_TERM = "long-term memory"
     ENTITIES = "entity knowledge"
     SCOPE = "memory scope"
+    IMPROVEMENT_NOTES = "improvement notes"
     TOOL_RESULTS = "tool results"
     SHORT_TERM = "short-term memory"
     CONTEXT = "context"

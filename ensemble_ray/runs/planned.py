@@ -38,7 +38,7 @@ from ensemble_ray.runs.context_budgets import check_context_budgets
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.planned_result import conclude, loop_lines, manager_failure
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
-from ensemble_ray.runs.remembered import restore_short_term
+from ensemble_ray.runs.remembered import restore_reflections, restore_short_term
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
@@ -136,6 +136,7 @@ class PlannedLauncher:
         )
         request = request_of(scope, self.definition, self._planned, capture_mode=mode)
         await restore_short_term(request, scope)
+        await restore_reflections(request, scope)
         try:
             self._submitted = await scope.runtime.submit(request, work)
         except asyncio.CancelledError:

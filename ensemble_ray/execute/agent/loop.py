@@ -27,6 +27,7 @@ from ensemble_ray.execute.agent.steps import (
 from ensemble_ray.execute.agent.structured import StructuredMachine
 from ensemble_ray.execute.effects import ToolEffect, captured
 from ensemble_ray.execute.memory import recall
+from ensemble_ray.execute.reflection.reflecting import recall_notes
 from ensemble_ray.execute.tools.calls import ToolCalls
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.agent import build_system_prompt
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ensemble_ray.prompts.packing import SectionCut
     from ensemble_ray.values.memory import RecalledMemory
     from ensemble_ray.values.messages import ChatMessage
+    from ensemble_ray.values.reflection import TaskReflection
 
 __all__ = ["AgentLoop"]
 
@@ -71,9 +73,9 @@ class AgentLoop:
 
     async def run(self) -> tuple[str, object]:
         """Return the answer's text and, with an output type, the parsed object."""
-        memory = await recall(self._scope)
+        memory, notes = await recall(self._scope), await recall_notes(self._scope)
         tools = await ToolCalls.of(self._scope, self._agent)
-        self._begin(memory, tools)
+        self._begin(memory, notes, tools)
         self._announce_input(tools)
         return await self._answered(self._machine.start())
 
@@ -99,16 +101,16 @@ class AgentLoop:
             return text, None
         return text, await self._structured(text)
 
-    def _begin(self, memory: RecalledMemory | None, tools: ToolCalls) -> None:
+    def _begin(self, memory: RecalledMemory | None, notes: TaskReflection | None, tools: ToolCalls) -> None:
         """Build the prompts and begin the conversation, as much of it as the context budget allows (S-MEM-131)."""
         clock, order = self._scope.ports.clock, self._order
         began = clock.now()
         system_prompt = build_system_prompt(self._agent)
         budget = order.task.context_budget or self._scope.context.context_budget
         if budget is None:
-            user_prompt = build_user_prompt(order.task, order.context, memory)
+            user_prompt = build_user_prompt(order.task, order.context, memory, notes)
         else:
-            parts = user_prompt_parts(order.task, order.context, memory)
+            parts = user_prompt_parts(order.task, order.context, memory, notes)
             self._window = ContextWindow(order.key, budget, parts=parts, history=order.task.history, tools=tools.specs)
             user_prompt = render_parts(parts)
         self._tools, self._system_prompt = tools, system_prompt

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.graph import Graph
     from ensemble_ray.definition.loop import Loop
     from ensemble_ray.definition.phase import Phase
+    from ensemble_ray.definition.reflection import ReflectionConfig
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.planner import Planned
 
@@ -50,6 +51,7 @@ _TASK_FIELDS = itemgetter(
     "context_budget",
     "review",
     "before_review",
+    "reflection_config",
 )
 #: Those of a task of texts alone.
 _PLAIN = (None, None, (), (), (), None, (), None, None, None)
@@ -164,12 +166,21 @@ def _task(task: Task) -> dict[str, object] | None:
         data["history"] = [{"role": message.role, "content": message.content} for message in task.history]
     if task.memory_scopes:
         data["memory_scopes"] = [scope.to_data() for scope in task.memory_scopes]
+    if task.reflection_config is not None:
+        data["reflection"] = _reflection(task.reflection_config)
     if task.context_budget is not None:
         data["context_budget"] = task.context_budget
     if task.revision_feedback is not None:
         revision = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
         data["revision"] = list(revision)
     return data
+
+
+def _reflection(config: ReflectionConfig) -> dict[str, object]:
+    """Return who reflects; of the task's own model nothing, since that stands elsewhere."""
+    if config.strategy is not None:
+        return {"strategy": identity_of(config.strategy)}
+    return {} if config.model is None else {"llm": model_data(config.model)}
 
 
 def _checks(fields: Mapping[str, Any]) -> dict[str, object]:

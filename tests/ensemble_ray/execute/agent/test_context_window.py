@@ -12,8 +12,9 @@ from ensemble_ray.execute.request_size import estimated_input
 from ensemble_ray.prompts.context import context_part
 from ensemble_ray.prompts.memory import memory_sections, scope_sections
 from ensemble_ray.prompts.sections import PromptPart, render_parts
-from ensemble_ray.prompts.task import fixed_parts
+from ensemble_ray.prompts.task import fixed_parts, user_prompt_parts
 from ensemble_ray.values.memory import RecalledMemory
+from ensemble_ray.values.reflection import TaskReflection
 from tests.builders import call
 from tests.ensemble_ray.prompts.test_memory import OUTPUT
 
@@ -122,6 +123,21 @@ def test_the_oldest_results_give_way_first() -> None:
         ("search", 1000, True),
         ("search", 1000, False),
     ]
+
+
+def test_improvement_notes_give_way_before_context() -> None:
+    """S-MEM-133, S-REFL-8: what earlier runs learned is no part of the task itself."""
+    notes = TaskReflection(
+        refined_description="d" * 3000, refined_expected_output="e", reflected_at=OUTPUT.completed_at, run_count=1
+    )
+    outputs = [OUTPUT.model_copy(update={"raw": "c" * 1000})]
+    prompt = user_prompt_parts(TASK, outputs, notes=notes)
+    messages = conversation(prompt, [], [])
+    fitted = ContextWindow("write", estimated_input(messages, []) - 300, parts=prompt).fit(messages)
+    asked = fitted.messages[1].content or ""
+    assert asked.count("tokens left out") == 1
+    assert asked.index("c" * 1000) < asked.index("## Task Improvement Notes") < asked.index("tokens left out")
+    assert [cut.label for cut in fitted.cuts if cut.cut_tokens] == ["improvement notes"]
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
