@@ -362,7 +362,7 @@ def test_context_budget_is_a_positive_number_of_tokens() -> None:
     fields = {"description": "d", "expected_output": "e"}
     assert Task(**fields).context_budget is None
     assert Task(**fields, context_budget=8000).context_budget == 8000
-    with pytest.raises(ValidationError, match="^Task context_budget must be > 0 when set, got: 0$"):
+    with pytest.raises(ValidationError, match=r"^Task context_budget must be > 0 when set, got: 0$"):
         Task(**fields, context_budget=0)
-    with pytest.raises(ValidationError, match="^Task cannot have both a handler and a context_budget\\."):
+    with pytest.raises(ValidationError, match=r"^Task cannot have both a handler and a context_budget\."):
         Task(**fields, context_budget=1, handler=lambda _: "done")
