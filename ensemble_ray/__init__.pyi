@@ -101,6 +101,7 @@ from ensemble_ray.memory.ensemble_memory import EnsembleMemory as EnsembleMemory
 from ensemble_ray.memory.in_memory import InMemoryEmbeddingStore as InMemoryEmbeddingStore
 from ensemble_ray.memory.in_memory import InMemoryEntityMemory as InMemoryEntityMemory
 from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel as OpenAIEmbeddingModel
+from ensemble_ray.memory.postgres.memory import PostgresMemory as PostgresMemory
 from ensemble_ray.memory.sqlite.memory import SqliteMemory as SqliteMemory
 from ensemble_ray.memory.store import MemoryStore as MemoryStore
 from ensemble_ray.memory.tools import EntityMemoryTool as EntityMemoryTool
@@ -361,6 +362,7 @@ __all__ = [
     "PhaseTrace",
     "PipelineErrorStrategy",
     "Plan",
+    "PostgresMemory",
     "ProcessAgentTool",
     "PromptTemplateError",
     "RateLimit",
