@@ -79,7 +79,7 @@ ADAPTERS = {
 
 def parameters(names: Iterable[str]) -> list[Any]:
     """Return parameters of a fixture; those that need a server are marked."""
-    remote = {name for name, each in ADAPTERS.items() if each.is_remote}
+    remote = {name for name, each in ADAPTERS.items() if each.is_remote} | (LASTING.keys() - {"sqlite"})
     return [pytest.param(name, marks=pytest.mark.program) if name in remote else name for name in names]
 
 
