@@ -6,6 +6,7 @@ Memory is asked from threads, several at a time: a few connections are kept, eac
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Callable
 from threading import BoundedSemaphore, Lock
@@ -88,7 +89,7 @@ class MemoryDatabase:
                 may_repeat = is_repeatable or not has_begun
                 if not is_passing(error) or not may_repeat or time.monotonic() + delay > deadline:
                     raise self._failure(error) from error
-                if tries == 1:  # a connection that broke while it was idle is no news
+                if not tries:
                     _log.warning("Lost the database %s, trying again: %s", self.place, first_line(error))
             tries += 1
             time.sleep(delay)
@@ -121,8 +122,15 @@ class MemoryDatabase:
         self._process_id = os.getpid()
 
     def _idle_connection(self) -> Connection | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
+        """Return a connection that nobody uses; one that the server ended meanwhile is let go of. None: there is none."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if _is_open(connection):
+                return connection
+            connection.close()
 
     def _put_back(self, connection: Connection) -> None:
         if connection.closed or connection.broken:
@@ -156,3 +164,12 @@ class MemoryDatabase:
     def _failure(self, error: BaseException) -> EnsembleError:
         advice = advice_for(error, schema=SCHEMA)
         return EnsembleError(f"Cannot use the memory in {self.place}: {first_line(error)}. {advice}")
+
+
+def _is_open(connection: Connection) -> bool:
+    """Return whether a connection that nobody uses is silent: a server has only its end to tell there. Nothing is asked."""
+    if connection.closed:
+        return False
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    return not waiting.poll(0)
