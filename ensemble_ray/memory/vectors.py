@@ -7,10 +7,10 @@ memory, as one float32 matrix each; a search reads what is new.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.tables import MemoryTables
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["VectorSearch"]
 
+_EmbedAll = Callable[[Sequence[str]], Sequence[Sequence[float]]]
+#: Entries that get their vectors in one go.
+_AT_ONCE = 1000
 #: Scopes whose vectors stay in memory.
 _MOST_SCOPES = 8
 
@@ -67,8 +70,7 @@ class VectorSearch:
 
     def search(self, scope: str, query: str, most: int) -> list[MemoryEntry]:
         """Return the entries whose angle to the query is the smallest, none beyond a right angle; nearest first."""
-        if missing := self._tables.without_vector(scope):
-            self._tables.give_vectors([(self.vector_of(stored.entry.content), stored.row) for stored in missing])
+        self._add_missing(scope)
         wanted = self._embed(query)
         if (nearest := self._tables.nearest(scope, wanted.tobytes(), most)) is not None:
             return nearest
@@ -80,9 +82,24 @@ class VectorSearch:
         order = sorted((int(place) for place in best), key=lambda place: (-float(scores[place]), place))
         return self._tables.entries_of([int(known.rows[place]) for place in order if scores[place] >= 0.0])
 
+    def _add_missing(self, scope: str) -> None:
+        """Give vectors to the entries that were stored without a model; a model that takes many texts at once gets them so."""
+        missing = self._tables.without_vector(scope)
+        embed_all = cast("_EmbedAll | None", getattr(self._model, "embed_all", None))
+        for start in range(0, len(missing), _AT_ONCE):
+            some = missing[start : start + _AT_ONCE]
+            texts = [stored.entry.content for stored in some]
+            vectors = map(self._model.embed, texts) if embed_all is None else embed_all(texts)
+            self._tables.give_vectors(
+                [(self._as_kept(vector).tobytes(), stored.row) for vector, stored in zip(vectors, some, strict=True)]
+            )
+
     def _embed(self, text: str) -> NDArray[np.float32]:
+        return self._as_kept(self._model.embed(text))
+
+    def _as_kept(self, numbers_of_text: Sequence[float]) -> NDArray[np.float32]:
         numbers = self._np
-        vector: NDArray[np.float32] = numbers.array(self._model.embed(text), dtype=numbers.float32)
+        vector: NDArray[np.float32] = numbers.array(numbers_of_text, dtype=numbers.float32)
         if not self._is_checked:
             self._check(len(vector))
             self._is_checked = True
