@@ -56,6 +56,7 @@ _EXPORTS = {
     "ensemble_ray.memory.ensemble_memory": "EnsembleMemory",
     "ensemble_ray.memory.in_memory": "InMemoryEmbeddingStore InMemoryEntityMemory",
     "ensemble_ray.memory.openai_embeddings": "OpenAIEmbeddingModel",
+    "ensemble_ray.memory.postgres.memory": "PostgresMemory",
     "ensemble_ray.memory.reflections": "InMemoryReflectionStore",
     "ensemble_ray.memory.sqlite.memory": "SqliteMemory",
     "ensemble_ray.memory.sqlite.reflections": "SqliteReflectionStore",
