@@ -100,7 +100,9 @@ _EXPORTS = {
         WebScraperTool WebSearchProvider WebSearchTool
     """,
     "ensemble_ray.values.iterations": "GraphRoutingContext LoopIterationContext",
-    "ensemble_ray.values.reviews": "OnTimeoutAction Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming",
+    "ensemble_ray.values.reviews": """
+        OnTimeoutAction OpenReview Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming ReviewWait
+    """,
     "ensemble_ray.values.trace": """
         AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
         LlmInteraction MapReduceLevelSummary PhaseTrace TaskPrompts TaskTrace ToolCallTrace

@@ -194,11 +194,13 @@ from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
 from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
+from ensemble_ray.values.reviews import OpenReview as OpenReview
 from ensemble_ray.values.reviews import Review as Review
 from ensemble_ray.values.reviews import ReviewDecision as ReviewDecision
 from ensemble_ray.values.reviews import ReviewPolicy as ReviewPolicy
 from ensemble_ray.values.reviews import ReviewRequest as ReviewRequest
 from ensemble_ray.values.reviews import ReviewTiming as ReviewTiming
+from ensemble_ray.values.reviews import ReviewWait as ReviewWait
 from ensemble_ray.values.trace import AgentSummary as AgentSummary
 from ensemble_ray.values.trace import CapturedMessage as CapturedMessage
 from ensemble_ray.values.trace import CaptureMode as CaptureMode
@@ -350,6 +352,7 @@ __all__ = [
     "OnUnknown",
     "OpenAIChatModel",
     "OpenAIEmbeddingModel",
+    "OpenReview",
     "OutputParsingError",
     "ParallelErrorStrategy",
     "ParallelExecutionError",
@@ -378,6 +381,7 @@ __all__ = [
     "ReviewRequest",
     "ReviewTimeoutError",
     "ReviewTiming",
+    "ReviewWait",
     "Run",
     "RunExistsError",
     "RunOptions",

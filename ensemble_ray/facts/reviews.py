@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import DURATION, FLAG, TEXT, one_of, optional
-from ensemble_ray.values.reviews import OnTimeoutAction, ReviewAnswer, ReviewRequest, ReviewTiming
+from ensemble_ray.values.reviews import OnTimeoutAction, OpenReview, ReviewAnswer, ReviewRequest, ReviewTiming
+from ensemble_ray.values.value import utc_of
 
 __all__ = ["ReviewDecided", "ReviewRequested"]
 
@@ -60,6 +61,26 @@ class ReviewRequested(FactData):
             on_timeout=request.on_timeout,
             required_role=request.required_role,
             ends_run=request.ends_run,
+        )
+
+    def open_since(self, run_id: str, asked_at: float) -> OpenReview:
+        """Return the gate as it stands until somebody decides.
+
+        Args:
+            run_id: Its run.
+            asked_at: The time of the fact, Unix time, s.
+        """
+        return OpenReview(
+            run_id=run_id,
+            gate_id=self.review_id,
+            task_description=self.task_description,
+            task_output=self.task_output,
+            timing=self.timing,
+            prompt=self.prompt,
+            created_at=utc_of(asked_at),
+            expires_at=None if self.timeout_s is None else utc_of(asked_at + self.timeout_s),
+            on_timeout=self.on_timeout,
+            required_role=self.required_role,
         )
 
 
