@@ -45,6 +45,7 @@ from ensemble_ray.errors import PromptTemplateError as PromptTemplateError
 from ensemble_ray.errors import RateLimitInterruptedError as RateLimitInterruptedError
 from ensemble_ray.errors import RateLimitTimeoutError as RateLimitTimeoutError
 from ensemble_ray.errors import RecordError as RecordError
+from ensemble_ray.errors import ReviewDecidedError as ReviewDecidedError
 from ensemble_ray.errors import ReviewTimeoutError as ReviewTimeoutError
 from ensemble_ray.errors import RunExistsError as RunExistsError
 from ensemble_ray.errors import StaleEpochError as StaleEpochError
@@ -126,6 +127,10 @@ from ensemble_ray.prompts.agent import build_system_prompt as build_system_promp
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_user_prompt as build_user_prompt
 from ensemble_ray.record.view.exporters import JsonTraceExporter as JsonTraceExporter
+from ensemble_ray.recovery.deciding import adecide as adecide
+from ensemble_ray.recovery.deciding import apending_reviews as apending_reviews
+from ensemble_ray.recovery.deciding import decide as decide
+from ensemble_ray.recovery.deciding import pending_reviews as pending_reviews
 from ensemble_ray.recovery.forking import afork as afork
 from ensemble_ray.recovery.forking import fork as fork
 from ensemble_ray.recovery.resuming import aresume as aresume
@@ -374,6 +379,7 @@ __all__ = [
     "RecordError",
     "RetryPolicy",
     "Review",
+    "ReviewDecidedError",
     "ReviewDecision",
     "ReviewHandler",
     "ReviewNotifier",
@@ -428,15 +434,19 @@ __all__ = [
     "WebSearchProvider",
     "WebSearchTool",
     "Workflow",
+    "adecide",
     "afork",
+    "apending_reviews",
     "aresume",
     "build_system_prompt",
     "build_user_prompt",
     "current_tool_context",
+    "decide",
     "describe_schema",
     "extract_json",
     "fork",
     "parse_output",
+    "pending_reviews",
     "resolve_template",
     "resume",
     "run",
