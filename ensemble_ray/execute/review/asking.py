@@ -2,17 +2,19 @@
 
 In: a gate's name and what it asks. Out: what was decided, by whoever decided first. A run that goes on asks nobody twice; a
 gate that nobody had answered is asked again, for the time that is left of its timeout, and what follows from a timeout that
-passed meanwhile follows at once (S-REV-82 to S-REV-84).
+passed meanwhile follows at once (S-REV-82 to S-REV-84). In a detached run nobody is asked: the task is put down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Never, cast
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.review.tracing import review_entry
+from ensemble_ray.execute.review.waiting import ReviewOpenError
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import uuid_of
@@ -46,17 +48,23 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
 
     Raises:
         ReviewTimeoutError: nobody answered in time, and that fails the task.
+        ReviewOpenError: nobody has decided, and the run is detached (S-REV-115).
         BaseException: what the handler raised.
     """
     clock = scope.ports.clock
     request = request.replace(review_id=review_id_of(scope.order.run_id, name), run_id=scope.order.run_id)
     asked, decided = scope.recorded(name, ReviewRequested), scope.recorded(name, ReviewDecided)
-    question = ReviewRequested.of(request) if asked is None else asked.data
+    is_detached = scope.context.is_detached
+    question = ReviewRequested.of(request, detached=is_detached) if asked is None else asked.data
     asked_at = clock.now() if asked is None else asked.at
     if decided is not None:
         decision, decided_at = decided.data, decided.at
     else:
-        answer = await _answered(scope, name, request, question, asked)
+        answer = _expired(scope, request, asked)
+        if answer is None and is_detached:
+            await _put_down(scope, name, question, asked_at, is_new=asked is None)
+        if answer is None:
+            answer = await _answered(scope, name, request, question, asked)
         decision, decided_at = ReviewDecided.of(answer), clock.now()
         # On the disk: a person's decision is asked for once.
         await scope.note(name, decision, until=Persistence.SYNCED)
@@ -76,10 +84,29 @@ async def _answered(
         await scope.note(name, question, until=Persistence.COMMITTED)
     elif asked.data.timeout_s is not None:
         left_s = asked.at + asked.data.timeout_s - scope.ports.clock.now()
-        if left_s <= 0:
-            return ReviewAnswer(decision=decision_at_timeout(request, asked.data.timeout_s), by=_TIMEOUT)
         request = request.replace(timeout=timedelta(seconds=left_s))
     return await _asked(scope, request)
+
+
+def _expired(scope: TaskScope, request: ReviewRequest, asked: Fact[ReviewRequested] | None) -> ReviewAnswer | None:
+    """Return what follows from a timeout that has passed since the gate was opened; None: none has."""
+    if asked is None or asked.data.timeout_s is None:
+        return None
+    if asked.at + asked.data.timeout_s > scope.ports.clock.now():
+        return None
+    return ReviewAnswer(decision=decision_at_timeout(request, asked.data.timeout_s), by=_TIMEOUT)
+
+
+async def _put_down(scope: TaskScope, name: str, question: ReviewRequested, asked_at: float, *, is_new: bool) -> Never:
+    """Leave the gate open on record, and the task with it.
+
+    Raises:
+        ReviewOpenError: always.
+    """
+    if is_new or not question.detached:  # one that was asked by a handler keeps its time
+        await scope.note(name, replace(question, detached=True), until=Persistence.COMMITTED, at=asked_at)
+    scope.effects.reviews.append(review_entry(question, asked_at, None, asked_at))
+    raise ReviewOpenError([question.open_since(scope.order.run_id, asked_at)])
 
 
 async def _asked(scope: TaskScope, request: ReviewRequest) -> ReviewAnswer:

@@ -160,7 +160,7 @@ class OwnedPostgresRun:
             RecordError: it cannot be written.
         """
         await self._claim.write_state(state)
-        if state.is_final or state is RunState.INTERRUPTED:
+        if not state.is_going_on:
             await self._claim.release()
 
     async def is_cancel_asked(self) -> bool:
