@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError, ReviewDecidedError, RunExistsError, ValidationError
+from ensemble_ray.execute.review.asking import TIMEOUT
 from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.record.open_reviews import Gate, Obstacle, fold_gates, obstacle_at
@@ -41,14 +42,14 @@ __all__ = [
     "adecide",
     "apending_reviews",
     "decide",
+    "find_decided_runs",
+    "find_gate",
     "find_pending",
     "pending_reviews",
     "record_decision",
 ]
 
 _SHOWN_GATES = 5
-#: Who decided where the time was up (S-REV-84).
-_TIMEOUT = "(timeout)"
 
 
 def pending_reviews(*, runtime: Runtime | str | None = None) -> tuple[OpenReview, ...]:
@@ -135,6 +136,30 @@ async def find_pending(store: RunStore) -> list[PendingReview]:
     return sorted(found, key=lambda each: (each.review.created_at, each.review.run_id, each.review.gate_id))
 
 
+async def find_decided_runs(store: RunStore) -> list[RunSummary]:
+    """Return the runs that wait and have all their decisions, so that they can go on, oldest first.
+
+    Raises:
+        RecordError: the store cannot be read.
+    """
+    return [
+        run
+        for run, facts in await store.gates()
+        if run.state is RunState.WAITING and not any(gate.is_open for gate in fold_gates(facts))
+    ]
+
+
+async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[RunSummary, Gate]:
+    """Return a run and a gate of it, decided or not.
+
+    Raises:
+        ValidationError: there is no such run or gate, or there are several.
+        RecordError: the record cannot be read.
+    """
+    run = await store.find(run_id)
+    return run, _chosen(run, fold_gates(await store.gates_of(run.run_id)), gate_id)
+
+
 async def record_decision(
     store: RunStore, run_id: str, gate_id: str, decision: ReviewDecision, *, by: str | None, comment: str | None
 ) -> tuple[RunSummary, Gate]:
@@ -144,8 +169,7 @@ async def record_decision(
             f"decision must be a ReviewDecision, got: {type(decision).__name__}. Use "
             "ReviewDecision.continue_execution(), .edit(text) or .exit_early()"
         )
-    run = await store.find(run_id)
-    gate = _chosen(run, fold_gates(await store.gates_of(run.run_id)), gate_id)
+    run, gate = await find_gate(store, run_id, gate_id)
     answer = ReviewAnswer(decision=decision, by=by or _this_user())
     data = ReviewDecided.of(answer, comment=comment or "", outside=True)
     obstacle = _obstacle(run, gate)
@@ -218,7 +242,7 @@ def _refusal(run: RunSummary, gate: Gate, obstacle: Obstacle) -> EnsembleError:
             return ReviewDecidedError(
                 f"{named} was open until {_shown(at)}, and nobody had decided: on_timeout={action.value} applies. The run "
                 f"goes on with it: ensemble-ray resume {run.run_id}",
-                run.run_id, gate.gate_id, action.value, _TIMEOUT, at,
+                run.run_id, gate.gate_id, action.value, TIMEOUT, at,
             )  # fmt: skip
         case Obstacle.ATTACHED:
             return RunExistsError(
@@ -226,7 +250,7 @@ def _refusal(run: RunSummary, gate: Gate, obstacle: Obstacle) -> EnsembleError:
                 "decide there. Gates of an ensemble with review_wait='detach' are decided from anywhere"
             )
         case _:
-            return ValidationError(f"{named} waits for nobody: what it belongs to has ended without a decision")
+            return ValidationError(f"{named} waits for nobody: what it was asked for has ended without a decision")
 
 
 def _shown(at: datetime) -> str:

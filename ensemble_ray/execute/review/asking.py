@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Never, cast
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.review.tracing import review_entry
 from ensemble_ray.execute.review.waiting import ReviewOpenError
+from ensemble_ray.facts.fact import find_fact
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import uuid_of
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.ports import Reviewer
 
-__all__ = ["REVIEW_SERVICE", "answer_review", "decide_at_gate", "review_id_of"]
+__all__ = ["REVIEW_SERVICE", "TIMEOUT", "answer_review", "decide_at_gate", "review_id_of"]
 
 #: Name of the driver's service that asks.
 REVIEW_SERVICE = "review"
 #: Who decided where the time was up.
-_TIMEOUT = "(timeout)"
+TIMEOUT = "(timeout)"
 
 
 def review_id_of(run_id: str, name: str) -> str:
@@ -57,13 +58,19 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
     is_detached = scope.context.is_detached
     question = ReviewRequested.of(request, detached=is_detached) if asked is None else asked.data
     asked_at = clock.now() if asked is None else asked.at
+    is_expired = asked is not None and _is_expired(asked, clock.now())
+    if decided is None and asked is not None and asked.data.detached:
+        if not is_detached:  # from here on nobody else decides
+            await scope.note(name, replace(asked.data, detached=False), until=Persistence.COMMITTED, at=asked_at)
+        decided = await _decided_meanwhile(scope, name)
     if decided is not None:
         decision, decided_at = decided.data, decided.at
     else:
-        answer = _expired(scope, request, asked)
-        if answer is None and is_detached:
+        if is_expired:
+            answer = ReviewAnswer(decision=decision_at_timeout(request, question.timeout_s or 0.0), by=TIMEOUT)
+        elif is_detached:
             await _put_down(scope, name, question, asked_at, is_new=asked is None)
-        if answer is None:
+        else:
             answer = await _answered(scope, name, request, question, asked)
         decision, decided_at = ReviewDecided.of(answer), clock.now()
         # On the disk: a person's decision is asked for once.
@@ -88,13 +95,18 @@ async def _answered(
     return await _asked(scope, request)
 
 
-def _expired(scope: TaskScope, request: ReviewRequest, asked: Fact[ReviewRequested] | None) -> ReviewAnswer | None:
-    """Return what follows from a timeout that has passed since the gate was opened; None: none has."""
-    if asked is None or asked.data.timeout_s is None:
-        return None
-    if asked.at + asked.data.timeout_s > scope.ports.clock.now():
-        return None
-    return ReviewAnswer(decision=decision_at_timeout(request, asked.data.timeout_s), by=_TIMEOUT)
+def _is_expired(asked: Fact[ReviewRequested], now: float) -> bool:
+    """Whether the timeout of a gate has passed since it was opened."""
+    return asked.data.timeout_s is not None and asked.at + asked.data.timeout_s <= now
+
+
+async def _decided_meanwhile(scope: TaskScope, name: str) -> Fact[ReviewDecided] | None:
+    """Return what somebody decided since the task's facts were read; None: nothing.
+
+    Asked when nobody else can decide any more, or the gate is left open: so one decision counts for everybody (S-REV-128).
+    """
+    known = await scope.ports.journal.lookup_recorded(scope.order.instance)
+    return find_fact(known, name, ReviewDecided)
 
 
 async def _put_down(scope: TaskScope, name: str, question: ReviewRequested, asked_at: float, *, is_new: bool) -> Never:
