@@ -333,7 +333,9 @@ def test_a_cancelled_run_that_waited_goes_on(inline_runtime: InlineRuntime, give
     first = task("a", handler=given, review=Review.required())
     ensemble = team(first, task("b", handler=given, context=[first]))
     output = ensemble.run(runtime=inline_runtime)
-    attached = Ensemble(tasks=ensemble.tasks, review_handler=lambda request: ReviewDecision.edit(request.task_output * 2))
+    attached = Ensemble(
+        tasks=ensemble.tasks, review_handler=lambda request: ReviewDecision.edit(request.task_output * 2)
+    )
     done = resume(str(output.run_id), attached, runtime=inline_runtime)
     assert (raws(done), given.done) == (["aa", "b+aa"], ["a", "b"])
 

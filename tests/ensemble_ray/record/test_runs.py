@@ -22,7 +22,9 @@ def _run(home: Path, run_id: str, state: RunState = RunState.COMPLETED, at: floa
     return directory
 
 
-@pytest.mark.parametrize("state", [RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.INTERRUPTED, RunState.WAITING])
+@pytest.mark.parametrize(
+    "state", [RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.INTERRUPTED, RunState.WAITING]
+)
 def test_state_is_kept_and_the_owner_gone_when_a_run_ended(tmp_path: Path, state: RunState) -> None:
     """S-SET-14, S-REV-114: what lists show afterwards, from any process."""
     _run(tmp_path, "a", state)

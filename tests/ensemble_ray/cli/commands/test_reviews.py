@@ -184,7 +184,6 @@ def test_foreign_text_is_shown_safely(call: Call, folder: Path) -> None:
 
 def test_run_at_work_is_named_with_its_process(call: Call, waiting: OpenReview) -> None:
     """S-REV-129, S-REV-132: its gate is decided, and it goes on when its call has ended."""
-
     owned = run_blocking(SqliteStore(home_directory()).claim("apology"))
     run_blocking(owned.write_state(RunState.RUNNING))
     called = call("review", "apology", waiting.gate_id, "approve")
