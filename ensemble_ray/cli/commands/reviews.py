@@ -26,6 +26,9 @@ __all__ = ["Verdict", "review", "reviews"]
 #: Characters of a gate's id in a list; more where two gates begin with the same ones.
 _SHOWN_ID = 8
 _SHOWN_TASK = 80
+#: How long a run may take to go on by itself on its cluster, which looks once a second, s.
+_CLUSTER_S = 4.0
+_POLL_S = 0.2
 _TIMINGS = {"before_execution": "before", "during_execution": "during", "after_execution": "after"}
 
 
@@ -222,4 +225,33 @@ async def _next_of(store: RunStore, run: RunSummary) -> str:
     resume = f"{own_command()} resume {run.run_id}"
     if run.owner:
         return f"{more}The run is at work in {run.owner}. When its call has ended, go on with: {resume}"
+    if await _goes_on(store, run):
+        return f"{more}The run goes on by itself on its cluster"
     return f"{more}Go on with: {resume}"
+
+
+async def _goes_on(store: RunStore, run: RunSummary) -> bool:
+    """Whether a run that waited on a cluster is seen to go on there; another one nobody lets go on by itself."""
+    import asyncio
+    import time
+
+    from ensemble_ray.record.resume.run_head import read_head
+
+    if (await read_head(store, run.run_id)).header.runtime != "ray":
+        return False
+    last = await _last_end(store, run.run_id)
+    deadline = time.monotonic() + _CLUSTER_S
+    while time.monotonic() < deadline:
+        found = await store.summary(run.run_id)
+        # It may have come to its next gate already.
+        if found is not None and (found.state is not run.state or await _last_end(store, run.run_id) != last):
+            return True
+        await asyncio.sleep(_POLL_S)
+    return False
+
+
+async def _last_end(store: RunStore, run_id: str) -> int:
+    """Return the position of the fact that says how a run stands now."""
+    from ensemble_ray.record.resume.run_head import head_facts
+
+    return max((fact.seq for fact in await head_facts(store, run_id)), default=0)
