@@ -29,14 +29,20 @@ from ensemble_ray import (
     TaskHandlerContext,
     ToolResult,
     ValidationError,
+    decide,
     resume,
 )
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, call, task
-from tests.scenarios.detached import decide, gates_of
 from tests.scenarios.teams import Marks, Watcher
+
+
+def gates_of(output: EnsembleOutput) -> dict[str, str]:
+    """Ids of the open gates, by what they ask about."""
+    return {each.task_description: each.gate_id for each in output.open_reviews}
+
 
 APPROVE, LEAVE = ReviewDecision.continue_execution(), ReviewDecision.exit_early()
 
@@ -101,12 +107,12 @@ def test_a_run_waits_in_its_record_and_goes_on_when_decided(runtime: Runtime, gi
     assert ([each.gate_id for each in again.open_reviews], again.state) == ([gate.gate_id], RunState.WAITING)
     assert again.open_reviews == output.open_reviews
 
-    decide(runtime, run_id, gate.gate_id, ReviewDecision.edit("edited"))
+    decide(run_id, gate.gate_id, ReviewDecision.edit("edited"), runtime=runtime)
     third = resume(run_id, ensemble, runtime=runtime)
     assert (raws(third), third.raw, third.state) == (["edited"], "edited", RunState.WAITING)
     (before,) = third.open_reviews
     assert (before.task_description, before.timing, before.prompt) == ("b", "before_execution", "Send it?")
-    decide(runtime, run_id, before.gate_id, APPROVE)
+    decide(run_id, before.gate_id, APPROVE, runtime=runtime)
     last = resume(run_id, ensemble, runtime=runtime)
     assert (raws(last), last.state, last.open_reviews) == (["edited", "b+edited"], RunState.COMPLETED, ())
     assert (len(model.calls), given.done) == (1, ["b"])
@@ -122,7 +128,7 @@ def test_what_depends_on_no_gate_goes_on_first(runtime: Runtime, given: Given) -
     output = ensemble.run(runtime=runtime)
     assert (raws(output), sorted(gates_of(output)), given.done) == (["c"], ["a", "b"], ["a", "c"])
     for name in "ba":
-        decide(runtime, str(output.run_id), gates_of(output)[name], APPROVE)
+        decide(str(output.run_id), gates_of(output)[name], APPROVE, runtime=runtime)
     done = resume(str(output.run_id), ensemble, runtime=runtime)
     assert (sorted(raws(done)), done.state) == (["a", "b", "c", "d+a+c"], RunState.COMPLETED)
     assert sorted(given.done) == ["a", "b", "c", "d"]
@@ -131,7 +137,7 @@ def test_what_depends_on_no_gate_goes_on_first(runtime: Runtime, given: Given) -
 @pytest.mark.parametrize("order", list(itertools.permutations("abc")))
 @pytest.mark.parametrize("is_resumed_between", [True, False])
 def test_gates_are_decided_in_any_order(
-    inline_runtime: InlineRuntime, given: Given, order: tuple[str, ...], is_resumed_between: bool
+    inline_runtime: InlineRuntime, given: Given, order: tuple[str, ...], *, is_resumed_between: bool
 ) -> None:
     """S-REV-116, S-REV-117: the outputs are the same, whatever the order, and however often the run went on between."""
     tasks = [task(name, handler=given, review=Review.required()) for name in "abc"]
@@ -139,7 +145,7 @@ def test_gates_are_decided_in_any_order(
     output = ensemble.run(runtime=inline_runtime)
     run_id, gates = str(output.run_id), gates_of(output)
     for count, name in enumerate(order, start=1):
-        decide(inline_runtime, run_id, gates[name], ReviewDecision.edit(name.upper()))
+        decide(run_id, gates[name], ReviewDecision.edit(name.upper()), runtime=inline_runtime)
         if is_resumed_between and count < len(order):
             output = resume(run_id, ensemble, runtime=inline_runtime)
             assert gates_of(output) == {other: gates[other] for other in order[count:]}
@@ -207,14 +213,14 @@ def test_gates_inside_calls_wait_beside_the_other_calls_of_the_turn(runtime: Run
     run_id = str(output.run_id)
     assert sorted(gates_of(output)) == ["Pay 5?", "Which colour?"]
     assert Marks(tmp_path / "noted").lines == ["x"]
-    decide(runtime, run_id, gates_of(output)["Which colour?"], ReviewDecision.edit("blue"))
+    decide(run_id, gates_of(output)["Which colour?"], ReviewDecision.edit("blue"), runtime=runtime)
     output = resume(run_id, ensemble, runtime=runtime)
     assert list(gates_of(output)) == ["Pay 5?"]
-    decide(runtime, run_id, gates_of(output)["Pay 5?"], APPROVE)
+    decide(run_id, gates_of(output)["Pay 5?"], APPROVE, runtime=runtime)
     output = resume(run_id, ensemble, runtime=runtime)
     assert list(gates_of(output)) == ["Really pay 5?"]
     assert Marks(tmp_path / "paid").lines == []
-    decide(runtime, run_id, gates_of(output)["Really pay 5?"], APPROVE)
+    decide(run_id, gates_of(output)["Really pay 5?"], APPROVE, runtime=runtime)
     output = resume(run_id, ensemble, runtime=runtime)
     trace = output.task_outputs[0].trace
     assert trace is not None
@@ -238,7 +244,7 @@ def test_a_worker_that_asks_puts_its_manager_down(runtime: Runtime) -> None:
     ensemble = team(task("a"), agents=workers, llm=manager, manager_llm=manager, workflow="hierarchical")
     output = ensemble.run(runtime=runtime)
     assert (output.state, list(gates_of(output)), len(writing.calls)) == (RunState.WAITING, ["Which colour?"], 1)
-    decide(runtime, str(output.run_id), gates_of(output)["Which colour?"], ReviewDecision.edit("blue"))
+    decide(str(output.run_id), gates_of(output)["Which colour?"], ReviewDecision.edit("blue"), runtime=runtime)
     output = resume(str(output.run_id), ensemble, runtime=runtime)
     assert (output.raw, output.state) == ("all done", RunState.COMPLETED)
     assert (len(manager.calls), len(asking.calls), len(writing.calls)) == (2, 2, 1)
@@ -248,7 +254,7 @@ def test_a_worker_that_asks_puts_its_manager_down(runtime: Runtime) -> None:
 def test_gates_inside_units_wait(runtime: Runtime, given: Given) -> None:
     """S-REV-80, S-REV-116: a loop, while another task of the phase goes on; its second iteration has a gate of its own."""
     body = task("refine", handler=given, review=Review.required())
-    loop = Loop(name="polish", body=[body], max_iterations=2, until=lambda context: False)
+    loop = Loop(name="polish", body=[body], max_iterations=2, until=lambda _context: False)
     beside = task("beside", handler=given)
     first = Phase(name="draft", tasks=[beside], loops=[loop], workflow="parallel")
     second = Phase(name="end", tasks=[task("end", handler=given)], after=[first])
@@ -259,10 +265,10 @@ def test_gates_inside_units_wait(runtime: Runtime, given: Given) -> None:
         ["refine"],
         ["beside", "refine"],
     )
-    decide(runtime, str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("one"))
+    decide(str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("one"), runtime=runtime)
     output = resume(str(output.run_id), ensemble, runtime=runtime)
     assert (output.state, len(output.open_reviews)) == (RunState.WAITING, 1)
-    decide(runtime, str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("two"))
+    decide(str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("two"), runtime=runtime)
     output = resume(str(output.run_id), ensemble, runtime=runtime)
     assert output.state is RunState.COMPLETED
     assert [each["refine"].raw for each in output.get_loop_history("polish")] == ["one", "two"]
@@ -281,7 +287,7 @@ def test_a_gate_in_a_graph_waits(inline_runtime: InlineRuntime, given: Given) ->
     ensemble = Ensemble(graph=graph, review_wait="detach")
     output = ensemble.run(runtime=inline_runtime)
     assert list(gates_of(output)) == ["a"]
-    decide(inline_runtime, str(output.run_id), gates_of(output)["a"], APPROVE)
+    decide(str(output.run_id), gates_of(output)["a"], APPROVE, runtime=inline_runtime)
     output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
     assert (output.state, given.done) == (RunState.COMPLETED, ["a", "b"])
 
@@ -298,7 +304,7 @@ def test_a_gate_that_ends_the_run_lets_the_others_go(
         else Ensemble(phases=[Phase(name="p", tasks=tasks, workflow="parallel")], review_wait="detach")
     )
     output = ensemble.run(runtime=inline_runtime)
-    decide(inline_runtime, str(output.run_id), gates_of(output)["a"], LEAVE)
+    decide(str(output.run_id), gates_of(output)["a"], LEAVE, runtime=inline_runtime)
     output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
     assert (raws(output), output.exit_reason, output.open_reviews) == (["a"], ExitReason.USER_EXIT_EARLY, ())
     assert output.state is RunState.COMPLETED
@@ -345,11 +351,11 @@ def test_waits_are_in_no_duration(inline_runtime: InlineRuntime, given: Given) -
     asked = task("a", handler=given, before_review=Review.required(), review=Review.required())
     ensemble = team(asked)
     output = ensemble.run(runtime=inline_runtime)
-    decide(inline_runtime, str(output.run_id), output.open_reviews[0].gate_id, APPROVE)
+    decide(str(output.run_id), output.open_reviews[0].gate_id, APPROVE, runtime=inline_runtime)
     first_decided = output.open_reviews[0].created_at
     output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
     behind = output.open_reviews[0]
-    decide(inline_runtime, str(output.run_id), behind.gate_id, APPROVE)
+    decide(str(output.run_id), behind.gate_id, APPROVE, runtime=inline_runtime)
     output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
     given_output = output.task_outputs[0]
     assert given_output.completed_at == behind.created_at

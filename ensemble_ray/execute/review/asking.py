@@ -63,6 +63,8 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
         if not is_detached:  # from here on nobody else decides
             await scope.note(name, replace(asked.data, detached=False), until=Persistence.COMMITTED, at=asked_at)
         decided = await _decided_meanwhile(scope, name)
+        if decided is not None and is_detached:  # what is behind the gate begins now, and not when it is picked up
+            await scope.note(name, replace(asked.data, detached=False), until=Persistence.SYNCED, at=asked_at)
     if decided is not None:
         decision, decided_at = decided.data, decided.at
     else:
