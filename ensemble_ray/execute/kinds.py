@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.plan.requirements import requirements_of
 
 __all__ = ["MOST_TEMPLATES", "OVERRIDE_FIELDS", "AgentTemplates", "RefCountedCache", "apply_overrides", "overrides_of"]
 
@@ -32,7 +33,8 @@ OVERRIDE_FIELDS = (
 )
 #: What agents of one kind have equal; tools and model are compared as objects.
 _EQUAL_FIELDS = ("isolation", "replicas", "max_concurrency", "rate_limit")
-_STANDARD_FIELDS = frozenset((*OVERRIDE_FIELDS, *_EQUAL_FIELDS, "tools", "llm"))
+_PROCESS_FIELDS = ("num_cpus", "num_gpus", "resources", "labels")
+_STANDARD_FIELDS = frozenset((*OVERRIDE_FIELDS, *_EQUAL_FIELDS, *_PROCESS_FIELDS, "tools", "llm"))
 
 Kept = TypeVar("Kept")
 
@@ -159,6 +161,7 @@ def _features(agent: Agent) -> tuple[object, ...]:
         # Who says nothing of replicas may be given more of them (S-MR-141).
         "replicas" in agent.model_fields_set,
         *(getattr(agent, name) for name in _EQUAL_FIELDS),
+        requirements_of(agent),
         # Fields of the user's own classes may hold anything.
         *(id(getattr(agent, name)) for name in type(agent).model_fields if name not in _STANDARD_FIELDS),
     )
