@@ -59,7 +59,7 @@ class Held(Placed):
         self.file = file
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[object] = ()) -> ChatResponse:
-        while not self.file.exists():
+        while not self.file.exists():  # noqa: ASYNC110  another process makes it
             await asyncio.sleep(0.05)
         return await super().chat(messages, tools)
 
@@ -103,7 +103,7 @@ class Steps:
         """Have each agent do a task, all at the same time; give the answers."""
         tasks = [Task(description=f"task {n}", expected_output="a node", agent=by) for n, by in enumerate(agents)]
         output = Ensemble(tasks=tasks, workflow="parallel").run(runtime=self.runtime, run_id=name)
-        return [each.raw for each in output.task_outputs]
+        return [output[task].raw for task in tasks]
 
     @contextmanager
     def running(self, work: Callable[[], None]) -> Iterable[None]:  # type: ignore[misc]  # a context manager
