@@ -13,9 +13,17 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.plan.requirements import requirements_of
+from ensemble_ray.plan.requirements import ResourceRequirements
 
-__all__ = ["MOST_TEMPLATES", "OVERRIDE_FIELDS", "AgentTemplates", "RefCountedCache", "apply_overrides", "overrides_of"]
+__all__ = [
+    "MOST_TEMPLATES",
+    "OVERRIDE_FIELDS",
+    "AgentTemplates",
+    "RefCountedCache",
+    "apply_overrides",
+    "overrides_of",
+    "requirements_of",
+]
 
 #: Kinds that are kept beside those in use (S-MR-142).
 MOST_TEMPLATES = 64
@@ -150,6 +158,16 @@ def overrides_of(agent: Agent, template: Agent) -> dict[str, object]:
 def apply_overrides(template: Agent, overrides: Mapping[str, object]) -> Agent:
     """Return the agent that differs from the template in that data; tools and model are the template's own objects."""
     return template.rewritten(**overrides) if overrides else template
+
+
+def requirements_of(agent: Agent) -> ResourceRequirements:
+    """Return what each process of an agent asks of its node."""
+    return ResourceRequirements(
+        num_cpus=agent.num_cpus,
+        num_gpus=agent.num_gpus,
+        resources=tuple(sorted(agent.resources.items())),
+        labels=tuple(sorted(agent.labels.items())),
+    )
 
 
 def _features(agent: Agent) -> tuple[object, ...]:

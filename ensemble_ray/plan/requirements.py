@@ -1,6 +1,6 @@
 """What an agent's process asks of the node it is on, and whether a cluster has that. Package: plan. Pure.
 
-In: fields of agents; the nodes of a cluster. Out: what to ask of Ray; a text that says what the cluster lacks. Rules:
+In: what processes ask for; the nodes of a cluster. Out: what to ask of Ray; a text that says what the cluster lacks. Rules:
 1. A process is on one node, which must have all that the process asks for, and the labels.
 2. The processes that a run begins with are there at the same time: together they fit the cluster.
 3. What is in use by others now is no obstacle: processes wait for it. What no node will ever have is one.
@@ -13,9 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ensemble_ray.definition.agent import Agent
-
-__all__ = ["NOTHING", "Node", "ProcessDemand", "ResourceRequirements", "find_obstacle", "requirements_of", "show_nodes"]
+__all__ = ["NOTHING", "Node", "ProcessDemand", "ResourceRequirements", "find_obstacle", "show_nodes"]
 
 #: An amount that is compared with another may differ from it by rounding; Ray knows four places.
 _ROUNDING = 1e-6
@@ -55,16 +53,6 @@ class ResourceRequirements:
 
 #: Of a process that only waits for its models.
 NOTHING = ResourceRequirements()
-
-
-def requirements_of(agent: Agent) -> ResourceRequirements:
-    """Return what each process of an agent asks of its node."""
-    return ResourceRequirements(
-        num_cpus=agent.num_cpus,
-        num_gpus=agent.num_gpus,
-        resources=tuple(sorted(agent.resources.items())),
-        labels=tuple(sorted(agent.labels.items())),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from ensemble_ray.execute.kinds import requirements_of
 from ensemble_ray.plan.requirements import (
     NOTHING,
     Node,
     ProcessDemand,
     ResourceRequirements,
     find_obstacle,
-    requirements_of,
     show_nodes,
 )
 from ensemble_ray.testing import ScriptedModel
