@@ -117,7 +117,7 @@ def disposable(
     scheduler: str,
     *,
     requirements: ResourceRequirements = NOTHING,
-    is_spread: bool = False,
+    node_id: str = "",
 ) -> Any:
     """Return a fresh process of a run. What is lost with it is sent again to another, not restarted in it.
 
@@ -126,15 +126,16 @@ def disposable(
         name: Its name.
         scheduler: Name of the scheduler whose runs it works for.
         requirements: What it asks of its node; it waits for one that has it.
-        is_spread: Whether it should be on a node that has few others.
+        node_id: Where it belongs, while that node is there; empty: anywhere. Who asks for something is where that is.
     """
     options: dict[str, Any] = {}
     if requirements:
         options = {"num_cpus": requirements.num_cpus, "num_gpus": requirements.num_gpus}
         options |= {"resources": dict(requirements.resources), "label_selector": dict(requirements.labels)}
-    if is_spread:
-        # Ray spreads only what asks for something, else all may be on one node; a byte is free where all CPUs are taken.
-        options |= {"scheduling_strategy": "SPREAD", "memory": 1}
+        options["scheduling_strategy"] = "SPREAD"
+    elif node_id:
+        # Ray's own SPREAD takes nodes in turn, however many processes each has: one that has just come would wait its turn.
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node_id, soft=True)
     return actor_class(cls, max_restarts=0).options(**options).remote(name, scheduler)
 
 

@@ -76,11 +76,14 @@ def limits_of(nodes: Sequence[Node]) -> SessionLimits:
     return SessionLimits(
         max_own=max_own_processes(total, cpus_here=os.cpu_count() or 1),
         most_replicas=most_replicas(total),
-        is_spread=len(nodes) > 1,
         nodes=tuple(nodes),
     )
 
 
 def _living() -> list[Node]:
     nodes = cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
-    return [Node(resources=node["Resources"], labels=node["Labels"]) for node in nodes if node["Alive"]]
+    return [
+        Node(node_id=node["NodeID"], resources=node["Resources"], labels=node["Labels"])
+        for node in nodes
+        if node["Alive"]
+    ]

@@ -26,7 +26,7 @@ from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.orders import RunContext, TaskStatus
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
-from ensemble_ray.plan.requirements import ResourceRequirements
+from ensemble_ray.plan.requirements import Node, ResourceRequirements
 from ensemble_ray.process.bounded_log import bounded_logger
 
 __all__ = ["CALLABLES", "GroupOwner", "ProcessGroups"]
@@ -89,14 +89,14 @@ class ProcessGroups:
     """Processes of one run."""
 
     def __init__(
-        self, owner: GroupOwner, pool: ProcessPool, *, hub: Any, is_recorded: bool, is_spread: bool = False
+        self, owner: GroupOwner, pool: ProcessPool, *, hub: Any, is_recorded: bool, nodes: Sequence[Node] = ()
     ) -> None:
         self._owner = owner
         self._run_id = owner.context.run_id
         self._pool = pool
         self._hub = hub
-        #: whether new processes go to nodes that have few others
-        self.is_spread = is_spread
+        #: what new processes are spread over; none: it does not matter where they are
+        self.nodes = nodes
         self._groups: dict[str, list[Process]] = {}
         self._by_name: dict[str, Process] = {}
         self._table = DispatchTable(is_recorded=is_recorded)
@@ -242,7 +242,7 @@ class ProcessGroups:
     def start_process(self, group: str) -> Process:
         """Start one more process for a group."""
         requirements = self._owner.requirements_of(group)
-        process = self._pool.claim(self._owner.process_type(group), requirements=requirements, is_spread=self.is_spread)
+        process = self._pool.claim(self._owner.process_type(group), requirements=requirements, nodes=self.nodes)
         process.on_death = self._on_death
         self._groups[group] = [*self.alive(group), process]
         self._by_name[process.name] = process

@@ -7,8 +7,8 @@ a thousandth of a new process.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from ensemble_ray.actors.worker.callable_host import CallableHost
 from ensemble_ray.actors.worker.manager import ManagerActor
 from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.limits.steps import HolderGone
-from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
+from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements, least_used
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.ids import new_object_id
 
@@ -48,8 +48,8 @@ class Process:
     #: also what it calls itself towards the rate limiter
     name: str
     type: ProcessType = "agent"
-    #: whether it was placed where few others are, and not where there is room
-    is_spread: bool = False
+    #: where it was started; empty: anywhere
+    node_id: str = ""
     #: what it reserves on its node
     requirements: ResourceRequirements = NOTHING
     is_alive: bool = True
@@ -77,18 +77,18 @@ class ProcessPool:
         process_type: ProcessType = "agent",
         *,
         requirements: ResourceRequirements = NOTHING,
-        is_spread: bool = False,
+        nodes: Sequence[Node] = (),
     ) -> Process:
         """Return an idle process of that type, or a fresh one; never waits, since calls queue up until it has started.
 
         Args:
             process_type: What it is for.
             requirements: What it asks of its node.
-            is_spread: Whether it should be on a node that has few others.
+            nodes: It should be on that of these which has the fewest; none: it does not matter.
         """
-        wanted = (process_type, requirements, is_spread)
+        wanted = (process_type, requirements, bool(nodes))
         for process in self._idle:
-            if (process.type, process.requirements, process.is_spread) == wanted and process.is_alive:
+            if (process.type, process.requirements, bool(process.node_id)) == wanted and process.is_alive:
                 self._idle.remove(process)
                 if process.timer is not None:
                     process.timer.cancel()
@@ -97,10 +97,11 @@ class ProcessPool:
             for process in [each for each in self._idle if each.requirements]:
                 self._expire(process)
         name = f"{process_type}-{new_object_id()[:8]}"
+        node_id = least_used(nodes, Counter(each.node_id for each in self._living)) if nodes else ""
         handle = spawn.disposable(
-            _CLASSES[process_type], name, self._scheduler, requirements=requirements, is_spread=is_spread
+            _CLASSES[process_type], name, self._scheduler, requirements=requirements, node_id=node_id
         )
-        process = Process(handle=handle, name=name, type=process_type, is_spread=is_spread, requirements=requirements)
+        process = Process(handle=handle, name=name, type=process_type, node_id=node_id, requirements=requirements)
         self._living.add(process)
         for update in self._board.current(asyncio.get_running_loop().time()):
             process.handle.on_endpoint_update.remote(update)

@@ -47,10 +47,13 @@ class SessionLimits:
     max_own: int
     #: how many a group may get whose agents say nothing
     most_replicas: int
-    #: whether they go to nodes that have few others
-    is_spread: bool = False
     #: what the cluster has
     nodes: tuple[Node, ...] = ()
+
+    @property
+    def spread_over(self) -> tuple[Node, ...]:
+        """The nodes that processes are spread over; none where there is no choice."""
+        return self.nodes if len(self.nodes) > 1 else ()
 
 
 class ReportReceiver(Protocol):
@@ -100,7 +103,7 @@ class RunSession:
         self._warn = warn or _log.warning
         self._is_managed = is_managed
         is_recorded = opening.location is not None
-        self._groups = ProcessGroups(self, pool, hub=hub, is_recorded=is_recorded, is_spread=limits.is_spread)
+        self._groups = ProcessGroups(self, pool, hub=hub, is_recorded=is_recorded, nodes=limits.spread_over)
         self._placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
         self._templates: RefCountedCache[AgentTemplate] = RefCountedCache(on_drop=self._on_drop)
         #: those that are known from the beginning; processes of their groups are bound to them
@@ -136,7 +139,7 @@ class RunSession:
     def resize(self, limits: SessionLimits) -> None:
         """Use the cluster as it is now: nodes came or went."""
         self._limits = limits
-        self._groups.is_spread = limits.is_spread
+        self._groups.nodes = limits.spread_over
         self._placement.resize(max_own=limits.max_own, most_replicas=limits.most_replicas)
         if not self._groups.is_closed:
             for group in self._placement.groups:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["NOTHING", "Node", "ProcessDemand", "ResourceRequirements", "find_obstacle", "show_nodes"]
+__all__ = ["NOTHING", "Node", "ProcessDemand", "ResourceRequirements", "find_obstacle", "least_used", "show_nodes"]
 
 #: An amount that is compared with another may differ from it by rounding; Ray knows four places.
 _ROUNDING = 1e-6
@@ -59,6 +59,8 @@ NOTHING = ResourceRequirements()
 class Node:
     """What a node has, in use or not."""
 
+    #: Ray's; empty for one that is not there
+    node_id: str = ""
     resources: Mapping[str, float]
     #: None: not known, as of a node that an autoscaler may add
     labels: Mapping[str, str] | None = field(default_factory=dict[str, str])
@@ -109,6 +111,21 @@ def find_obstacle(demands: Iterable[ProcessDemand], nodes: Sequence[Node]) -> st
             who = ", ".join(dict.fromkeys(each.who for each in asking if name in each.requirements.amounts))
             return f"{who}: the processes ask for {amount:g} {name} together, and the nodes have {there:g}. {show_nodes(nodes)}"
     return None
+
+
+def least_used(nodes: Sequence[Node], processes: Mapping[str, int]) -> str:
+    """Return the id of the node that the next process belongs on: with the fewest for each of its processors.
+
+    Nodes without processors, as heads often are, get none while there are others.
+
+    Args:
+        nodes: The cluster's; at least one.
+        processes: How many are on each node, by its id.
+    """
+    working = [node for node in nodes if node.resources.get("CPU", 0)] or nodes
+    return min(
+        working, key=lambda each: (processes.get(each.node_id, 0) + 1) / max(each.resources.get("CPU", 0), 1)
+    ).node_id
 
 
 def show_nodes(nodes: Sequence[Node]) -> str:

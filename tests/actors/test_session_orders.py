@@ -10,6 +10,7 @@ from ensemble_ray.actors.link.wire import AgentTemplate, SessionOpening, WireOrd
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements
 from ensemble_ray.values.ids import instance_of
 
 
@@ -47,10 +48,18 @@ class Pool:
     def __init__(self) -> None:
         self.handles: list[Handle] = []
 
-    def claim(self, process_type: ProcessType = "agent", *, is_spread: bool = False) -> Process:
+    def claim(
+        self,
+        process_type: ProcessType = "agent",
+        *,
+        requirements: ResourceRequirements = NOTHING,
+        nodes: Sequence[Node] = (),
+    ) -> Process:
         """Start one more."""
         self.handles.append(Handle())
-        return Process(handle=self.handles[-1], name=str(len(self.handles)), type=process_type, is_spread=is_spread)
+        return Process(
+            handle=self.handles[-1], name=str(len(self.handles)), type=process_type, requirements=requirements
+        )
 
     def put_back(self, process: Process, *, keep: bool) -> None:
         """Take one back."""

@@ -11,6 +11,7 @@ from ensemble_ray.plan.requirements import (
     ProcessDemand,
     ResourceRequirements,
     find_obstacle,
+    least_used,
     show_nodes,
 )
 from ensemble_ray.testing import ScriptedModel
@@ -94,3 +95,15 @@ def test_message_stays_short_when_there_are_many_kinds_of_nodes() -> None:
     assert show_nodes(nodes).startswith("The cluster has 2 x [CPU 1, GPU 0]; ")
     assert show_nodes(nodes).endswith(" and 3 other kinds of nodes")
     assert show_nodes([]) == "The cluster has no node"
+
+
+def test_next_process_is_where_the_fewest_are_for_each_processor() -> None:
+    """S-CLU-50: a node that has just come is next, a large one has more, a head without processors none."""
+    nodes = [Node(node_id=name, resources={"CPU": cpus}) for name, cpus in (("head", 0), ("a", 2), ("b", 2), ("c", 8))]
+    counts: dict[str, int] = {}
+    for _ in range(12):
+        chosen = least_used(nodes, counts)
+        counts[chosen] = counts.get(chosen, 0) + 1
+    assert counts == {"a": 2, "b": 2, "c": 8}
+    assert least_used([*nodes, Node(node_id="new", resources={"CPU": 2})], counts) == "new"
+    assert least_used(nodes[:1], {}) == "head"
