@@ -23,6 +23,8 @@ from ensemble_ray.definition.loop import MaxIterationsAction as MaxIterationsAct
 from ensemble_ray.definition.phase import Phase as Phase
 from ensemble_ray.definition.phase import PhaseReview as PhaseReview
 from ensemble_ray.definition.phase_decision import PhaseReviewDecision as PhaseReviewDecision
+from ensemble_ray.definition.reflection import ReflectionConfig as ReflectionConfig
+from ensemble_ray.definition.reflection_input import ReflectionInput as ReflectionInput
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.task import Task as Task
 from ensemble_ray.definition.unit_output import UnitOutput as UnitOutput
@@ -72,6 +74,7 @@ from ensemble_ray.events import LoopIterationCompletedEvent as LoopIterationComp
 from ensemble_ray.events import TaskCompleteEvent as TaskCompleteEvent
 from ensemble_ray.events import TaskFailedEvent as TaskFailedEvent
 from ensemble_ray.events import TaskInputEvent as TaskInputEvent
+from ensemble_ray.events import TaskReflectedEvent as TaskReflectedEvent
 from ensemble_ray.events import TaskStartEvent as TaskStartEvent
 from ensemble_ray.events import TokenEvent as TokenEvent
 from ensemble_ray.events import ToolCallEvent as ToolCallEvent
@@ -102,7 +105,9 @@ from ensemble_ray.memory.in_memory import InMemoryEmbeddingStore as InMemoryEmbe
 from ensemble_ray.memory.in_memory import InMemoryEntityMemory as InMemoryEntityMemory
 from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel as OpenAIEmbeddingModel
 from ensemble_ray.memory.postgres.memory import PostgresMemory as PostgresMemory
+from ensemble_ray.memory.reflections import InMemoryReflectionStore as InMemoryReflectionStore
 from ensemble_ray.memory.sqlite.memory import SqliteMemory as SqliteMemory
+from ensemble_ray.memory.sqlite.reflections import SqliteReflectionStore as SqliteReflectionStore
 from ensemble_ray.memory.store import MemoryStore as MemoryStore
 from ensemble_ray.memory.tools import EntityMemoryTool as EntityMemoryTool
 from ensemble_ray.memory.tools import MemoryTool as MemoryTool
@@ -122,6 +127,7 @@ from ensemble_ray.ports.memory import EmbeddingStore as EmbeddingStore
 from ensemble_ray.ports.memory import EntityMemory as EntityMemory
 from ensemble_ray.ports.memory import LongTermMemory as LongTermMemory
 from ensemble_ray.ports.memory import MemoryOperationListener as MemoryOperationListener
+from ensemble_ray.ports.reflection import ReflectionStore as ReflectionStore
 from ensemble_ray.process.context import LogContextFilter as LogContextFilter
 from ensemble_ray.prompts.agent import build_system_prompt as build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
@@ -194,6 +200,7 @@ from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
+from ensemble_ray.values.reflection import TaskReflection as TaskReflection
 from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
 from ensemble_ray.values.reviews import Review as Review
 from ensemble_ray.values.reviews import ReviewDecision as ReviewDecision
@@ -308,6 +315,7 @@ __all__ = [
     "IllegalStateError",
     "InMemoryEmbeddingStore",
     "InMemoryEntityMemory",
+    "InMemoryReflectionStore",
     "InlineRuntime",
     "ItemResult",
     "ItemStream",
@@ -371,6 +379,9 @@ __all__ = [
     "RateLimitedChatModel",
     "RayRuntime",
     "RecordError",
+    "ReflectionConfig",
+    "ReflectionInput",
+    "ReflectionStore",
     "RetryPolicy",
     "Review",
     "ReviewDecision",
@@ -386,6 +397,7 @@ __all__ = [
     "RunState",
     "Runtime",
     "SqliteMemory",
+    "SqliteReflectionStore",
     "StaleEpochError",
     "StreamingChatModel",
     "StructuredChatModel",
@@ -400,6 +412,8 @@ __all__ = [
     "TaskMetrics",
     "TaskOutput",
     "TaskPrompts",
+    "TaskReflectedEvent",
+    "TaskReflection",
     "TaskStartEvent",
     "TaskTrace",
     "TokenEvent",

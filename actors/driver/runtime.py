@@ -202,7 +202,7 @@ def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
     """Return whether this process must listen: for events, or for requests that only it can answer."""
     context = request.context
     asks = context.on_unknown == OnUnknown.ASK or context.review_policy is not None
-    is_asked = asks or has_doubles or context.memory is not None or _has_held_objects()
+    is_asked = asks or has_doubles or context.memory is not None or context.has_reflections or _has_held_objects()
     return bool(context.interest) or context.has_tool_metrics or is_asked
 
 

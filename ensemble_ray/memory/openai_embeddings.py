@@ -22,12 +22,11 @@ from ensemble_ray.llm.protocol.wire import WireError, json_bytes
 from ensemble_ray.memory.embedding_batches import Embedded, TextBatcher
 from ensemble_ray.memory.embedding_meter import count_embedding
 from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.text.token_estimate import estimate_tokens
 
 __all__ = ["OpenAIEmbeddingModel"]
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
-#: Characters that are counted as one token, where the endpoint counts none (S-BUD-2).
-_CHARACTERS = 4
 #: Texts are short, and so are their answers.
 _TIMEOUT_S = 60.0
 
@@ -97,7 +96,7 @@ class OpenAIEmbeddingModel:
         vectors: list[Sequence[float]] = []
         for batch in _batches(list(texts), self._batch_size):
             found, tokens = run_blocking(self._embed_batch(batch))
-            count_embedding(sum(map(len, batch)) // _CHARACTERS if tokens is None else tokens)
+            count_embedding(estimate_tokens(sum(map(len, batch))) if tokens is None else tokens)
             vectors += found
         return vectors
 

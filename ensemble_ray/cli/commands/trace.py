@@ -30,6 +30,7 @@ _STYLES = {
     "tool": "magenta",
     "answer": "dim",
     "history": "dim",
+    "context": "yellow",
     "review": "magenta",
     "error": "red",
 }

@@ -130,7 +130,7 @@ class MemoryFile:
             for entry, vector in new:
                 _insert(connection, scope, entry, vector)
         if old:
-            self._erase_traces()
+            self.erase_traces()
         return True
 
     def clear(self, scope: str) -> None:
@@ -138,7 +138,7 @@ class MemoryFile:
         with self.changing() as connection:
             connection.execute("delete from entries where scope = ?", (scope,))
             connection.execute("delete from taken where scope = ?", (scope,))
-        self._erase_traces()
+        self.erase_traces()
 
     def scopes(self) -> Mapping[str, int]:
         """Return how many entries each scope has."""
@@ -219,7 +219,7 @@ class MemoryFile:
         """Delete a fact."""
         with self.changing() as connection:
             connection.execute("delete from entities where name = ?", (name,))
-        self._erase_traces()
+        self.erase_traces()
 
     # The file.
 
@@ -247,7 +247,7 @@ class MemoryFile:
             raise EnsembleError(f"{self.path} cannot be used as a memory file: {error}") from error
         return connection
 
-    def _erase_traces(self) -> None:
+    def erase_traces(self) -> None:
         """Empty the write-ahead log, which still has what was deleted; where others read, the last of them does it."""
         with suppress(sqlite3.OperationalError), self.reading() as connection, closing(connection.cursor()) as cursor:
             cursor.execute("pragma wal_checkpoint(truncate)")
