@@ -88,7 +88,7 @@ class OpenAIEmbeddingModel:
             ValidationError: there is no key, and the endpoint is one that needs it.
         """
         vector, tokens = run_blocking(self._batcher.embed(text))
-        count_embedding(len(text) // _CHARACTERS if tokens is None else tokens)
+        count_embedding(estimate_tokens(len(text)) if tokens is None else tokens)
         return vector
 
     def embed_all(self, texts: Sequence[str]) -> list[Sequence[float]]:
