@@ -34,7 +34,7 @@ _EXPORTS = {
         AgentExecutionError CircuitOpenError ConstraintViolationError ExitEarlyError
         GuardrailViolationError IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError
         ParallelExecutionError PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError
-        ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
+        ReviewDecidedError ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
         UnknownOutcomeError ValidationError
     """,
     "ensemble_ray.errors.root": "EnsembleError",
@@ -93,6 +93,7 @@ _EXPORTS = {
     "ensemble_ray.prompts.manager": "DefaultManagerPromptStrategy",
     "ensemble_ray.prompts.task": "build_user_prompt",
     "ensemble_ray.record.view.exporters": "JsonTraceExporter",
+    "ensemble_ray.recovery.deciding": "adecide apending_reviews decide pending_reviews",
     "ensemble_ray.recovery.resuming": "aresume resume",
     "ensemble_ray.reviews.handlers": "ReviewHandler",
     "ensemble_ray.reviews.notifiers": "ReviewNotifier",
@@ -107,7 +108,9 @@ _EXPORTS = {
         WebScraperTool WebSearchProvider WebSearchTool
     """,
     "ensemble_ray.values.iterations": "GraphRoutingContext LoopIterationContext",
-    "ensemble_ray.values.reviews": "OnTimeoutAction Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming",
+    "ensemble_ray.values.reviews": """
+        OnTimeoutAction OpenReview Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming ReviewWait
+    """,
     "ensemble_ray.values.trace": """
         AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
         LlmInteraction MapReduceLevelSummary PhaseTrace TaskPrompts TaskTrace ToolCallTrace

@@ -24,6 +24,7 @@ from ensemble_ray.definition.fields import (
     OptionalDurabilityField,
     OptionalModelField,
     ReviewPolicyField,
+    ReviewWaitField,
     StrictAmount,
     StrictInt,
     check_positive,
@@ -60,7 +61,7 @@ from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.rate_limit import RateLimit
-from ensemble_ray.values.reviews import ReviewFunction, Reviewing, ReviewPolicy
+from ensemble_ray.values.reviews import ReviewFunction, Reviewing, ReviewPolicy, ReviewWait
 from ensemble_ray.values.trace import ExecutionTrace, ExecutionTraceExporter
 from ensemble_ray.values.value import Value
 
@@ -205,6 +206,9 @@ class RunRules(Value):
             async, or an object with `review`, such as `ReviewHandler.console()`; None: gates are passed.
         review_policy: After which tasks it is asked that say nothing themselves: `"never"`, `"after_every_task"` or
             `"after_last_task"`, which is that of a sequential list of tasks.
+        review_wait: Where a run waits for decisions: `"attached"`: in the program that called `run()`, which asks the
+            `review_handler`; `"detach"`: in its record: the call ends with an output whose `open_reviews` lists what is
+            open, and `resume` goes on when it is decided. A `review_handler` beside it is not asked.
         retry: How patient a run is with model calls that fail by the provider's fault; None: not at all.
         on_incomplete: What becomes of an answer that was cut off or is empty, where its agent does not say:
             `"warn"`: it is used, with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, twice
@@ -238,6 +242,7 @@ class RunRules(Value):
     on_unknown: OnUnknownField = initially(OnUnknown.TELL_MODEL)
     review_handler: _ReviewHandler = None
     review_policy: ReviewPolicyField = initially(ReviewPolicy.NEVER)
+    review_wait: ReviewWaitField = initially(ReviewWait.ATTACHED)
     retry: RetryPolicy | None = RetryPolicy()
     on_incomplete: OnIncomplete = "warn"
 
@@ -252,6 +257,16 @@ class RunRules(Value):
         check_budget(arguments, cls._called)
         arguments["llm"] = resolve_model(arguments.get("llm"))
         return arguments
+
+    @property
+    def has_reviews(self) -> bool:
+        """Whether somebody decides at gates; without that they are passed (S-REV-15)."""
+        return self.review_handler is not None or self.is_detached
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether decisions are waited for in the record (S-REV-113)."""
+        return self.review_wait is ReviewWait.DETACH
 
     @property
     def origin(self) -> str | None:
