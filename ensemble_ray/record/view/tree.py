@@ -56,7 +56,9 @@ _ASKED = "(tool calls)"
 #: Tools that hand work on; a malformed call of theirs leaves no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
-RowKind = Literal["run", "level", "unit", "verdict", "task", "history", "review", "model", "tool", "answer", "error"]
+RowKind = Literal[
+    "run", "level", "unit", "verdict", "task", "history", "review", "reflection", "model", "tool", "answer", "error"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
