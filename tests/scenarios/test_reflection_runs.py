@@ -225,22 +225,29 @@ def test_a_managers_tasks_are_not_reflected_on(caplog: pytest.LogCaptureFixture)
     assert [line for line in caplog.messages if "reflection_config without effect" in line]
 
 
-@pytest.mark.parametrize("has_store", [True, False])
-def test_tasks_of_a_map_reduce(*, has_store: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """S-REFL-36: they are reflected on where a store is given; without one a warning says that they are not."""
-    store = InMemoryReflectionStore()
-    by = agent(model())
-    team = MapReduceEnsemble(
+def _mapped(store: InMemoryReflectionStore | None) -> MapReduceEnsemble:
+    by = agent(ScriptedModel("a is done", "b is done", "all is done"))
+    reflector = model()
+    return MapReduceEnsemble(
         items=iter(["a", "b"]),
-        map_task=lambda item: task(f"map {item}", by, reflection_config=True),
+        map_task=lambda item: task(f"map {item}", llm=by.llm, reflection_config=ReflectionConfig(model=reflector)),
         reduce_task=lambda chunk: task("reduce", by, context=chunk),
-        reflection_store=store if has_store else None,
+        max_parallel_tasks=1,
+        reflection_store=store,
     )
-    team.run(runtime="inline")
-    if has_store:
-        assert kept(store, "map b").refined_description == "Better than 'map b is done'"
-    else:
-        assert [line for line in caplog.messages if "its run has no reflection_store" in line]
+
+
+def test_tasks_of_a_map_reduce_are_reflected_on(runtime: Runtime) -> None:
+    """S-REFL-36: those that are made while it runs, where a store is given."""
+    store = InMemoryReflectionStore()
+    _mapped(store).run(runtime=runtime)
+    assert kept(store, "map b").refined_description == "Better than 'b is done'"
+
+
+def test_tasks_of_a_map_reduce_without_a_store_are_not_reflected_on(caplog: pytest.LogCaptureFixture) -> None:
+    """S-REFL-36: which a warning says."""
+    _mapped(None).run(runtime="inline")
+    assert [line for line in caplog.messages if "its run has no reflection_store" in line]
 
 
 def test_a_static_map_reduce_has_a_store_of_its_own() -> None:
