@@ -47,6 +47,7 @@ from ensemble_ray.errors import PromptTemplateError as PromptTemplateError
 from ensemble_ray.errors import RateLimitInterruptedError as RateLimitInterruptedError
 from ensemble_ray.errors import RateLimitTimeoutError as RateLimitTimeoutError
 from ensemble_ray.errors import RecordError as RecordError
+from ensemble_ray.errors import ReviewDecidedError as ReviewDecidedError
 from ensemble_ray.errors import ReviewTimeoutError as ReviewTimeoutError
 from ensemble_ray.errors import RunExistsError as RunExistsError
 from ensemble_ray.errors import StaleEpochError as StaleEpochError
@@ -104,6 +105,7 @@ from ensemble_ray.memory.ensemble_memory import EnsembleMemory as EnsembleMemory
 from ensemble_ray.memory.in_memory import InMemoryEmbeddingStore as InMemoryEmbeddingStore
 from ensemble_ray.memory.in_memory import InMemoryEntityMemory as InMemoryEntityMemory
 from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel as OpenAIEmbeddingModel
+from ensemble_ray.memory.postgres.memory import PostgresMemory as PostgresMemory
 from ensemble_ray.memory.reflections import InMemoryReflectionStore as InMemoryReflectionStore
 from ensemble_ray.memory.sqlite.memory import SqliteMemory as SqliteMemory
 from ensemble_ray.memory.sqlite.reflections import SqliteReflectionStore as SqliteReflectionStore
@@ -133,6 +135,10 @@ from ensemble_ray.prompts.agent import build_system_prompt as build_system_promp
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_user_prompt as build_user_prompt
 from ensemble_ray.record.view.exporters import JsonTraceExporter as JsonTraceExporter
+from ensemble_ray.recovery.deciding import adecide as adecide
+from ensemble_ray.recovery.deciding import apending_reviews as apending_reviews
+from ensemble_ray.recovery.deciding import decide as decide
+from ensemble_ray.recovery.deciding import pending_reviews as pending_reviews
 from ensemble_ray.recovery.forking import afork as afork
 from ensemble_ray.recovery.forking import fork as fork
 from ensemble_ray.recovery.resuming import aresume as aresume
@@ -202,11 +208,13 @@ from ensemble_ray.values.outputs import TaskOutput as TaskOutput
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
 from ensemble_ray.values.reflection import TaskReflection as TaskReflection
 from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
+from ensemble_ray.values.reviews import OpenReview as OpenReview
 from ensemble_ray.values.reviews import Review as Review
 from ensemble_ray.values.reviews import ReviewDecision as ReviewDecision
 from ensemble_ray.values.reviews import ReviewPolicy as ReviewPolicy
 from ensemble_ray.values.reviews import ReviewRequest as ReviewRequest
 from ensemble_ray.values.reviews import ReviewTiming as ReviewTiming
+from ensemble_ray.values.reviews import ReviewWait as ReviewWait
 from ensemble_ray.values.trace import AgentSummary as AgentSummary
 from ensemble_ray.values.trace import CapturedMessage as CapturedMessage
 from ensemble_ray.values.trace import CaptureMode as CaptureMode
@@ -360,6 +368,7 @@ __all__ = [
     "OnUnknown",
     "OpenAIChatModel",
     "OpenAIEmbeddingModel",
+    "OpenReview",
     "OutputParsingError",
     "ParallelErrorStrategy",
     "ParallelExecutionError",
@@ -371,6 +380,7 @@ __all__ = [
     "PhaseTrace",
     "PipelineErrorStrategy",
     "Plan",
+    "PostgresMemory",
     "ProcessAgentTool",
     "PromptTemplateError",
     "RateLimit",
@@ -384,6 +394,7 @@ __all__ = [
     "ReflectionStore",
     "RetryPolicy",
     "Review",
+    "ReviewDecidedError",
     "ReviewDecision",
     "ReviewHandler",
     "ReviewNotifier",
@@ -391,6 +402,7 @@ __all__ = [
     "ReviewRequest",
     "ReviewTimeoutError",
     "ReviewTiming",
+    "ReviewWait",
     "Run",
     "RunExistsError",
     "RunOptions",
@@ -440,15 +452,19 @@ __all__ = [
     "WebSearchProvider",
     "WebSearchTool",
     "Workflow",
+    "adecide",
     "afork",
+    "apending_reviews",
     "aresume",
     "build_system_prompt",
     "build_user_prompt",
     "current_tool_context",
+    "decide",
     "describe_schema",
     "extract_json",
     "fork",
     "parse_output",
+    "pending_reviews",
     "resolve_template",
     "resume",
     "run",

@@ -209,7 +209,9 @@ def _task_body(task: Task, where: str) -> bytes:
 # Planned runs.
 
 
-def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool, is_connected: bool) -> Submission:
+def pack_submission(
+    request: RunRequest, work: PlannedWork, *, keeps_warm: bool, is_connected: bool, goes_on_alone: bool
+) -> Submission:
     """Return a planned run as the scheduler gets it.
 
     Args:
@@ -217,6 +219,7 @@ def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool,
         work: What it does.
         keeps_warm: Whether agent processes are kept for the next run.
         is_connected: Whether this process listens.
+        goes_on_alone: Whether it goes on without this process where it waits for reviews.
 
     Raises:
         ValidationError: something of it cannot travel; the path to the culprit is named (S-CONV-34).
@@ -237,6 +240,7 @@ def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool,
         store=request.store,
         reason=work.submission,
         is_connected=is_connected,
+        goes_on_alone=goes_on_alone,
         keeps_warm=keeps_warm,
     )
 

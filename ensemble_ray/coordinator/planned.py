@@ -27,13 +27,16 @@ from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
     Completed,
+    Continued,
     Evaluated,
     Exited,
     Failed,
     Stimulus,
+    Waiting,
     encode_stimulus,
 )
 from ensemble_ray.values.ids import RUN, instance_of, node_key
+from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.outputs import OutputStore
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded, WarnLeftOut, WarnOversized
     from ensemble_ray.schedule.source import Source
+    from ensemble_ray.values.reviews import OpenReview
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["LOGGER", "PlannedTasks"]
@@ -106,6 +110,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
+        self._open_reviews: list[OpenReview] = []
         self._errors: list[RecordedError] = []
         self._started_at = journal.now()
 
@@ -135,9 +140,11 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         for group in resumed.stimuli:
             again = [stimulus for stimulus in group if self._repeats(stimulus)]
             done = self.source.handle(*again) if again else []
-            ending += [each for each in done if isinstance(each, End)]
+            ending += [each for each in done if isinstance(each, End) and each.state is not RunState.WAITING]
         if ending:  # it died between its last stimulus and the record of its end
             return Opening(instructions=ending)
+        # What it wants of that is among what has no answer.
+        self.source.handle(Continued(at=self._journal.now()))
         unanswered = self.source.unanswered()
         return Opening(
             stimuli=[self._stopped(each.instance) for each in unanswered if isinstance(each, Cancel)],
@@ -158,6 +165,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """
         if isinstance(stimulus, Cancelled):
             return self.source.is_cancelling(stimulus.instance)
+        if isinstance(stimulus, Waiting):
+            return self.source.is_running(stimulus.instance)
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
         is_running = self.source.is_running(stimulus.instance)
@@ -283,6 +292,9 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
                 self._unfinished.extend(() if failure is None else ((result.instance, failure),))
+                if result.status == "waiting":
+                    self._open_reviews += result.open_reviews
+                    return Waiting(at=result.at, instance=instance)
                 if result.status == "exited":
                     has_output = self._keep_output(result)  # where a gate behind it ended the run
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
@@ -373,6 +385,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             units=ending.units,
             unit_failures=ending.unit_failures,
             raised=() if self._units is None else tuple(self._units.raised),
+            open_reviews=tuple(self._open_reviews) if ending.state is RunState.WAITING else (),
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)

@@ -80,6 +80,8 @@ class Task(Identified, Generic[Parsed_co]):
             hands tasks on as texts, does not see it.
         memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after: a name, a `MemoryScope`,
             or a list of these.
+        context_budget: Most tokens that a request of this task may have, by the library's estimate; context, memory, history
+            and results of tools are cut until it fits, what the task itself says never is. None: as the ensemble says.
         review: Whether somebody is asked about its output: `Review.required()`, `Review.skip()`, or a `Review` with a
             prompt and a timeout; None: as the ensemble's `review_policy` says. No effect without a `review_handler`.
         before_review: Whether somebody is asked before it begins; None: nobody.
@@ -108,6 +110,7 @@ class Task(Identified, Generic[Parsed_co]):
     effect: Effect | None = None
     history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
     memory_scopes: MemoryScopesField = initially(())
+    context_budget: StrictInt | None = None
     review: InstanceOf[Review] | None = None
     before_review: InstanceOf[Review] | None = None
     reflection_config: ReflectionField = initially(None)
@@ -170,6 +173,7 @@ class Task(Identified, Generic[Parsed_co]):
         arguments["history"] = check_history(arguments.get("history"))
         arguments["memory_scopes"] = check_scopes(arguments.get("memory_scopes"))
         arguments["reflection_config"] = check_reflection_config(arguments.get("reflection_config"))
+        check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
         _check_handler(arguments)
         arguments["llm"] = limit_own_model(arguments)
         return arguments
@@ -248,6 +252,7 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
         (arguments.get("max_iterations") is not None, "max_iterations", "max_iterations"),
         (arguments.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
         (bool(arguments.get("history")), "a history", "history"),
+        (arguments.get("context_budget") is not None, "a context_budget", "context_budget"),
     )
     for is_set, what, field in exclusive:
         if is_set:

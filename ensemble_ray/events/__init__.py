@@ -146,6 +146,8 @@ class TaskInputEvent(Event):
     agent_background: str | None
     tool_names: Sequence[str]
     assembled_context: str
+    #: what a context budget cut of the first request: `Writer cut by 1,200 of 2,000 tokens`
+    context_cuts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,16 +32,23 @@ from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
-from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult, TaskStatus
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
 from ensemble_ray.execute.reflection.reflecting import reflect
-from ensemble_ray.execute.review.gates import Reviewed, ask_before, recorded_exit, review_output
+from ensemble_ray.execute.review.gates import (
+    Reviewed,
+    ask_before,
+    is_of_work,
+    recorded_exit,
+    review_output,
+    work_ended_at,
+)
+from ensemble_ray.execute.review.waiting import ReviewOpenError
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, FactData, find_fact
-from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -115,6 +122,9 @@ class TaskRunner:
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
                 failure.__cause__ = error
                 return await self._failed(scope, failure)
+            except ReviewOpenError as put_down:
+                result = self._unfinished(scope, "waiting", None)
+                return replace(result, open_reviews=put_down.reviews)
             except ExitEarlyError as exit_early:
                 return await self._exited(scope, exit_early)
             except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
@@ -127,9 +137,7 @@ class TaskRunner:
             task_description=order.task.description,
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
-            started_at=min(
-                [now, *(began_at(fact) for fact in recorded_facts.values() if not isinstance(fact.data, LossAccepted))]
-            ),
+            started_at=min([now, *(began_at(fact) for fact in recorded_facts.values() if is_of_work(fact))]),
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
             instance=order.instance,
@@ -188,7 +196,7 @@ class TaskRunner:
 
     def _output(self, scope: TaskScope, text: str, structured: object) -> TaskOutput:
         order, effects = scope.order, scope.effects
-        completed_at = self.ports.clock.now()
+        completed_at = work_ended_at(scope)
         metrics = effects.metrics(self.context.cost)
         trace = effects.trace(completed_at=completed_at, final_output=text, parsed_output=structured, metrics=metrics)
         return TaskOutput(
@@ -323,7 +331,7 @@ class TaskRunner:
         _log.info("%s failed: %s", self._title(order), brief(message_of(error)))  # whoever asked for it is told
         return result
 
-    def _unfinished(self, scope: TaskScope, status: str, error: BaseException | None) -> TaskResult:
+    def _unfinished(self, scope: TaskScope, status: TaskStatus, error: BaseException | None) -> TaskResult:
         order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
         metrics = effects.metrics(self.context.cost)
@@ -331,7 +339,7 @@ class TaskRunner:
             key=order.key,
             instance=order.instance,
             epoch=order.epoch,
-            status="failed" if status == "failed" else "exited" if status == "exited" else "cancelled",
+            status=status,
             at=at,
             duration_s=max(0.0, at - effects.started_at),
             failure=TaskFailure(

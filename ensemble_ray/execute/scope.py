@@ -96,15 +96,23 @@ class TaskScope:
         found = find_fact(self.recorded_facts, RUN, LossAccepted)
         return found if found is not None and found.data.has_effect else None
 
-    async def note(self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED) -> None:
+    async def note(
+        self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED, at: float | None = None
+    ) -> None:
         """Put a fact, or several at once, into the journal; return when that is as safe as the next step needs.
+
+        Args:
+            name: Their name.
+            data: What happened.
+            until: How safe it must be.
+            at: When it happened, Unix time, s; None: now.
 
         Raises:
             StaleEpochError: another process has this task now; nothing more of it must be done here.
             RecordError: the store refused it.
         """
         order = self.order
-        now = self.ports.clock.now()
+        now = self.ports.clock.now() if at is None else at
         facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
         await self.ports.journal.append(facts, epoch=order.epoch, until=until)
 

@@ -182,7 +182,8 @@ class TeamKeys(MapTeamKeys):
     )
     memory: Memory = key("Memory that all tasks use.")
     memory_store: StoreName = key(
-        "Keeps the scopes that tasks declare: `in_memory`, `sqlite: {path: ..., embedding_model: ...}`, or module:attribute."
+        "Keeps the scopes that tasks declare: `in_memory`, `sqlite: {path: ..., embedding_model: ...}`, "
+        "`postgres: {url: ..., embedding_model: ...}`, or module:attribute."
     )
     manager_prompt_strategy: StrategyName = key("Writes the manager's prompts, as module:attribute.")
     delegation_policies: list[Annotated[object, object_with("evaluate")]] = key(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from ensemble_ray.prompts.sections import Piece, Section, SectionKind
+
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.values.reflection import TaskReflection
@@ -16,6 +18,10 @@ _HEADINGS = ("REFINED_DESCRIPTION", "REFINED_EXPECTED_OUTPUT", "OBSERVATIONS", "
 #: A heading begins a line; models like to make it bold or a title.
 _HEADING = re.compile(rf"^[ \t#*]*({'|'.join(_HEADINGS)})[ \t*]*:[ \t*]*", re.MULTILINE)
 _BULLETS = ("- ", "* ")
+_NOTES_HEADING = """\
+## Task Improvement Notes (from prior executions)
+Earlier executions of this task left these notes. Use what helps you with your task.
+"""
 
 _REQUEST = """\
 You improve the instructions of a recurring task. You are shown the task, what was wanted, what was produced and the notes of
@@ -59,16 +65,11 @@ class ReflectionParts(NamedTuple):
     suggestions: tuple[str, ...] = ()
 
 
-def improvement_section(reflection: TaskReflection | None) -> str:
+def improvement_section(reflection: TaskReflection | None) -> Section:
     """Return what earlier runs learned of a task, for its prompt (S-REFL-8)."""
-    if reflection is None:
-        return ""
-    lines = [
-        "## Task Improvement Notes (from prior executions)",
-        "Earlier executions of this task left these notes. Use what helps you with your task.",
-        *_notes(reflection),
-    ]
-    return "\n".join(lines)
+    label = SectionKind.IMPROVEMENT_NOTES.value
+    notes = () if reflection is None else (Piece(label=label, text="\n".join(_notes(reflection))),)
+    return Section(kind=SectionKind.IMPROVEMENT_NOTES, heading=_NOTES_HEADING, pieces=notes, first_to_go="first")
 
 
 def build_reflection_request(task: Task, output: str, prior: TaskReflection | None) -> str:

@@ -56,6 +56,7 @@ def run_context_of(
         interest=interest,
         capture_mode=capture_mode,
         is_verbose=definition.verbose,
+        context_budget=definition.context_budget,
         max_tool_output_length=definition.max_tool_output_length,
         tool_log_truncate_length=definition.tool_log_truncate_length,
         log_fields=log_fields,
@@ -76,7 +77,8 @@ def run_context_of(
         ),
         hierarchy=plan.hierarchy,
         memory=rules_of(definition.memory, definition.memory_store),
-        review_policy=None if definition.review_handler is None else definition.review_policy,
+        review_policy=definition.review_policy if definition.has_reviews else None,
+        is_detached=definition.is_detached,
         has_reflections=definition.reflection_store is not None or reflects(planned),
     )
 
@@ -97,6 +99,7 @@ def request_of(
         planned: What is known of them.
         capture_mode: What its trace keeps.
     """
+    handler = None if definition.is_detached else definition.review_handler
     context = run_context_of(
         definition,
         planned,
@@ -112,7 +115,7 @@ def request_of(
         events=scope.events,
         tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
         on_unknown=definition.on_unknown,
-        reviewer=None if definition.review_handler is None else LocalReviewer(definition.review_handler),
+        reviewer=None if handler is None else LocalReviewer(handler),
         store=scope.store_address,
         cancelled=scope.cancelled,
         memory=None if context.memory is None else LocalRunMemory(definition.memory, definition.memory_store),

@@ -34,6 +34,7 @@ from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.runs.context import request_of
+from ensemble_ray.runs.context_budgets import check_context_budgets
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.planned_result import conclude, loop_lines, manager_failure
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
@@ -93,6 +94,7 @@ class PlannedLauncher:
             return agents
         prompts = await self._make_manager_prompts(scope, resolved, agents)
         self._planned = plan_run(self.definition, resolved, agents, prompts)
+        check_context_budgets(self.definition, self._planned)
         plan = self._planned.plan
         return Prepared(
             workflow=plan.shown_workflow,

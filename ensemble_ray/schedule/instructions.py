@@ -259,7 +259,11 @@ class WarnOversized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Nothing runs any more and nothing will. The last instruction of a run; whatever is told later is ignored."""
+    """Nothing runs any more and nothing will. The last instruction of a run; whatever is told later is ignored.
+
+    With the state `waiting`, nothing will run before somebody decided at gates: a source that is told that the run goes on
+    does so (S-REV-116).
+    """
 
     state: RunState
     exit_reason: ExitReason

@@ -19,7 +19,8 @@ from ensemble_ray.errors.texts import describe
 from ensemble_ray.events import TaskReflectedEvent
 from ensemble_ray.execute.agent.attempts import Attempts
 from ensemble_ray.execute.effects import TaskEffects
-from ensemble_ray.execute.spending import answer_tokens, estimated_input
+from ensemble_ray.execute.request_size import estimated_input
+from ensemble_ray.execute.spending import answer_tokens
 from ensemble_ray.facts.reflection import ReflectionMade, ReflectionRecalled, ReflectionStored
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger

@@ -48,6 +48,7 @@ _TASK_FIELDS = itemgetter(
     "history",
     "revision_feedback",
     "memory_scopes",
+    "context_budget",
     "review",
     "before_review",
     "reflection_config",
@@ -76,6 +77,8 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
     }
     if definition.max_tool_output_length >= 0:
         data["max_tool_output_length"] = definition.max_tool_output_length
+    if definition.context_budget is not None:
+        data["context_budget"] = definition.context_budget
     if definition.on_incomplete != "warn":
         data["on_incomplete"] = definition.on_incomplete
     if definition.review_policy != "never":
@@ -165,6 +168,8 @@ def _task(task: Task) -> dict[str, object] | None:
         data["memory_scopes"] = [scope.to_data() for scope in task.memory_scopes]
     if task.reflection_config is not None:
         data["reflection"] = _reflection(task.reflection_config)
+    if task.context_budget is not None:
+        data["context_budget"] = task.context_budget
     if task.revision_feedback is not None:
         revision = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
         data["revision"] = list(revision)

@@ -122,6 +122,10 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
         },
     ),
     ("memory_recalled", {}),
+    (
+        "memory_recalled",
+        {"short_term": json.dumps([["Writer", "Write", f"é {number}"] for number in range(16)], ensure_ascii=False)},
+    ),
     ("memory_stored", {"scopes": ["notes"], "taken_by": ["short_term"]}),
     ("reflection_recalled", {"key": "k", "reflection": REFLECTION}),
     ("reflection_recalled", {"key": "k"}),
@@ -229,6 +233,8 @@ def test_instance_and_fence_follow_from_the_kind() -> None:
         ("plan", {"forked_from": {"run": "r"}}, "its forked_from is not an object whose task is a text"),
         ("stimulus", {"type": "TaskFailed", "at": 1e300}, "its at is not an instant"),
         ("items", {"first": True}, "its first is not a whole number"),
+        ("memory_recalled", {"short_term": "[[1, 2, 3]]"}, "its short_term is not a list"),
+        ("memory_recalled", {"short_term": "["}, "its short_term is not JSON text of a list"),
     ],
 )
 def test_damaged_fact_is_refused(kind: str, data: Mapping[str, object], text: str) -> None:
