@@ -19,8 +19,9 @@ from starlette.exceptions import HTTPException
 from ensemble_ray import EnsembleError, IllegalStateError
 from ensemble_ray.serve.failures import failure_of, status_of
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
+from ensemble_ray.serve.run_schemas import NewRun
 from ensemble_ray.serve.runs import Runs
-from ensemble_ray.serve.schemas import Failure, FinishedRun, Health, NewRun
+from ensemble_ray.serve.schemas import Failure, FinishedRun, Health
 from ensemble_ray.text.foreign_text import whole_data
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ensemble_ray.serve.schemas import FinishedRun
 
 if TYPE_CHECKING:
     from ensemble_ray import Ensemble, EnsembleOutput, Runtime
-    from ensemble_ray.serve.schemas import NewRun
+    from ensemble_ray.serve.run_schemas import NewRun
 
 __all__ = ["Runs"]
 
