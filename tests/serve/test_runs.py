@@ -10,8 +10,8 @@ import pytest
 
 from ensemble_ray import EnsembleError, InlineRuntime, PromptTemplateError, RunState
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.serve.runs import Runs
 from ensemble_ray.serve.run_schemas import NewRun
+from ensemble_ray.serve.runs import Runs
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.serve.teams import INPUTS, pair
 
