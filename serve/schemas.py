@@ -180,6 +180,7 @@ class Failure(Wire):
     Attributes:
         error: Class of the error, such as `PromptTemplateError`.
         code: Stable name of the reason for programs, such as `RUN_NOT_FOUND`.
+        status: HTTP status of the answer; of a run that failed, the one that its error is answered with.
         message: What happened, where, and what to do.
         run_id: The run, where there is one or one was named.
         missing: Inputs that the team needs and did not get.
@@ -188,7 +189,8 @@ class Failure(Wire):
     """
 
     error: str
-    code: str = "INTERNAL_ERROR"
+    code: str
+    status: int
     message: Text
     run_id: str | None = None
     missing: list[Text] = Field(default_factory=list)

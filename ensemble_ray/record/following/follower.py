@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from ensemble_ray.events import TaskStartEvent, TokenEvent, ToolCallEvent
+from ensemble_ray.events import TokenEvent
 from ensemble_ray.events.log import EventLog
 from ensemble_ray.events.wire import Cursor, WireEvent, render_token
 from ensemble_ray.process.clock import SystemClock
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["LiveEvents", "RunFollower"]
 
 #: How often the record is looked at while nothing is heard of the run, s; what happens here wakes its followers before.
-POLL_S = 0.5
-#: How long facts may be on their way to the record behind the event that tells of them, s (they are written every 200 ms).
-_BEHIND_S = 0.25
+POLL_S = 0.25
 #: Live events that are kept for readers that are slow; older ones are dropped.
 _KEPT = 1000
 #: How many messages make a page full: the rest of the facts is read when that is taken.
@@ -39,14 +37,12 @@ class LiveEvents:
 
     def __init__(self) -> None:
         self.log = EventLog(is_open=True, kept=_KEPT)
+        self._is_closed = False
 
-    def on_task_start(self, event: TaskStartEvent) -> None:
-        """Wake followers: the record tells of it."""
-        self.log.emit(event)
-
-    def on_tool_call(self, event: ToolCallEvent) -> None:
-        """Wake followers: the record tells of it."""
-        self.log.emit(event)
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more will come."""
+        return self._is_closed
 
     def on_token(self, event: TokenEvent) -> None:
         """Take a fragment, for those who follow just now."""
@@ -54,6 +50,7 @@ class LiveEvents:
 
     def close(self) -> None:
         """Take notice that no more will come."""
+        self._is_closed = True
         self.log.close()
 
 
@@ -165,10 +162,8 @@ class RunFollower:
         if self._live is None:
             await asyncio.sleep(timeout_s)
             return
-        if await self._live.log.changed(self._live_cursor, timeout_s=timeout_s):
-            events, _, is_closed = self._live.log.read(self._live_cursor)
-            if is_closed or not any(isinstance(event, TokenEvent) for event in events):
-                await asyncio.sleep(min(timeout_s, _BEHIND_S))
+        if await self._live.log.changed(self._live_cursor, timeout_s=timeout_s) and self._live.is_closed:
+            await asyncio.sleep(timeout_s)  # nothing comes any more, but the end
 
     async def _stored_outcome(self) -> str | None:
         summary = await self._store.summary(self.run_id)
