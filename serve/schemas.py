@@ -146,7 +146,7 @@ class FinishedTask(Wire):
 
 
 class FinishedRun(Wire):
-    """Answer to `POST /runs`.
+    """What a run gave.
 
     Attributes:
         raw: Text of the last task.
@@ -199,10 +199,9 @@ class Failure(Wire):
 
 
 class Health(Wire):
-    """Answer to `GET /healthz`."""
+    """Answer to `GET /healthz` and `GET /readyz`."""
 
     status: str
-    team: str
 
 
 def _count_or_none(tokens: int) -> int | None:

@@ -91,9 +91,7 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
         tasks=len(plan.nodes),
         takes_items=not isinstance(definition, Ensemble),
     )
-    return ServedTeam(
-        definition=definition, info=info, is_streaming=any(node.is_streaming for node in plan.nodes)
-    )
+    return ServedTeam(definition=definition, info=info, is_streaming=any(node.is_streaming for node in plan.nodes))
 
 
 def _planned(definition: Runnable) -> Ensemble | None:

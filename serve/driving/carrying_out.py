@@ -7,19 +7,24 @@ run is its outcome.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ensemble_ray import EnsembleError, IllegalStateError, RunState
+from ensemble_ray import EnsembleError, IllegalStateError
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.resuming import begin_again
 from ensemble_ray.serve.driving.limits import EndpointLimits, items_of, options_of
-from ensemble_ray.serve.driving.outcomes import Outcome, outcome_of_error, outcome_of_output, recorded_outcome
+from ensemble_ray.serve.driving.outcomes import (
+    Outcome,
+    outcome_of_defect,
+    outcome_of_error,
+    outcome_of_output,
+    recorded_outcome,
+)
+from ensemble_ray.serve.failures import is_refusal, refused
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import RunStatus
-from ensemble_ray.serve.failures import is_refusal, refused
 
 if TYPE_CHECKING:
     from ensemble_ray import Runtime
@@ -65,7 +70,7 @@ class RunsTeam:
             return outcome_of_error(error, run_id)
         except Exception as error:  # noqa: BLE001  code of the team raises what it likes; the endpoint goes on
             _log.warning("Run %s failed: %s", run_id, describe(error))
-            return outcome_of_error(EnsembleError(f"{type(error).__name__} in the code of the team"), run_id)
+            return outcome_of_defect(error, run_id)
 
     async def _run(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
         active.run = run = await self._begin(active, is_recovered=is_recovered)

@@ -211,7 +211,9 @@ class DrivenRuns:
     async def _entry(self, run_id: str) -> LedgerEntry:
         found = await threads.run(self._ledger.find, run_id)
         if found is None:
-            raise Refusal(HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'", run_id=run_id[:200])
+            raise Refusal(
+                HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'", run_id=run_id[:200]
+            )
         return found
 
     async def _detail(self, run_id: str) -> RunDetail:

@@ -191,7 +191,9 @@ class Ledger:
         return [_entry_of(row) for row in rows]
 
 
-def _entry_of(row: tuple[int, str, str | None, str, str, str, str, int | None, str, str, str, str | None, str | None]) -> LedgerEntry:
+def _entry_of(
+    row: tuple[int, str, str | None, str, str, str, str, int | None, str, str, str, str | None, str | None],
+) -> LedgerEntry:
     seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome = row
     return LedgerEntry(
         seq=seq,

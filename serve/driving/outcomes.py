@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from ensemble_ray.record.resume.run_head import RunHead
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["Outcome", "outcome_of_error", "outcome_of_output", "recorded_outcome", "status_of_state"]
+__all__ = [
+    "Outcome",
+    "outcome_of_defect",
+    "outcome_of_error",
+    "outcome_of_output",
+    "recorded_outcome",
+    "status_of_state",
+]
 
 _STATUSES = {
     RunState.PENDING: RunStatus.RUNNING,
@@ -55,6 +62,18 @@ def outcome_of_error(error: BaseException, run_id: str) -> Outcome:
     """Return the outcome of a run that raised."""
     status = RunStatus.REJECTED if is_refusal(error) else RunStatus.FAILED
     return Outcome(status=status, error=failure_of(error, run_id))
+
+
+def outcome_of_defect(error: BaseException, run_id: str) -> Outcome:
+    """Return the outcome of a run that raised what no run raises; its text is for the operator's log."""
+    failure = Failure(
+        error="InternalError",
+        code="INTERNAL_ERROR",
+        status=HTTPStatus.INTERNAL_SERVER_ERROR,
+        message=f"{type(error).__name__} in the code of the team. The endpoint's log says more",
+        run_id=run_id,
+    )
+    return Outcome(status=RunStatus.FAILED, error=failure)
 
 
 async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
