@@ -14,7 +14,7 @@ def main(argument: str) -> int:
     """Serve, and return the exit code.
 
     Args:
-        argument: JSON object with `host`, `port` and the arguments of the application.
+        argument: JSON object with `host`, `port`, `name` and the arguments of the application.
     """
     options = json.loads(argument)
     try:
@@ -22,9 +22,9 @@ def main(argument: str) -> int:
     except ImportError as error:
         say(f'The endpoint needs Ray Serve ({error.name} is missing). What to do: pip install "ensemble-ray[serve]"')
         return exit_code_of(ValidationError(str(error)))
-    place = EndpointPlace(host=options.pop("host"), port=options.pop("port"))
+    place, name = EndpointPlace(host=options.pop("host"), port=options.pop("port")), str(options.pop("name"))
     try:
-        serve_until_interrupted(options, place)
+        serve_until_interrupted(options, place, name=name)
     except (EnsembleError, ValidationError) as error:
         say(describe_error(error))
         return exit_code_of(error)

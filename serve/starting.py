@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import ray
 from ray import serve as ray_serve
 
 from ensemble_ray import ValidationError
+from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
 from ensemble_ray.process.notices import give_notice
 from ensemble_ray.serve.app import EndpointOptions, app
+from ensemble_ray.serve.driving.remote_runs import driver_name
 from ensemble_ray.serve.team import load_teams, team_names
 
 if TYPE_CHECKING:
@@ -67,12 +70,13 @@ class EndpointPlace:
         return f"http://{host}:{self.port}"
 
 
-def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace) -> None:
+def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace, *, name: str) -> None:
     """Serve teams until this process is interrupted or told to end.
 
     Args:
         options: Arguments of the application, such as `teams`.
         place: Where it listens.
+        name: Of the application; what was accepted under it before is gone on with.
 
     Raises:
         ValidationError: a team cannot be found, read or run, a key is missing, or the port is taken.
@@ -92,7 +96,7 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace)
         proxy_location="HeadOnly",
         http_options={"host": place.host, "port": place.port},
     )
-    cast("Any", ray_serve).run(app(checked), name="endpoint", route_prefix="/")
+    cast("Any", ray_serve).run(app(checked), name=name, route_prefix="/")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     give_notice(
@@ -101,3 +105,5 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace)
     stopped.wait()
     give_notice("Stopping. Runs that have not ended go on with the next start")
     cast("Any", ray_serve).shutdown()
+    if (driver := spawn.existing(driver_name(name))) is not None:
+        ray.kill(driver, no_restart=True)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections import OrderedDict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ensemble_ray import RayRuntime
+from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime
+from ensemble_ray.errors.texts import describe
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import submit
 from ensemble_ray.process.threads import threads
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["EventPage", "RunDriver"]
 
 T = TypeVar("T")
+_log = bounded_logger(__name__)
 #: Readers of events that are kept between two pages; one that is lost is made again from its cursor.
 _KEPT_READERS = 2000
 
@@ -69,35 +73,45 @@ class RunDriver:
         return runs
 
     async def _runs(self) -> DrivenRuns:
-        return await asyncio.shield(asyncio.wrap_future(self._opening))
+        """Return the runs when they are there.
+
+        Raises:
+            Refusal: they will not be: a team cannot be loaded here, or another endpoint has the ledger.
+        """
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self._opening))
+        except (EnsembleError, IllegalStateError) as error:
+            _log.error("The endpoint '%s' cannot drive runs: %s", self._config.name, describe(error))
+            text = f"The endpoint could not start ({type(error).__name__}). Its log says more"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=30) from None
 
     async def deployed_at(self) -> float:
         """Return which deployment this is of."""
         return self._config.deployed_at
 
-    async def ensembles(self) -> Sequence[EnsembleInfo]:
+    async def ensembles(self) -> Sequence[EnsembleInfo] | Refusal:
         """Return the teams; the first reply comes when they are loaded."""
-        return await (await self._runs()).ensembles()
+        return await self._reply(lambda runs: runs.ensembles())
 
     async def start(self, asked: NewRun, idempotency_key: str | None) -> AcceptedRun | Refusal:
         """Take a run."""
-        return await _replied((await self._runs()).start(asked, idempotency_key=idempotency_key))
+        return await self._reply(lambda runs: runs.start(asked, idempotency_key=idempotency_key))
 
     async def wait(self, run_id: str, timeout_s: float) -> RunDetail | Refusal:
         """Return a run when it ended or the time is up."""
-        return await _replied((await self._runs()).wait(run_id, timeout_s))
+        return await self._reply(lambda runs: runs.wait(run_id, timeout_s))
 
     async def get(self, run_id: str) -> RunDetail | Refusal:
         """Return a run as it stands."""
-        return await _replied((await self._runs()).get(run_id))
+        return await self._reply(lambda runs: runs.get(run_id))
 
     async def list(self, wanted: RunFilter, cursor: str | None, size: int) -> RunPage | Refusal:
         """Return a page of runs."""
-        return await _replied((await self._runs()).list(wanted, cursor=cursor, size=size))
+        return await self._reply(lambda runs: runs.list(wanted, cursor=cursor, size=size))
 
     async def cancel(self, run_id: str) -> RunDetail | Refusal:
         """Ask a run to end."""
-        return await _replied((await self._runs()).cancel(run_id))
+        return await self._reply(lambda runs: runs.cancel(run_id))
 
     async def read_events(self, reader: str, run_id: str, after: str | None, timeout_s: float) -> EventPage | Refusal:
         """Return the next events of a reader.
@@ -108,9 +122,9 @@ class RunDriver:
             after: Its cursor; None: it has had nothing.
             timeout_s: How long to wait for the first one.
         """
-        runs = await self._runs()
         follower = self._readers.pop(reader, None)
         try:
+            runs = await self._runs()
             if follower is None:
                 follower = await runs.follow(run_id, after)
             events = await runs.read(follower, timeout_s)
@@ -126,9 +140,8 @@ class RunDriver:
         """Let go of a reader whose client has gone."""
         self._readers.pop(reader, None)
 
-
-async def _replied(work: Awaitable[T]) -> T | Refusal:
-    try:
-        return await work
-    except Refusal as refusal:
-        return refusal
+    async def _reply(self, call: Callable[[DrivenRuns], Awaitable[T]]) -> T | Refusal:
+        try:
+            return await call(await self._runs())
+        except Refusal as refusal:
+            return refusal

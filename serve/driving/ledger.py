@@ -1,7 +1,8 @@
 """What an endpoint accepted, and what came of it: one SQLite file beside the records. Package: serve.
 
 In: requests, as they are accepted. Out: the same after a restart, lists for clients, results of runs that ended. What happened inside a
-run is in the run's record alone. Every call blocks for a moment: it is for threads. One process has it open.
+run is in the run's record alone. Every call blocks for a moment: it is for threads. Never: two processes that have it open, and would
+both drive its runs.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ensemble_ray import RunExistsError
+from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunFilter, RunStatus
 
 __all__ = ["Ledger", "LedgerEntry"]
@@ -42,6 +46,8 @@ CREATE TABLE IF NOT EXISTS tags (
 CREATE INDEX IF NOT EXISTS tags_by_value ON tags (name, value, seq);
 CREATE INDEX IF NOT EXISTS runs_by_status ON runs (status, seq);
 """
+#: How often, and after which pause, s, a ledger is asked for that a process which is ending still has.
+_TRIES, _PAUSE_S = 50, 0.2
 _COLUMNS = "seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome"
 _FINAL = tuple(each.value for each in RunStatus if each.is_final)
 
@@ -77,10 +83,15 @@ class Ledger:
 
         Args:
             path: Where it lies; None: in memory, for an endpoint whose runs end with its process.
+
+        Raises:
+            RunExistsError: another process has it open, and does not end.
         """
+        self._ownership: Ownership | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600, exist_ok=True)
+            self._ownership = _own(path)
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
         self._connection.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON")
@@ -180,6 +191,8 @@ class Ledger:
         """Close the file."""
         with self._lock:
             self._connection.close()
+        if self._ownership is not None:
+            self._ownership.release()
 
     def _one(self, where: str, value: str) -> LedgerEntry | None:
         return next(iter(self._select(where, (value,))), None)
@@ -189,6 +202,23 @@ class Ledger:
         with self._lock:
             rows = self._connection.execute(query, tuple(values)).fetchall()
         return [_entry_of(row) for row in rows]
+
+
+def _own(path: Path) -> Ownership:
+    """Own a ledger, as soon as a process that is just ending has let it go.
+
+    Raises:
+        RunExistsError: it does not.
+    """
+    ownership = Ownership(path.with_suffix(".lock"))
+    for _ in range(_TRIES):
+        if ownership.acquire():
+            return ownership
+        time.sleep(_PAUSE_S)
+    raise RunExistsError(
+        f"Another endpoint of that name ({ownership.owner() or 'a process'}) drives the runs of {path}: stop it, choose another "
+        "name, or another ENSEMBLE_RAY_HOME"
+    )
 
 
 def _entry_of(

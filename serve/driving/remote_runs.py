@@ -26,7 +26,7 @@ from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, Ru
 from ensemble_ray.serve.run_service import DEFAULT_PAGE
 from ensemble_ray.values.ids import new_run_id
 
-__all__ = ["RemoteRuns"]
+__all__ = ["RemoteRuns", "driver_name"]
 
 T = TypeVar("T")
 _log = bounded_logger(__name__)
@@ -34,6 +34,11 @@ _log = bounded_logger(__name__)
 _CALL_S = 10.0
 #: Pauses while what drives the runs is being started again, s.
 _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 8.0)
+
+
+def driver_name(endpoint: str) -> str:
+    """Return the name of the actor that drives the runs of an endpoint."""
+    return f"endpoint-{endpoint}"
 
 
 class RemoteRuns:
@@ -131,7 +136,7 @@ class RemoteRuns:
     def _find(self) -> Any:
         """Return the actor of this deployment or of a newer one; one of an older deployment is ended. Blocks."""
         for _ in _PAUSES_S:
-            driver = spawn.run_driver(RunDriver, f"endpoint-{self._config.name}", self._config)
+            driver = spawn.run_driver(RunDriver, driver_name(self._config.name), self._config)
             try:
                 deployed_at = cast("float", cast("Any", ray.get)(driver.deployed_at.remote()))  # noqa: TID251  in a thread
             except ray.exceptions.RayActorError:
@@ -140,7 +145,7 @@ class RemoteRuns:
                 return driver
             _log.warning("A new deployment takes over the runs of '%s'", self._config.name)
             ray.kill(driver, no_restart=True)
-        return spawn.run_driver(RunDriver, f"endpoint-{self._config.name}", self._config)
+        return spawn.run_driver(RunDriver, driver_name(self._config.name), self._config)
 
 
 async def _wait(run_id: str, timeout_s: float, driver: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`/runs/{run_id}/events`: what happens in a run, as server-sent events (S-SRV-30 to S-SRV-39). Package: serve.
+"""`/runs/{run_id}/events`: what happens in a run, as server-sent events (S-SRV-30 to S-SRV-38). Package: serve.
 
 The next event is asked for when the client has taken the last one, so that a slow client costs one page of events.
 """

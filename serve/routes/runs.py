@@ -1,4 +1,4 @@
-"""`/runs`: begin, see and cancel runs (S-SRV-10 to S-SRV-29). Package: serve."""
+"""`/runs`: begin, see and cancel runs (S-SRV-10 to S-SRV-25). Package: serve."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ async def test_a_reader_that_comes_back_has_the_rest_once(connect: Connect) -> N
     [(["a draft", ValueError("boom")], "error", "task_failed"), ([ValueError("boom")], "error", "task_failed")],
 )
 async def test_a_failed_run_ends_like_any_other(
-    connect: Connect, answers: list[object], reason: str, last: str
+    connect: Connect, answers: list[str | BaseException], reason: str, last: str
 ) -> None:
     """S-SRV-33, S-WEB-33."""
     async with connect(pair(ScriptedModel(*answers))) as client:

@@ -20,11 +20,15 @@ _PORT = 8000
 
 def serve(
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="YAML files, or module:attribute.")],
+    *,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; loopback alone unless you say another.")
     ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on; 0: any that is free.")] = _PORT,
     replicas: Annotated[int, typer.Option("--replicas", help="Processes that answer requests.")] = 1,
+    name: Annotated[
+        str, typer.Option("--name", help="Of the endpoint: what it had accepted under that name goes on.")
+    ] = "endpoint",
     allowed_host: Annotated[
         list[str] | None,
         typer.Option("--allowed-host", metavar="NAME", help="A name that requests may be for; repeatable."),
@@ -37,6 +41,7 @@ def serve(
     options = {
         "host": host,
         "port": port,
+        "name": name,
         "teams": targets,
         "replicas": replicas,
         "allowed_hosts": allowed_host or [],
