@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal, cast
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
 from ensemble_ray.record.view.context import context_lines
 from ensemble_ray.record.view.reviews import review_lines
+from ensemble_ray.record.view.texts import format_count, format_seconds, format_tokens, row_text
 from ensemble_ray.record.view.units import branches_of, describe_unit
-from ensemble_ray.text.control_characters import escape_controls
 from ensemble_ray.values.messages import ChatResponse, incomplete_reason
 from ensemble_ray.values.trace import (
     DelegationTrace,
@@ -34,14 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TreeRow",
-    "format_count",
-    "format_seconds",
-    "format_tokens",
     "level_row",
     "lost_row",
     "render_rows",
     "render_tree",
-    "row_text",
     "tree_rows",
 ]
 
@@ -374,31 +370,3 @@ def _error_row(error: ErrorTrace) -> TreeRow:
     where = row_text(error.task_description, _TITLE)
     title = f"{row_text(error.error_type, _TITLE)}: {row_text(error.message, _QUOTE)}"
     return TreeRow(depth=1, kind="error", title=title, details=(where,) if where else (), is_bad=True)
-
-
-def row_text(text: str, length: int) -> str:
-    """Return a text on one line, without control characters, cut to a length."""
-    # Cut first: an answer may be as large as a book. Twice the length leaves room for white space that is joined.
-    words = " ".join(text[: 2 * length].split())
-    clean = escape_controls(words)
-    return clean if len(clean) <= length and len(text) <= 2 * length else f"{clean[:length].rstrip()}..."
-
-
-def format_seconds(duration: timedelta) -> str:
-    """Return a duration, as people read it."""
-    seconds = duration.total_seconds()
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    minutes, rest = divmod(round(seconds, 2), 60)
-    return f"{minutes:.0f} min {rest:.0f} s" if minutes else f"{rest:.2f} s"
-
-
-def format_count(number: int, noun: str) -> str:
-    """`1 task`, `2 tasks`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def format_tokens(input_tokens: int, output_tokens: int) -> str:
-    """Input and output tokens; `?` where they are not known."""
-    counts = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
-    return f"{counts[0]} + {counts[1]} tokens"
