@@ -153,9 +153,8 @@ def _entry_rows(
             continue
         tasks = list(entry.tasks())
         took = max(task.completed_at for task in tasks) - min(task.started_at for task in tasks)
-        name = entry.path.rpartition("/")[2]
         details = (format_seconds(took), *(row_text(each, _TITLE) for each in describe_unit(trace, entry.path)))
-        yield TreeRow(depth=depth, kind="unit", title=row_text(name, _TITLE), details=details)
+        yield TreeRow(depth=depth, kind="unit", title=row_text(entry.path, _QUOTE), details=details)
         yield from _entry_rows(trace, entry.entries, verdicts, failed, depth=depth + 1)
         for verdict in verdicts.get(entry.path, ()):
             yield _verdict_row(trace, verdict, depth + 1)
@@ -263,6 +262,8 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
         details.append(format_count(metrics.tool_call_count, "tool call"))
     if state:
         details.append(row_text(state, _TITLE))
+    if "/" in (instance := str(task.metadata.get("instance", ""))):
+        details.append(row_text(instance, _QUOTE))  # what `--task` and `fork --from` take
     role = row_text(task.agent_role or "?", _TITLE)
     title = f"{role}: {row_text(task.task_description, _TITLE)}"
     yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
