@@ -14,26 +14,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.ends import OutputRecorded
-from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.record.resume.fork import ForkPlan
-from ensemble_ray.record.resume.stimuli import is_undone
+from ensemble_ray.record.resume.told_source import ToldSource, numbered_groups, path_of_question
 from ensemble_ray.record.view.units import is_named
-from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import (
-    EdgeMatches,
-    Evaluate,
-    Question,
-    ResetMemory,
-    Start,
-    TaskChanges,
-    UntilHolds,
-)
-from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Stimulus, decode_stimulus
+from ensemble_ray.schedule.instructions import Question, Start, TaskChanges
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Stimulus
 from ensemble_ray.values.ids import key_of, node_key, task_instance
 
 if TYPE_CHECKING:
@@ -63,7 +53,7 @@ def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: st
     _check_name(plan, executions, run_id, name)
     outputs = {fact.name for fact in facts if isinstance(fact.data, OutputRecorded)}
     cut = _Cut(recorded, plan, outputs, name)
-    for group in _groups(facts):
+    for group in numbered_groups(facts):
         cut.tell(group)
     kept = cut.kept()
     left = [each for each in executions if each not in kept]
@@ -118,86 +108,6 @@ def _shortest(executions: Iterable[str], others: Iterable[str]) -> dict[str, Non
     return dict.fromkeys(name if "/" in name or ":" in name else key_of(name) for name in names)
 
 
-# What was told.
-
-
-def _groups(facts: Iterable[Fact]) -> list[list[tuple[int, Stimulus]]]:
-    """Return recorded stimuli with the numbers of their facts, in the groups in which the source was told them.
-
-    Raises:
-        RecordError: one is damaged.
-    """
-    groups: list[list[tuple[int, Stimulus]]] = []
-    is_open = False
-    for fact in facts:
-        if isinstance(fact.data, RunResumed) and not fact.data.is_restart:
-            groups = [[each for each in group if not is_undone(each[1])] for group in groups]
-        if not isinstance(fact.data, StimulusRecorded):
-            continue
-        if not is_open:
-            groups.append([])
-        is_open = bool(fact.data.more)
-        try:
-            stimulus = decode_stimulus(cast("Fact[StimulusRecorded]", fact))
-        except TypeError as error:
-            raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error
-        if stimulus is not None:
-            groups[-1].append((fact.seq, stimulus))
-    return [group for group in groups if group]
-
-
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """What decides what a task gives, beside its definition."""
-
-    start: Start
-
-    @classmethod
-    def of(cls, start: Start) -> _Wish:
-        """Return it without the words of feedback: they follow from outputs and caps."""
-        changes = start.changes
-        plain = replace(changes, feedback="") if isinstance(changes, TaskChanges) else changes
-        return cls(replace(start, changes=plain))
-
-
-class _Told:
-    """A source, and what it has wanted so far."""
-
-    def __init__(self, plan: Plan) -> None:
-        # Without a cap, what is independent of all that is done again never waits for a place.
-        self.source = machine_for(replace(plan, max_parallel_tasks=None))
-        self.wishes: dict[str, _Wish] = {}
-        self.questions: dict[Question, int] = {}
-
-    def tell(self, stimuli: Sequence[Stimulus]) -> None:
-        """Tell it, and note what it wants."""
-        for stimulus in stimuli:
-            if isinstance(stimulus, Evaluated):
-                self.questions.pop(stimulus.question, None)
-        for instruction in self.source.handle(*stimuli):
-            match instruction:
-                case Start():
-                    self.wishes[instruction.instance] = _Wish.of(instruction)
-                case Evaluate(question=question):
-                    self.questions[question] = len(self.source.history_of(_unit_of(question)))
-                case _:
-                    pass
-
-    def is_heard(self, stimulus: Stimulus) -> bool:
-        """Whether that means anything to it."""
-        match stimulus:
-            case Cancelled():
-                return self.source.is_cancelling(stimulus.instance)
-            case Evaluated():
-                return stimulus.question in self.questions
-            case _:
-                return True
-
-    def shown(self, question: Question) -> Sequence[object]:
-        """Return the history that a question is about, as it was when it was asked."""
-        return self.source.history_of(_unit_of(question))[: self.questions[question]]
-
-
 @dataclass(slots=True)
 class _Cut:
     """The two sources, told group by group."""
@@ -209,19 +119,17 @@ class _Cut:
     name: str
     #: by number of a stimulus' fact that is used: how many of its group follow
     stimuli: dict[int, int] = field(default_factory=dict[int, int])
-    _then: _Told = field(init=False)
-    _now: _Told = field(init=False)
+    _then: ToldSource = field(init=False)
+    _now: ToldSource = field(init=False)
     _kept: dict[str, None] = field(default_factory=dict[str, None])
 
     def __post_init__(self) -> None:
-        self._then, self._now = _Told(self.recorded), _Told(self.plan)
+        self._then, self._now = ToldSource(self.recorded), ToldSource(self.plan)
 
     def tell(self, group: Sequence[tuple[int, Stimulus]]) -> None:
         """Tell both sources what they are to be told of a group."""
         used = [(seq, stimulus) for seq, stimulus in group if self._is_used(stimulus)]
-        heard = [stimulus for _, stimulus in group if self._then.is_heard(stimulus)]
-        if heard:
-            self._then.tell(heard)
+        self._then.tell([stimulus for _, stimulus in group])
         if not used:
             return
         self._now.tell([stimulus for _, stimulus in used])
@@ -249,11 +157,11 @@ class _Cut:
     def _is_output_used(self, instance: str) -> bool:
         if instance not in self.outputs or self._is_again(instance) or not self._now.source.is_running(instance):
             return False
-        return self._now.wishes.get(instance) == self._then.wishes.get(instance)
+        return _plain(self._now.starts.get(instance)) == _plain(self._then.starts.get(instance))
 
     def _is_answer_used(self, question: Question) -> bool:
         if (
-            self._is_again(_path_of(question))
+            self._is_again(path_of_question(question))
             or question not in self._now.questions
             or question not in self._then.questions
         ):
@@ -270,16 +178,8 @@ class _Cut:
         return {**self._kept, **dict.fromkeys(unheard)}
 
 
-def _unit_of(question: Question) -> str:
-    return question.unit if isinstance(question, UntilHolds | EdgeMatches | ResetMemory) else ""
-
-
-def _path_of(question: Question) -> str:
-    """Return the execution that a question is about: an iteration, a step; of memory, the iteration to come."""
-    match question:
-        case UntilHolds() | ResetMemory():
-            return f"{question.unit}#{question.iteration - 1}"
-        case EdgeMatches():
-            return f"{question.unit}#{question.step - 1}"
-        case _:
-            return ""
+def _plain(start: Start | None) -> Start | None:
+    """Return what decides what a task gives; the words of feedback follow from outputs and caps."""
+    if start is None or not isinstance(start.changes, TaskChanges):
+        return start
+    return replace(start, changes=replace(start.changes, feedback=""))

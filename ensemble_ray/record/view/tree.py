@@ -246,27 +246,11 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
 
 def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequence[str] = ()) -> Iterator[TreeRow]:
     """Return the rows of a task and of what it did; `more` are details of work that was handed on."""
-    metrics = task.metrics
     state = "failed" if is_failed else str(task.metadata.get("state", ""))
-    details = [format_seconds(task.duration), *more]
-    if metrics.llm_call_count:
-        details += [
-            format_count(metrics.llm_call_count, "model call"),
-            format_tokens(metrics.input_tokens, metrics.output_tokens),
-        ]
-    if metrics.retry_count:
-        details.append(f"{metrics.retry_count:,} made again")
-    if metrics.incomplete_answers:
-        details.append(format_count(metrics.incomplete_answers, "incomplete answer"))
-    if metrics.tool_call_count:
-        details.append(format_count(metrics.tool_call_count, "tool call"))
-    if state:
-        details.append(row_text(state, _TITLE))
-    if "/" in (instance := str(task.metadata.get("instance", ""))):
-        details.append(row_text(instance, _QUOTE))  # what `--task` and `fork --from` take
+    details = (format_seconds(task.duration), *more, *_task_details(task, state))
     role = row_text(task.agent_role or "?", _TITLE)
     title = f"{role}: {row_text(task.task_description, _TITLE)}"
-    yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
+    yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=bool(state))
     if task.prompts is not None and task.prompts.history:
         said = task.prompts.history
         last = row_text(said[-1].content or "", _QUOTE)
@@ -280,6 +264,23 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     yield from _review_rows(task, depth + 1)
     if task.final_output:
         yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {row_text(task.final_output, _QUOTE)}")
+
+
+def _task_details(task: TaskTrace, state: str) -> Iterator[str]:
+    metrics = task.metrics
+    if metrics.llm_call_count:
+        yield format_count(metrics.llm_call_count, "model call")
+        yield format_tokens(metrics.input_tokens, metrics.output_tokens)
+    if metrics.retry_count:
+        yield f"{metrics.retry_count:,} made again"
+    if metrics.incomplete_answers:
+        yield format_count(metrics.incomplete_answers, "incomplete answer")
+    if metrics.tool_call_count:
+        yield format_count(metrics.tool_call_count, "tool call")
+    if state:
+        yield row_text(state, _TITLE)
+    if "/" in (instance := str(task.metadata.get("instance", ""))):
+        yield row_text(instance, _QUOTE)  # what `--task` and `fork --from` take
 
 
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:

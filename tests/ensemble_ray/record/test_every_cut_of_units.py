@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ensemble_ray import InlineRuntime, aresume
-from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.values.outputs import RunState
 
-from .unit_teams import TEAMS, World, count_recorded, essence_of
-
-
-async def _torn(store: SqliteStore, facts: Sequence[Fact], run_id: str) -> None:
-    owned = await store.begin(run_id)
-    first, *rest = facts
-    header = read_fact(
-        run=run_id, kind="plan", name="run", at=first.at, data={**first.data.to_data(), "ensemble_id": run_id}
-    )
-    copies = [
-        read_fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data.to_data()) for fact in rest
-    ]
-    await owned.journal.append([header, *copies])
-    await owned.close(RunState.INTERRUPTED)
+from .unit_teams import TEAMS, World, count_recorded, essence_of, write_torn
 
 
 @pytest.mark.parametrize("name", TEAMS)
@@ -42,7 +25,7 @@ async def test_run_with_units_comes_to_the_same_end_wherever_it_was_cut(name: st
 
     async def go_on(cut: int) -> None:
         run_id, again = f"cut-{cut}", World()
-        await _torn(store, facts[:cut], run_id)
+        await write_torn(store, facts[:cut], run_id)
         where = f"cut after {cut}: {facts[cut - 1].kind} {facts[cut - 1].name}"
         async with asyncio.timeout(60):
             output = await aresume(run_id, make(again), runtime=runtime)

@@ -23,10 +23,13 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.facts.runs import StimulusRecorded
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
+from ensemble_ray.values.outputs import RunState
 
-__all__ = ["TEAMS", "World", "count_recorded", "essence_of"]
+__all__ = ["TEAMS", "World", "count_recorded", "essence_of", "write_torn"]
 
 USAGE = TokenUsage(10, 5)
 #: Tasks that a join makes superfluous: their model never answers.
@@ -242,3 +245,17 @@ def essence_of(output: EnsembleOutput) -> list[object]:
     found += [[each.raw for each in output.task_outputs]]
     found += [sorted(output.trace.loop_traces, key=lambda each: each.path), output.trace.graph_trace]
     return found
+
+
+async def write_torn(store: SqliteStore, facts: Sequence[Fact], run_id: str) -> None:
+    """Write the record of a run that was interrupted behind these facts of another one."""
+    owned = await store.begin(run_id)
+    first, *rest = facts
+    header = read_fact(
+        run=run_id, kind="plan", name="run", at=first.at, data={**first.data.to_data(), "ensemble_id": run_id}
+    )
+    copies = [
+        read_fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data.to_data()) for fact in rest
+    ]
+    await owned.journal.append([header, *copies])
+    await owned.close(RunState.INTERRUPTED)
