@@ -80,7 +80,10 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
     try:
         with use_reviews(reviews):
             returned = await scope.ports.callables.evaluate(callable_path(order.key, "handler"), context)
-    except (asyncio.CancelledError, ExitEarlyError):
+    except asyncio.CancelledError:
+        scope.effects.is_outcome_unknown = True
+        raise
+    except ExitEarlyError:
         raise
     except USER_ERRORS as error:
         text = f"Deterministic task handler threw an exception: {describe(error)}"

@@ -28,7 +28,7 @@ from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskS
 from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.checks import check_guardrails
-from ensemble_ray.execute.effects import TaskEffects
+from ensemble_ray.execute.effects import TaskEffects, is_doing
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
@@ -127,6 +127,7 @@ class TaskRunner:
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
             instance=order.instance,
+            is_recorded=any(is_doing(fact.data) for fact in recorded_facts.values()),
         )
         return TaskScope(
             context=self.context,
@@ -221,8 +222,16 @@ class TaskRunner:
         facts: list[FactData] = [OutputRecorded(output=reviewed.output)]
         if reviewed.exit_reason is not None:
             facts.append(ExitRecorded(reason=reviewed.exit_reason))
-        await scope.note(scope.order.instance, *facts, until=Persistence.COMMITTED)
+        await self._note_end(scope, *facts)
         return self._report_completion(scope, reviewed)
+
+    async def _note_end(self, scope: TaskScope, *facts: FactData) -> None:
+        """Put a task's end on record. Whoever wants it stopped meanwhile comes too late: the run must say what its record does."""
+        noting = asyncio.ensure_future(scope.note(scope.order.instance, *facts, until=Persistence.COMMITTED))
+        try:
+            await asyncio.shield(noting)
+        except asyncio.CancelledError:
+            await noting
 
     def _report_completion(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
         """Tell of a task that gave its output; gives its result."""
@@ -263,7 +272,7 @@ class TaskRunner:
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Persistence.COMMITTED)
+        await self._note_end(scope, ExitRecorded(reason=result.exit_reason))
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
@@ -279,7 +288,7 @@ class TaskRunner:
             attempts=result.attempts,
         )
         try:
-            await scope.note(scope.order.instance, failure, until=Persistence.COMMITTED)
+            await self._note_end(scope, failure)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear
@@ -310,6 +319,12 @@ class TaskRunner:
         order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
         metrics = effects.metrics(self.context.cost)
+        trace = effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
+        failure: TaskFailure | None = TaskFailure(error=error, trace=trace)
+        if status == "cancelled":
+            # The record knows nothing of a task that was stopped before it did anything; so does the run.
+            marked = trace.replace(metadata={**trace.metadata, "state": status})
+            failure = TaskFailure(trace=marked) if effects.is_recorded else None
         return TaskResult(
             key=order.key,
             instance=order.instance,
@@ -317,9 +332,7 @@ class TaskRunner:
             status="failed" if status == "failed" else "exited" if status == "exited" else "cancelled",
             at=at,
             duration_s=max(0.0, at - effects.started_at),
-            failure=TaskFailure(
-                error=error, trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
-            ),
+            failure=failure,
             total_tokens=metrics.total_tokens,
             tool_call_count=effects.tool_call_count,
             attempts=effects.attempts,

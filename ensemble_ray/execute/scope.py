@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.events import Event
+from ensemble_ray.execute.effects import is_doing
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
@@ -102,6 +103,7 @@ class TaskScope:
             RecordError: the store refused it.
         """
         order = self.order
+        self.effects.is_recorded = self.effects.is_recorded or any(map(is_doing, data))
         now = self.ports.clock.now()
         facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
         await self.ports.journal.append(facts, epoch=order.epoch, until=until)
