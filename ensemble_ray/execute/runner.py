@@ -41,7 +41,6 @@ from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, FactData, find_fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Persistence
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
@@ -222,16 +221,8 @@ class TaskRunner:
         facts: list[FactData] = [OutputRecorded(output=reviewed.output)]
         if reviewed.exit_reason is not None:
             facts.append(ExitRecorded(reason=reviewed.exit_reason))
-        await self._note_end(scope, *facts)
+        await scope.note_end(*facts)
         return self._report_completion(scope, reviewed)
-
-    async def _note_end(self, scope: TaskScope, *facts: FactData) -> None:
-        """Put a task's end on record. Whoever wants it stopped meanwhile comes too late: the run must say what its record does."""
-        noting = asyncio.ensure_future(scope.note(scope.order.instance, *facts, until=Persistence.COMMITTED))
-        try:
-            await asyncio.shield(noting)
-        except asyncio.CancelledError:
-            await noting
 
     def _report_completion(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
         """Tell of a task that gave its output; gives its result."""
@@ -272,7 +263,7 @@ class TaskRunner:
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await self._note_end(scope, ExitRecorded(reason=result.exit_reason))
+        await scope.note_end(ExitRecorded(reason=result.exit_reason))
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
@@ -288,7 +279,7 @@ class TaskRunner:
             attempts=result.attempts,
         )
         try:
-            await self._note_end(scope, failure)
+            await scope.note_end(failure)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear

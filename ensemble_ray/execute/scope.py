@@ -5,6 +5,7 @@ Parts note facts and publish events through it; none of them holds the runner.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -107,6 +108,17 @@ class TaskScope:
         now = self.ports.clock.now()
         facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
         await self.ports.journal.append(facts, epoch=order.epoch, until=until)
+
+    async def note_end(self, *data: FactData) -> None:
+        """Put the task's end on record, committed.
+
+        Whoever wants it stopped meanwhile comes too late: the run must say what its record does (S-DUR-138).
+        """
+        noting = asyncio.ensure_future(self.note(self.order.instance, *data, until=Persistence.COMMITTED))
+        try:
+            await asyncio.shield(noting)
+        except asyncio.CancelledError:
+            await noting
 
     def emit(self, event_type: type[Event], build: Callable[[], Event]) -> None:
         """Publish an event, building it only if somebody wants its type."""
