@@ -105,6 +105,12 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._unfinished: list[tuple[str, Failure]] = []
         self._errors: list[RecordedError] = []
         self._started_at = journal.now()
+        self._depends_on_order = plan.depends_on_order
+
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether a run that goes on must find the order in which tasks completed (S-DUR-136)."""
+        return self._depends_on_order
 
     # Beginning.
 
@@ -144,7 +150,16 @@ class PlannedTasks(Generic[Task, Output, Failure]):
     def _stopped(self, instance: str) -> Stimulus:
         """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
         recorded = self._take_recorded(instance)
-        return Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
+        if recorded is not None:
+            return self._keep(recorded)
+        self._keep_stopped(instance)
+        return Cancelled(at=self._journal.now(), instance=instance)
+
+    def _keep_stopped(self, instance: str) -> None:
+        """Keep what the record knows of a task that was stopped and does not run again (S-DUR-135)."""
+        stopped = None if self._resumed is None else self._resumed.stopped.get(instance)
+        if stopped is not None and stopped.failure is not None:
+            self._unfinished.append((instance, stopped.failure))
 
     def _repeats(self, stimulus: Stimulus) -> bool:
         """Whether the source is to be told that again; takes what the record gives for its task.
@@ -154,7 +169,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         one that the source itself wants stopped, as a join does with branches that it needs no more (S-GRAPH-97).
         """
         if isinstance(stimulus, Cancelled):
-            return self.source.is_cancelling(stimulus.instance)
+            is_wanted = self.source.is_cancelling(stimulus.instance)
+            if is_wanted:
+                self._keep_stopped(stimulus.instance)
+            return is_wanted
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
         is_running = self.source.is_running(stimulus.instance)
@@ -274,11 +292,20 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 self._note_failure(result, error_type, message)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
+                failure = self._most_of(result)
                 self._unfinished.extend(() if failure is None else ((result.instance, failure),))
                 if result.status == "exited":
                     has_output = self._keep_output(result)  # where a gate behind it ended the run
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
                 return Cancelled(at=result.at, instance=instance)
+
+    def _most_of(self, result: TaskResult[Output, Failure]) -> Failure | None:
+        """Return what a task did that was stopped; where it had not come so far again as before a crash: what it did then."""
+        before = None if self._resumed is None else self._resumed.stopped.get(result.instance)
+        if before is None or result.status != "cancelled":
+            return result.failure
+        done, now = ((each.total_tokens, each.tool_call_count) for each in (before, result))
+        return before.failure if done > now else result.failure
 
     def _keep_output(self, result: TaskResult[Output, Failure]) -> bool:
         """Keep the output of a task, be it here or in the record; return whether there is one."""

@@ -86,6 +86,11 @@ class MapReduceTasks:
         #: how items ended that are more than one task, for the record
         self._unrecorded: dict[str, FactData] = {}
 
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether a run that goes on must find the order in which tasks completed: its groups are on record themselves."""
+        return False
+
     # The run.
 
     async def open(self, source: Source, reporter: TaskReporter[TaskOrder]) -> Opening:

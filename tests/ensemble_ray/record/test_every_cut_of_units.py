@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import InlineRuntime, aresume
+from ensemble_ray import Ensemble, InlineRuntime, Loop, LoopIterationContext, aresume
 from ensemble_ray.record.sqlite.store import SqliteStore
 
 from .unit_teams import TEAMS, World, count_recorded, essence_of, write_torn
@@ -37,3 +37,27 @@ async def test_run_with_units_comes_to_the_same_end_wherever_it_was_cut(name: st
         assert again.done == (left[0], left[1] - begun, left[2]), where
 
     await asyncio.gather(*(go_on(cut) for cut in range(1, len(facts))))
+
+
+async def test_run_that_died_of_what_a_predicate_raised_raises_it(tmp_path: Path) -> None:
+    """S-DUR-137, S-DUR-39: its answer was recorded, and is not asked for again."""
+
+    class BookError(Exception):
+        """Of the user's."""
+
+    def refuse(context: LoopIterationContext) -> bool:
+        raise (BookError if context.iteration_number else ValueError)("no more")
+
+    def make(world: World) -> Ensemble:
+        return Ensemble(loops=[Loop(name="refine", body=[world.task("write")], until=refuse)])
+
+    runtime, store = InlineRuntime(home=tmp_path), SqliteStore(tmp_path)
+    with pytest.raises(BookError, match="no more"):
+        await make(World()).arun(runtime=runtime, run_id="whole")
+    facts = await store.facts("whole")
+    await write_torn(store, facts[:-1], "torn")
+    again = World()
+    with pytest.raises(Exception, match=r"^no more$") as caught:
+        await aresume("torn", make(again), runtime=runtime)
+    assert type(caught.value).__name__ == "BookError"
+    assert again.done == (0, 0, 0)

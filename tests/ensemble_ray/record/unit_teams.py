@@ -51,13 +51,14 @@ class World:
         """Answer by the request alone, so that an answer says how far its task has come."""
         prompt = messages[1].content or ""
         name = prompt.partition("## Task\n")[2].partition("\n")[0].removeprefix("do ")
-        if name == ENDLESS:
+        is_first = bool(tools) and messages[-1].role == "user"
+        if name == ENDLESS and not is_first:
             self.is_hanging.set()
             await asyncio.Event().wait()
         if name == "fast":
             await self.is_hanging.wait()
         self.asked.append(name)
-        if tools and messages[-1].role == "user":
+        if is_first:
             return ChatResponse(tool_calls=[ToolCall("1", "put_down", '{"text": "x"}')], usage=USAGE)
         if name.startswith("review"):
             return ChatResponse(text=_review(name, _sum(prompt)), usage=USAGE)
@@ -197,7 +198,7 @@ def _fork(world: World) -> Ensemble:
     )
 
 
-def _first_counts(world: World) -> Ensemble:
+def _first_counts(world: World, *, loser_has_tool: bool = False) -> Ensemble:
     """Branches of which the first to arrive is enough; the other one would never end."""
     return Ensemble(
         graph=Graph(
@@ -205,7 +206,7 @@ def _first_counts(world: World) -> Ensemble:
             states={
                 "split": world.task("split"),
                 "fast": world.task("fast"),
-                "slow": world.task(ENDLESS),
+                "slow": world.task(ENDLESS, has_tool=loser_has_tool),
                 "meet": world.task("meet"),
                 "more": world.task("more", has_tool=True),
             },
@@ -220,6 +221,11 @@ def _first_counts(world: World) -> Ensemble:
     )
 
 
+def _loser_worked(world: World) -> Ensemble:
+    """The same, where the other one had called a model and a tool."""
+    return _first_counts(world, loser_has_tool=True)
+
+
 TEAMS: Mapping[str, Callable[[World], Ensemble]] = {
     "flat": _flat,
     "side by side": _side_by_side,
@@ -227,6 +233,7 @@ TEAMS: Mapping[str, Callable[[World], Ensemble]] = {
     "graph": _graph,
     "fork": _fork,
     "first counts": _first_counts,
+    "loser worked": _loser_worked,
 }
 
 
