@@ -81,6 +81,9 @@ _TEAMS = (
     "streaming",
     "synthesized",
     "provider",
+    "looped",
+    "phased",
+    "branched",
     "mapping",
     "strict_mapping",
     "chunked",
@@ -100,6 +103,8 @@ CASES: tuple[Case, ...] = (
     _failed("hierarchical", **{f"{_MANAGER}|1": "I give up"}),
     _failed("checked", **{"Reviewer|Review it|0": "bad words"}),
     _failed("structured", **{"Geographer||0": "Still a city"}),
+    _failed("phased", **{"Editor|Collect it|0": _FAILURE}),
+    _failed("branched", **{"Writer|Go right|0": _FAILURE}),
     _failed("strict_mapping", **{"Agent|map {'word': 'kelp'}|0": _FAILURE}),
     _failed("chunked", **{"Mapper|map 6|0": _FAILURE}),
     _failed("adaptive", **{"Reducer|reduce map 6 (0)+map 7 (0)|0": _FAILURE}),
@@ -122,6 +127,9 @@ CASES: tuple[Case, ...] = (
     _killed("streaming", "Writer|Say two|0"),
     _killed("synthesized", "Historian|Tell of Athens|0"),
     _killed("provider", "order"),
+    _killed("looped", "is_refined 2"),
+    _killed("phased", "Writer|Sum it up|0"),
+    _killed("branched", "Writer|Go right|0"),
     _killed("mapping", "Mapper|map 4|0"),
     _killed("strict_mapping", "Agent|map {'word': 'kelp'}|0"),
     _killed("chunked", "Reducer|reduce map 6+map 7|0"),
@@ -137,10 +145,25 @@ CASES: tuple[Case, ...] = (
     _cancelled("adaptive", "Reducer|reduce map 8 (0)+map 9 (0)|0"),
     *(
         Case(team=team, end="resumed", how="resumed", of="killed")
-        for team in ("sequential", "hierarchical", "nested", "checked", "tools", "strict_tools", "mapping", "adaptive")
+        for team in (
+            *(
+                "sequential",
+                "hierarchical",
+                "nested",
+                "checked",
+                "tools",
+                "strict_tools",
+                "looped",
+                "phased",
+                "branched",
+            ),
+            *("mapping", "adaptive"),
+        )
     ),
     Case(team="sequential", end="forked", how="forked", of="failed", from_task="task-3"),
     Case(team="parallel", end="forked", how="forked", of="killed", from_task="c"),
+    Case(team="looped", end="forked", how="forked", of="finished", from_task="loop:refine#1"),
+    Case(team="branched", end="forked", how="forked", of="failed", from_task="graph:desk#1"),
     Case(team="synthesized", end="forked", how="forked", of="finished", from_task="task-2"),
 )
 #: Those of the others that there are of Ray too.

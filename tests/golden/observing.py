@@ -110,8 +110,8 @@ def observe_reading(case: Case) -> dict[str, Any]:
         }
         if "nodes" in header["plan"]:
             target = () if case.is_of_file else ("--target", f"tests.golden.teams:{case.team}")
-            for node in header["plan"]["nodes"]:
-                said[f"fork {node['key']}"] = _called(home, "fork", run_id, "--from", node["key"], "--dry-run", *target)
+            for name in (*(node["key"] for node in header["plan"]["nodes"]), *_executions(record)):
+                said[f"fork {name}"] = _called(home, "fork", run_id, "--from", name, "--dry-run", *target)
         else:
             for task in sorted({fact[3].partition("#")[0] for fact in record.facts} - {"run", "loss"}):
                 said[f"trace --task {task}"] = _called(home, "trace", run_id, "--task", task)
@@ -169,6 +169,12 @@ def _hash(text: str) -> str:
 
 
 # Going on.
+
+
+def _executions(record: Record) -> list[str]:
+    """Return the iterations, attempts and steps that are recorded."""
+    outermost = (fact[3].partition("/")[0] for fact in record.facts)
+    return sorted({name for name in outermost if name.startswith(("loop:", "phase:", "graph:"))})
 
 
 def observe_resumption(case: Case, runtime: Runtime | str = "inline") -> dict[str, Any]:

@@ -58,9 +58,17 @@ def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: st
     kept = cut.kept()
     left = [each for each in executions if each not in kept]
     used = {node_key(each) for each in kept}
+    again = [*_shortest(left, kept)]
+    # What never ran, and units that go on behind what is recorded of them.
+    open_paths = [*cut.open_paths(kept)]
+    again += [
+        key
+        for key in plan.top_level
+        if not _has_run(key, executions) or (_has_run(key, open_paths) and not _has_run(key, left))
+    ]
     return ForkPlan(
         reused=tuple(_shortest(kept, left)),
-        again=(*_shortest(left, kept), *(key for key in plan.top_level if not _has_run(key, executions))),
+        again=tuple(again),
         keys=tuple(node.key for node in plan.nodes if node.key in used),
         instances=frozenset(kept),
         stimuli=cut.stimuli,
@@ -176,6 +184,11 @@ class _Cut:
         """Return the executions that are used: those that were told, and those whose end nobody had heard of."""
         unheard = [each for each in self._now.source.running if each in self.outputs and self._is_output_used(each)]
         return {**self._kept, **dict.fromkeys(unheard)}
+
+    def open_paths(self, kept: Collection[str]) -> Iterator[str]:
+        """Return what the fork begins with: tasks, and executions about which user code is asked."""
+        yield from (instance for instance in self._now.source.running if instance not in kept)
+        yield from map(path_of_question, self._now.questions)
 
 
 def _plain(start: Start | None) -> Start | None:

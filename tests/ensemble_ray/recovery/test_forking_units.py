@@ -16,7 +16,7 @@ from ensemble_ray.record.resume.fork import ForkPlan
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.recovery.forking import afork, offer_fork
 from ensemble_ray.values.ids import task_instance
-from tests.ensemble_ray.record.unit_teams import TEAMS, World, count_recorded, essence_of
+from tests.ensemble_ray.record.unit_teams import TEAMS, World, count_recorded, essence_of, write_torn
 
 
 @pytest.fixture
@@ -106,6 +106,17 @@ async def test_attempt_is_named_as_trace_shows_it(home: InlineRuntime) -> None:
     """S-DUR-130: the decision that sent the phase back stays."""
     plan = await _offered(home, TEAMS["phases"], "phase:plan#1")
     assert plan.reused == ("phase:plan#0",)
+
+
+async def test_unit_that_goes_on_is_told(tmp_path: Path, home: InlineRuntime) -> None:
+    """S-DUR-133: of a run that was interrupted behind an iteration, whose predicate had not answered."""
+    make, store = TEAMS["flat"], SqliteStore(tmp_path)
+    await make(World()).arun(runtime=home, run_id="whole")
+    facts = await store.facts("whole")
+    answered = next(number for number, fact in enumerate(facts) if fact.data.to_data().get("type") == "Evaluated")
+    await write_torn(store, facts[:answered], "torn")
+    plan = (await offer_fork("torn", "last", make(World()), runtime=home)).plan
+    assert (plan.reused, plan.again) == (("first", "loop:refine#0"), ("loop:refine", "last"))
 
 
 async def test_error_lists_what_there_is_when_a_name_is_unknown(home: InlineRuntime) -> None:
