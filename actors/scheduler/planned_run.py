@@ -233,7 +233,8 @@ class PlannedRun:
             if watching is not None:
                 watching.cancel()
             # Before anybody hears of the end: then a run of that id may begin, or go on.
-            dropping = None if self._keeping is None else self._background.start(self._drop(self._keeping))
+            is_kept = state is RunState.WAITING and self._submission.goes_on_alone
+            dropping = None if self._keeping is None or is_kept else self._background.start(self._drop(self._keeping))
             try:
                 # Where coordinating itself broke, processes may still be at work: those are not used again.
                 if self._announcements is not None:

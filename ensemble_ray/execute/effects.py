@@ -192,6 +192,8 @@ class TaskEffects:
     instance: str = ""
     #: whether the record has anything that it did
     is_recorded: bool = False
+    #: what a context budget cut, request by request where that changed (S-MEM-136)
+    context_cuts: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
     #: tokens that an endpoint of embeddings read for its memory (S-MEM-128)
     embedding_tokens: int = 0
     #: what it did with memory; None: nobody counts that
@@ -252,6 +254,10 @@ class TaskEffects:
             metadata=self.metadata,
         )
 
+    def stopped(self, trace: TaskTrace) -> TaskTrace | None:
+        """Return the trace of a task that was stopped; None where it had done nothing that its record tells of (S-DUR-138)."""
+        return trace.replace(metadata={**trace.metadata, "state": "cancelled"}) if self.is_recorded else None
+
     @property
     def metadata(self) -> dict[str, object]:
         """Return what the trace tells beside its fields."""
@@ -260,6 +266,8 @@ class TaskEffects:
             data["instance"] = self.instance
         if self.embedding_tokens:
             data["embedding_tokens"] = str(self.embedding_tokens)
+        if self.context_cuts:
+            data["context"] = list(self.context_cuts)
         return {**data, "reviews": list(self.reviews)} if self.reviews else data
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:

@@ -32,21 +32,28 @@ from ensemble_ray.execute.effects import TaskEffects, is_doing
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
-from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult, TaskStatus
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
-from ensemble_ray.execute.review.gates import Reviewed, ask_before, recorded_exit, review_output
+from ensemble_ray.execute.reflection.reflecting import reflect
+from ensemble_ray.execute.review.gates import (
+    Reviewed,
+    ask_before,
+    is_of_work,
+    recorded_exit,
+    review_output,
+    work_ended_at,
+)
+from ensemble_ray.execute.review.waiting import ReviewOpenError
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, FactData, find_fact
-from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
-from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -93,13 +100,18 @@ class TaskRunner:
             try:
                 if order.epoch:  # handed out before: an earlier process may have recorded something
                     scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
+                if order.reflects_on is not None:
+                    return await self._reflected(scope, order.reflects_on, is_stopped)
                 await ask_before(scope)
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
                 with memory_counted(scope):
                     output = await remember(scope, await self._execute(scope))
-                return await self._completed(scope, await review_output(scope, output))
+                reviewed = await review_output(scope, output)
+                if not order.is_reflected_later:
+                    await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
+                return await self._completed(scope, reviewed)
             except asyncio.CancelledError as error:
                 if is_stopped():
                     return self._unfinished(scope, "cancelled", None)
@@ -108,6 +120,9 @@ class TaskRunner:
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
                 failure.__cause__ = error
                 return await self._failed(scope, failure)
+            except ReviewOpenError as put_down:
+                result = self._unfinished(scope, "waiting", None)
+                return replace(result, open_reviews=put_down.reviews)
             except ExitEarlyError as exit_early:
                 return await self._exited(scope, exit_early)
             except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
@@ -120,9 +135,7 @@ class TaskRunner:
             task_description=order.task.description,
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
-            started_at=min(
-                [now, *(began_at(fact) for fact in recorded_facts.values() if not isinstance(fact.data, LossAccepted))]
-            ),
+            started_at=min([now, *(began_at(fact) for fact in recorded_facts.values() if is_of_work(fact))]),
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
             instance=order.instance,
@@ -138,6 +151,17 @@ class TaskRunner:
             peers=self.peers,
         )
 
+    def _agent_of(self, order: TaskOrder) -> Agent | None:
+        """Return who does a task; None: a handler."""
+        return None if order.agent_key is None else order.agent or self._agents[order.agent_key]
+
+    async def _reflected(self, scope: TaskScope, output: TaskOutput, is_stopped: Callable[[], bool]) -> TaskResult:
+        """Reflect on an output that was accepted after its task had ended; nobody waits for more than the end of that."""
+        order = scope.order
+        await reflect(scope, output, self._agent_of(order), is_stopped=is_stopped)
+        now = self.ports.clock.now()
+        return TaskResult(key=order.key, instance=order.instance, epoch=order.epoch, status="completed", at=now)
+
     async def _execute(self, scope: TaskScope) -> TaskOutput:
         order = scope.order
         if order.missing_context is not None:
@@ -147,10 +171,10 @@ class TaskRunner:
         await check_guardrails(order, self.ports.callables, stage="input")
         structured: object
         loop: AgentLoop | None = None
-        if order.agent_key is None:
+        if (agent := self._agent_of(order)) is None:
             text, structured = await run_handler(scope)
         else:
-            loop = AgentLoop(scope, order.agent or self._agents[order.agent_key])
+            loop = AgentLoop(scope, agent)
             text, structured = await loop.run()
         while (why := await self._objection(order, loop, text, structured)) is not None and loop is not None:
             text, structured = await loop.again(why)
@@ -171,7 +195,7 @@ class TaskRunner:
 
     def _output(self, scope: TaskScope, text: str, structured: object) -> TaskOutput:
         order, effects = scope.order, scope.effects
-        completed_at = self.ports.clock.now()
+        completed_at = work_ended_at(scope)
         metrics = effects.metrics(self.context.cost)
         trace = effects.trace(completed_at=completed_at, final_output=text, parsed_output=structured, metrics=metrics)
         return TaskOutput(
@@ -257,8 +281,8 @@ class TaskRunner:
             text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
-            delegated=_delegated(scope),
-            failed_delegations=_failed_delegations(scope),
+            delegated=scope.delegated,
+            failed_delegations=scope.failed_delegations,
         )
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
@@ -306,30 +330,26 @@ class TaskRunner:
         _log.info("%s failed: %s", self._title(order), brief(message_of(error)))  # whoever asked for it is told
         return result
 
-    def _unfinished(self, scope: TaskScope, status: str, error: BaseException | None) -> TaskResult:
+    def _unfinished(self, scope: TaskScope, status: TaskStatus, error: BaseException | None) -> TaskResult:
         order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
         metrics = effects.metrics(self.context.cost)
         trace = effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
-        failure: TaskFailure | None = TaskFailure(error=error, trace=trace)
-        if status == "cancelled":
-            # The record knows nothing of a task that was stopped before it did anything; so does the run.
-            marked = trace.replace(metadata={**trace.metadata, "state": status})
-            failure = TaskFailure(trace=marked) if effects.is_recorded else None
+        shown = effects.stopped(trace) if status == "cancelled" else trace
         return TaskResult(
             key=order.key,
             instance=order.instance,
             epoch=order.epoch,
-            status="failed" if status == "failed" else "exited" if status == "exited" else "cancelled",
+            status=status,
             at=at,
             duration_s=max(0.0, at - effects.started_at),
-            failure=failure,
+            failure=None if shown is None else TaskFailure(error=error, trace=shown),
             total_tokens=metrics.total_tokens,
             tool_call_count=effects.tool_call_count,
             attempts=effects.attempts,
             exit_reason=reason_of(error),
-            delegated=_delegated(scope),
-            failed_delegations=_failed_delegations(scope),
+            delegated=scope.delegated,
+            failed_delegations=scope.failed_delegations,
         )
 
     def _announce(self, scope: TaskScope) -> None:
@@ -377,18 +397,3 @@ class TaskRunner:
             fields["task.index"] = f"{order.index}/{self._total(order)}"
             fields["task.description"] = cut(order.task.description, 80)
         return fields
-
-
-def _delegated(scope: TaskScope) -> tuple[tuple[str, TaskOutput], ...]:
-    """Return the outputs of a manager's workers, by role, in the order in which they were done (S-HIER-6)."""
-    if not scope.is_manager:
-        return ()
-    outputs = [(each.output.agent_role, each.output) for each in scope.effects.delegations if each.output is not None]
-    return tuple(sorted(outputs, key=lambda pair: pair[1].completed_at))
-
-
-def _failed_delegations(scope: TaskScope) -> tuple[TaskTrace, ...]:
-    """Return the traces of a manager's workers that failed; their tokens were spent (S-TRC-43)."""
-    if not scope.is_manager:
-        return ()
-    return tuple(each.trace for each in scope.effects.delegations if each.output is None and each.trace is not None)

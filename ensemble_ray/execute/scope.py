@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.delegation.peers import Peers
     from ensemble_ray.execute.effects import TaskEffects
     from ensemble_ray.execute.orders import RunContext, TaskOrder
-    from ensemble_ray.execute.ports import Callables
+    from ensemble_ray.execute.ports import Callables, RunReflections
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
     from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.ports import Clock, EventSink, Journal, Reviewer, ToolMetrics
     from ensemble_ray.ports.memory import RunMemory
     from ensemble_ray.ports.services import Services
+    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["RunnerPorts", "TaskScope"]
 
@@ -59,6 +61,8 @@ class RunnerPorts:
     reviewer: Reviewer | None = None
     #: the run's memory; None where it has none, or nobody answers for it
     memory: RunMemory | None = None
+    #: what is learned of its tasks; None where no task is reflected on, or nobody answers for it
+    reflections: RunReflections | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,18 @@ class TaskScope:
         """Whether it is the task of a hierarchical run's manager."""
         return self.context.hierarchy is not None and not self.order.depth
 
+    @property
+    def delegated(self) -> tuple[tuple[str, TaskOutput], ...]:
+        """The outputs of a manager's workers, by role, in the order in which they were done (S-HIER-6)."""
+        given = [each.output for each in self.effects.delegations if each.output is not None] if self.is_manager else []
+        return tuple((each.agent_role, each) for each in sorted(given, key=lambda output: output.completed_at))
+
+    @property
+    def failed_delegations(self) -> tuple[TaskTrace, ...]:
+        """The traces of a manager's workers that failed; their tokens were spent (S-TRC-43)."""
+        attempts = self.effects.delegations if self.is_manager else []
+        return tuple(each.trace for each in attempts if each.output is None and each.trace is not None)
+
     def recorded(self, name: str, wanted: type[D]) -> Fact[D] | None:
         """Return the effect recorded under that name, which is not performed again; None when there is none.
 
@@ -96,8 +112,16 @@ class TaskScope:
         found = find_fact(self.recorded_facts, RUN, LossAccepted)
         return found if found is not None and found.data.has_effect else None
 
-    async def note(self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED) -> None:
+    async def note(
+        self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED, at: float | None = None
+    ) -> None:
         """Put a fact, or several at once, into the journal; return when that is as safe as the next step needs.
+
+        Args:
+            name: Their name.
+            data: What happened.
+            until: How safe it must be.
+            at: When it happened, Unix time, s; None: now.
 
         Raises:
             StaleEpochError: another process has this task now; nothing more of it must be done here.
@@ -105,7 +129,7 @@ class TaskScope:
         """
         order = self.order
         self.effects.is_recorded = self.effects.is_recorded or any(map(is_doing, data))
-        now = self.ports.clock.now()
+        now = self.ports.clock.now() if at is None else at
         facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
         await self.ports.journal.append(facts, epoch=order.epoch, until=until)
 

@@ -165,7 +165,7 @@ def test_only_the_first_failure_is_told_when_several_checks_fail() -> None:
         {"memory_scopes": 5},
         {"review": True},
         {"streaming_llm": MODEL},
-        {"reflection_config": True},
+        {"reflection_config": "yes"},
         {"agent": "Writer"},
         {"context": ["facts"]},
         {"context": "facts"},
