@@ -117,7 +117,8 @@ ROWS = (
             title=f"{title}, {'on Ray' if runtime == 'ray' else 'inline'}, per task; floor: the same recorded chain without",
             unit="ms",
             floor=runtime,
-            **{"inline": None, "ray": None, runtime: f"{runtime}-{scenario}"},
+            inline=f"inline-{scenario}" if runtime == "inline" else None,
+            ray=f"ray-{scenario}" if runtime == "ray" else None,
         )
         for scenario, title in (
             ("remembering", "chain of 50 that reads and writes a scope in a file"),

@@ -58,7 +58,19 @@ _ASKED = "(tool calls)"
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
 RowKind = Literal[
-    "run", "level", "unit", "verdict", "task", "history", "context", "review", "model", "tool", "answer", "error"
+    "run",
+    "level",
+    "unit",
+    "verdict",
+    "task",
+    "history",
+    "context",
+    "review",
+    "reflection",
+    "model",
+    "tool",
+    "answer",
+    "error",
 ]
 
 

@@ -71,6 +71,7 @@ EVERY: list[Event] = [
         agent_background=None,
         tool_names=("search",),
         assembled_context="",
+        context_cuts=("Writer cut by 1,200 of 2,000 tokens",),
     ),
     LlmIterationStartedEvent(
         **WHERE,

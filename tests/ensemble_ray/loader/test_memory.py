@@ -70,6 +70,14 @@ def code(folder: Path) -> None:
     (folder / "own.py").write_text(CODE, encoding="utf-8")
 
 
+def test_context_budgets_in_a_file(load: Load) -> None:
+    """S-MEM-131: of the team, and of a task."""
+    team = load(
+        "llm: local\ncontext_budget: 8000\ntasks:\n  a: {description: d, context_budget: 500}\n  b: {description: e}\n"
+    )
+    assert (team.context_budget, [task.context_budget for task in team.tasks]) == (8000, [500, None])
+
+
 def test_memory_in_a_file(load: Load, folder: Path) -> None:
     """S-MEM-122, S-MEM-72: paths are seen from the team file; nothing is made yet."""
     team = load(FILED)
