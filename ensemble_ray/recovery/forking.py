@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.ensemble import Ensemble, join, joined
-from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
+from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
-from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
+from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedFork
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
@@ -34,6 +34,7 @@ from ensemble_ray.record.resume.run_head import located, origin_in, read_head
 from ensemble_ray.record.resume.unit_fork import plan_unit_fork
 from ensemble_ray.record.stores import RunStore, RunSummary
 from ensemble_ray.record.units.replayed import recorded_plan
+from ensemble_ray.recovery.planning import plan_again
 from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import check
@@ -42,7 +43,6 @@ from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import Begun, encode_stimulus
 from ensemble_ray.values.ids import RUN, node_key
 from ensemble_ray.values.ids import new_run_id as fresh_run_id
-from ensemble_ray.values.messages import ChatResponse
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from ensemble_ray.loader import Runnable
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
-    from ensemble_ray.values.messages import ChatMessage, ToolSpec
 
 __all__ = ["ForkOffer", "accept_fork", "afork", "begin_fork", "fork", "offer_fork"]
 
@@ -201,7 +200,7 @@ async def offer_fork(
     definition = planned_form(loaded)
     recorded_inputs = header.inputs or {}
     chosen = {**recorded_inputs, **(inputs or {})}
-    planned = await _planned(_as_run(definition, header), chosen, facts)
+    planned = await plan_again(_as_run(definition, header), chosen, facts)
     with located(found.place):
         plan = _plan_fork(planned.plan, recorded, facts, found.run_id, from_task)
     if inputs:
@@ -383,38 +382,3 @@ def _check_inputs(run_id: str, reused: Sequence[str], recorded: ResolvedTasks, n
 
 def _texts(task: Task) -> tuple[str, str]:
     return task.description, task.expected_output
-
-
-async def _planned(definition: Ensemble, inputs: Mapping[str, object], facts: Sequence[Fact]) -> Planned:
-    """Today's plan with these inputs. Agents that a model made are made of its recorded answers, or not yet."""
-    resolved = check(definition, inputs)
-    answers = answers_before(facts)
-    try:
-        agents = (
-            await synthesize_agents(resolved, definition, recorded=lambda name, _: _Answers(answers.get(name, ())))
-            if needs_synthesis(resolved.tasks)
-            else {}
-        )
-    except EnsembleError as error:
-        _log.debug("Agents are made when the fork begins: %s", message_of(error))
-        agents = {}
-    return await threads.run(plan_run, definition, resolved, agents)  # a manager's prompts are user code
-
-
-class _Answers:
-    """A model that gives recorded answers in their order, and asks nobody."""
-
-    def __init__(self, facts: Sequence[Fact[ModelAnswered]]) -> None:
-        self._facts = iter(facts)
-
-    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Return the next recorded answer.
-
-        Raises:
-            ValidationError: there is none.
-        """
-        del messages, tools
-        fact = next(self._facts, None)
-        if fact is None:
-            raise ValidationError("No answer is recorded")
-        return ChatResponse(text=fact.data.text)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["CASES", "RUNTIMES", "Case", "cases_of"]
 
@@ -14,12 +15,14 @@ RUNTIMES = ("inline", "ray")
 #: is a fork of another one.
 How = Literal["ended", "killed", "cancelled", "resumed", "forked"]
 
+_WITH_UNITS = ("looped", "phased", "branched")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One run."""
 
-    #: name of a function of `tests.golden.teams`
+    #: name of a function of `module`
     team: str
     end: str
     how: How = "ended"
@@ -32,6 +35,16 @@ class Case:
     #: of a resumed run or a fork: the end of the run that it goes on with
     of: str = ""
     runtime: str = "inline"
+
+    @property
+    def module(self) -> str:
+        """Where its team is defined."""
+        return f"tests.golden.{'unit_teams' if self.team in _WITH_UNITS else 'teams'}"
+
+    @property
+    def make(self) -> Callable[[], Any]:
+        """What makes its team."""
+        return getattr(importlib.import_module(self.module), self.team)
 
     @property
     def name(self) -> str:
@@ -81,9 +94,7 @@ _TEAMS = (
     "streaming",
     "synthesized",
     "provider",
-    "looped",
-    "phased",
-    "branched",
+    *_WITH_UNITS,
     "mapping",
     "strict_mapping",
     "chunked",

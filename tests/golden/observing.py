@@ -22,7 +22,7 @@ import typer.main
 
 from ensemble_ray import EnsembleError, EnsembleListener, EnsembleOutput, RunOptions, Runtime, ToolCallEvent, resume
 from ensemble_ray.cli.app import invoke
-from tests.golden import model, teams
+from tests.golden import model
 from tests.golden.cases import Case
 from tests.golden.facts import plain
 from tests.golden.records import Record, read_sqlite, restore_sqlite
@@ -109,7 +109,7 @@ def observe_reading(case: Case) -> dict[str, Any]:
             **_traced(case, home),
         }
         if "nodes" in header["plan"]:
-            target = () if case.is_of_file else ("--target", f"tests.golden.teams:{case.team}")
+            target = () if case.is_of_file else ("--target", f"{case.module}:{case.team}")
             for name in (*(node["key"] for node in header["plan"]["nodes"]), *_executions(record)):
                 said[f"fork {name}"] = _called(home, "fork", run_id, "--from", name, "--dry-run", *target)
         else:
@@ -211,7 +211,7 @@ def _outcome(data: Any) -> str:
 
 
 def _resumed(case: Case, runtime: Runtime | str, *listeners: object) -> dict[str, Any]:
-    team = None if case.is_of_file else getattr(teams, case.team)().replace(listeners=list(listeners))
+    team = None if case.is_of_file else case.make().replace(listeners=list(listeners))
     options = RunOptions(max_tokens=100_000) if case.team == "budget" else None
     try:
         return _output_data(resume(case.run_id, team, runtime=runtime, options=options))

@@ -65,6 +65,7 @@ class MapReduceTasks:
         """Make them, of a run and what they are made with."""
         self._journal = journal
         self._parts = parts
+        self.depends_on_order = False  # its groups are on record themselves
         self._orders, self._record = parts.orders, parts.record
         self._reporter: TaskReporter[TaskOrder]
         self._started_at = journal.now()
@@ -85,11 +86,6 @@ class MapReduceTasks:
         self._loops = ItemLoops(journal, parts.orders, parts.events, verdicts)
         #: how items ended that are more than one task, for the record
         self._unrecorded: dict[str, FactData] = {}
-
-    @property
-    def depends_on_order(self) -> bool:
-        """Whether a run that goes on must find the order in which tasks completed: its groups are on record themselves."""
-        return False
 
     # The run.
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
+from ensemble_ray.record.view.branch_lines import branch_lines
 from ensemble_ray.record.view.context import context_lines
 from ensemble_ray.record.view.reviews import review_lines
 from ensemble_ray.record.view.units import branches_of, describe_unit
@@ -101,23 +102,9 @@ def render_tree(trace: ExecutionTrace) -> str:
 def render_rows(rows: Sequence[TreeRow]) -> str:
     """Rows of a tree as text, one per line, no line feed at the end."""
     lines: list[str] = []
-    for row, branches in zip(rows, _branches(rows), strict=True):
+    for row, branches in zip(rows, branch_lines([row.depth for row in rows]), strict=True):
         lines.append(branches + "  ".join((row.title, *(f"[{detail}]" for detail in row.details))))
     return "\n".join(lines)
-
-
-def _branches(rows: Sequence[TreeRow]) -> list[str]:
-    """Return what stands before each row: for each depth, whether something of that depth is still to come."""
-    found: list[str] = []
-    #: depths of which a later row belongs to the same parent
-    to_come: set[int] = set()
-    for row in reversed(rows):
-        parts = ["│  " if depth in to_come else "   " for depth in range(1, row.depth)]
-        if row.depth:
-            parts.append("├─ " if row.depth in to_come else "└─ ")
-        found.append("".join(parts))
-        to_come = {depth for depth in to_come if depth < row.depth} | {row.depth}
-    return found[::-1]
 
 
 def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRow]:
