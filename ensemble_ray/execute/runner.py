@@ -28,8 +28,7 @@ from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskS
 from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.checks import check_guardrails
-from ensemble_ray.execute.delegation.workers import worker_failures, worker_outputs
-from ensemble_ray.execute.effects import TaskEffects
+from ensemble_ray.execute.effects import TaskEffects, is_doing
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
@@ -50,7 +49,6 @@ from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, FactData, find_fact
-from ensemble_ray.ports import Persistence
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
@@ -141,6 +139,7 @@ class TaskRunner:
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
             instance=order.instance,
+            is_recorded=any(is_doing(fact.data) for fact in recorded_facts.values()),
         )
         return TaskScope(
             context=self.context,
@@ -246,7 +245,7 @@ class TaskRunner:
         facts: list[FactData] = [OutputRecorded(output=reviewed.output)]
         if reviewed.exit_reason is not None:
             facts.append(ExitRecorded(reason=reviewed.exit_reason))
-        await scope.note(scope.order.instance, *facts, until=Persistence.COMMITTED)
+        await scope.note_end(*facts)
         return self._report_completion(scope, reviewed)
 
     def _report_completion(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
@@ -282,13 +281,13 @@ class TaskRunner:
             text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
-            delegated=worker_outputs(scope),
-            failed_delegations=worker_failures(scope),
+            delegated=scope.delegated,
+            failed_delegations=scope.failed_delegations,
         )
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Persistence.COMMITTED)
+        await scope.note_end(ExitRecorded(reason=result.exit_reason))
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
@@ -304,7 +303,7 @@ class TaskRunner:
             attempts=result.attempts,
         )
         try:
-            await scope.note(scope.order.instance, failure, until=Persistence.COMMITTED)
+            await scope.note_end(failure)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear
@@ -335,6 +334,8 @@ class TaskRunner:
         order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
         metrics = effects.metrics(self.context.cost)
+        trace = effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
+        shown = effects.stopped(trace) if status == "cancelled" else trace
         return TaskResult(
             key=order.key,
             instance=order.instance,
@@ -342,15 +343,13 @@ class TaskRunner:
             status=status,
             at=at,
             duration_s=max(0.0, at - effects.started_at),
-            failure=TaskFailure(
-                error=error, trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
-            ),
+            failure=None if shown is None else TaskFailure(error=error, trace=shown),
             total_tokens=metrics.total_tokens,
             tool_call_count=effects.tool_call_count,
             attempts=effects.attempts,
             exit_reason=reason_of(error),
-            delegated=worker_outputs(scope),
-            failed_delegations=worker_failures(scope),
+            delegated=scope.delegated,
+            failed_delegations=scope.failed_delegations,
         )
 
     def _announce(self, scope: TaskScope) -> None:

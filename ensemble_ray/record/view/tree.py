@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
+from ensemble_ray.record.view.branch_lines import branch_lines
 from ensemble_ray.record.view.context import context_lines
 from ensemble_ray.record.view.reviews import review_lines
 from ensemble_ray.record.view.texts import format_count, format_seconds, format_tokens, row_text
@@ -97,23 +98,9 @@ def render_tree(trace: ExecutionTrace) -> str:
 def render_rows(rows: Sequence[TreeRow]) -> str:
     """Rows of a tree as text, one per line, no line feed at the end."""
     lines: list[str] = []
-    for row, branches in zip(rows, _branches(rows), strict=True):
+    for row, branches in zip(rows, branch_lines([row.depth for row in rows]), strict=True):
         lines.append(branches + "  ".join((row.title, *(f"[{detail}]" for detail in row.details))))
     return "\n".join(lines)
-
-
-def _branches(rows: Sequence[TreeRow]) -> list[str]:
-    """Return what stands before each row: for each depth, whether something of that depth is still to come."""
-    found: list[str] = []
-    #: depths of which a later row belongs to the same parent
-    to_come: set[int] = set()
-    for row in reversed(rows):
-        parts = ["│  " if depth in to_come else "   " for depth in range(1, row.depth)]
-        if row.depth:
-            parts.append("├─ " if row.depth in to_come else "└─ ")
-        found.append("".join(parts))
-        to_come = {depth for depth in to_come if depth < row.depth} | {row.depth}
-    return found[::-1]
 
 
 def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRow]:
@@ -164,9 +151,8 @@ def _entry_rows(
             continue
         tasks = list(entry.tasks())
         took = max(task.completed_at for task in tasks) - min(task.started_at for task in tasks)
-        name = entry.path.rpartition("/")[2]
         details = (format_seconds(took), *(row_text(each, _TITLE) for each in describe_unit(trace, entry.path)))
-        yield TreeRow(depth=depth, kind="unit", title=row_text(name, _TITLE), details=details)
+        yield TreeRow(depth=depth, kind="unit", title=row_text(entry.path, _QUOTE), details=details)
         yield from _entry_rows(trace, entry.entries, verdicts, failed, depth=depth + 1)
         for verdict in verdicts.get(entry.path, ()):
             yield _verdict_row(trace, verdict, depth + 1)
@@ -258,25 +244,11 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
 
 def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequence[str] = ()) -> Iterator[TreeRow]:
     """Return the rows of a task and of what it did; `more` are details of work that was handed on."""
-    metrics = task.metrics
     state = "failed" if is_failed else str(task.metadata.get("state", ""))
-    details = [format_seconds(task.duration), *more]
-    if metrics.llm_call_count:
-        details += [
-            format_count(metrics.llm_call_count, "model call"),
-            format_tokens(metrics.input_tokens, metrics.output_tokens),
-        ]
-    if metrics.retry_count:
-        details.append(f"{metrics.retry_count:,} made again")
-    if metrics.incomplete_answers:
-        details.append(format_count(metrics.incomplete_answers, "incomplete answer"))
-    if metrics.tool_call_count:
-        details.append(format_count(metrics.tool_call_count, "tool call"))
-    if state:
-        details.append(row_text(state, _TITLE))
+    details = (format_seconds(task.duration), *more, *_task_details(task, state))
     role = row_text(task.agent_role or "?", _TITLE)
     title = f"{role}: {row_text(task.task_description, _TITLE)}"
-    yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
+    yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=bool(state))
     yield from _input_rows(task, depth + 1)
     left = deque(task.delegations)
     for interaction in task.llm_interactions:
@@ -286,6 +258,23 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     yield from _review_rows(task, depth + 1)
     if task.final_output:
         yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {row_text(task.final_output, _QUOTE)}")
+
+
+def _task_details(task: TaskTrace, state: str) -> Iterator[str]:
+    metrics = task.metrics
+    if metrics.llm_call_count:
+        yield format_count(metrics.llm_call_count, "model call")
+        yield format_tokens(metrics.input_tokens, metrics.output_tokens)
+    if metrics.retry_count:
+        yield f"{metrics.retry_count:,} made again"
+    if metrics.incomplete_answers:
+        yield format_count(metrics.incomplete_answers, "incomplete answer")
+    if metrics.tool_call_count:
+        yield format_count(metrics.tool_call_count, "tool call")
+    if state:
+        yield row_text(state, _TITLE)
+    if "/" in (instance := str(task.metadata.get("instance", ""))):
+        yield row_text(instance, _QUOTE)  # what `--task` and `fork --from` take
 
 
 def _input_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
