@@ -43,7 +43,7 @@ _EXPORTS = {
     "ensemble_ray.events": """
         DelegationCompletedEvent DelegationFailedEvent DelegationStartedEvent EnsembleCompletedEvent
         EnsembleStartedEvent Event FileChangedEvent GraphStateCompletedEvent LlmIterationCompletedEvent
-        LlmIterationStartedEvent LoopIterationCompletedEvent TaskCompleteEvent TaskFailedEvent TaskInputEvent
+        LlmIterationStartedEvent LoopIterationCompletedEvent TaskCompleteEvent TaskFailedEvent TaskInputEvent TaskReflectedEvent
         TaskStartEvent TokenEvent ToolCallEvent ToolCallRequest
     """,
     "ensemble_ray.execute.guardrails": "GuardrailInput GuardrailOutput GuardrailResult GuardrailType",
@@ -56,13 +56,20 @@ _EXPORTS = {
     "ensemble_ray.memory.ensemble_memory": "EnsembleMemory",
     "ensemble_ray.memory.in_memory": "InMemoryEmbeddingStore InMemoryEntityMemory",
     "ensemble_ray.memory.openai_embeddings": "OpenAIEmbeddingModel",
+    "ensemble_ray.memory.postgres.memory": "PostgresMemory",
+    "ensemble_ray.memory.reflections": "InMemoryReflectionStore",
     "ensemble_ray.memory.sqlite.memory": "SqliteMemory",
+    "ensemble_ray.memory.sqlite.reflections": "SqliteReflectionStore",
     "ensemble_ray.memory.store": "MemoryStore",
     "ensemble_ray.memory.tools": "EntityMemoryTool MemoryTool",
     "ensemble_ray.runs.map_reduce.handle": "MapReduceRun",
     "ensemble_ray.recovery.forking": "afork fork",
     "ensemble_ray.inline.runtime": "InlineRuntime",
     "ensemble_ray.items.dead_letters": "DeadLetters",
+    "ensemble_ray.ports.reflection": "ReflectionStore",
+    "ensemble_ray.definition.reflection": "ReflectionConfig",
+    "ensemble_ray.definition.reflection_input": "ReflectionInput",
+    "ensemble_ray.values.reflection": "TaskReflection",
     "ensemble_ray.values.rate_limit": "RateLimit",
     "ensemble_ray.events.listeners": "EnsembleListener",
     "ensemble_ray.llm.local": "LocalChatModel",
@@ -78,7 +85,7 @@ _EXPORTS = {
     "ensemble_ray.plan.plan": "AgentEntry Node Plan",
     "ensemble_ray.plan.synthesis": "AgentSynthesizer SynthesisContext",
     "ensemble_ray.plan.templates": "resolve_template",
-    "ensemble_ray.ports": "ChatModel StreamingChatModel StructuredChatModel ToolMetrics",
+    "ensemble_ray.ports": "ChatModel CustomToolMetrics StreamingChatModel StructuredChatModel ToolMetrics",
     "ensemble_ray.ports.memory": """
         EmbeddingModel EmbeddingStore EntityMemory LongTermMemory MemoryOperationListener
     """,

@@ -23,6 +23,8 @@ from ensemble_ray.definition.loop import MaxIterationsAction as MaxIterationsAct
 from ensemble_ray.definition.phase import Phase as Phase
 from ensemble_ray.definition.phase import PhaseReview as PhaseReview
 from ensemble_ray.definition.phase_decision import PhaseReviewDecision as PhaseReviewDecision
+from ensemble_ray.definition.reflection import ReflectionConfig as ReflectionConfig
+from ensemble_ray.definition.reflection_input import ReflectionInput as ReflectionInput
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.task import Task as Task
 from ensemble_ray.definition.unit_output import UnitOutput as UnitOutput
@@ -73,6 +75,7 @@ from ensemble_ray.events import LoopIterationCompletedEvent as LoopIterationComp
 from ensemble_ray.events import TaskCompleteEvent as TaskCompleteEvent
 from ensemble_ray.events import TaskFailedEvent as TaskFailedEvent
 from ensemble_ray.events import TaskInputEvent as TaskInputEvent
+from ensemble_ray.events import TaskReflectedEvent as TaskReflectedEvent
 from ensemble_ray.events import TaskStartEvent as TaskStartEvent
 from ensemble_ray.events import TokenEvent as TokenEvent
 from ensemble_ray.events import ToolCallEvent as ToolCallEvent
@@ -102,7 +105,10 @@ from ensemble_ray.memory.ensemble_memory import EnsembleMemory as EnsembleMemory
 from ensemble_ray.memory.in_memory import InMemoryEmbeddingStore as InMemoryEmbeddingStore
 from ensemble_ray.memory.in_memory import InMemoryEntityMemory as InMemoryEntityMemory
 from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel as OpenAIEmbeddingModel
+from ensemble_ray.memory.postgres.memory import PostgresMemory as PostgresMemory
+from ensemble_ray.memory.reflections import InMemoryReflectionStore as InMemoryReflectionStore
 from ensemble_ray.memory.sqlite.memory import SqliteMemory as SqliteMemory
+from ensemble_ray.memory.sqlite.reflections import SqliteReflectionStore as SqliteReflectionStore
 from ensemble_ray.memory.store import MemoryStore as MemoryStore
 from ensemble_ray.memory.tools import EntityMemoryTool as EntityMemoryTool
 from ensemble_ray.memory.tools import MemoryTool as MemoryTool
@@ -114,6 +120,7 @@ from ensemble_ray.plan.synthesis import AgentSynthesizer as AgentSynthesizer
 from ensemble_ray.plan.synthesis import SynthesisContext as SynthesisContext
 from ensemble_ray.plan.templates import resolve_template as resolve_template
 from ensemble_ray.ports import ChatModel as ChatModel
+from ensemble_ray.ports import CustomToolMetrics as CustomToolMetrics
 from ensemble_ray.ports import StreamingChatModel as StreamingChatModel
 from ensemble_ray.ports import StructuredChatModel as StructuredChatModel
 from ensemble_ray.ports import ToolMetrics as ToolMetrics
@@ -122,6 +129,7 @@ from ensemble_ray.ports.memory import EmbeddingStore as EmbeddingStore
 from ensemble_ray.ports.memory import EntityMemory as EntityMemory
 from ensemble_ray.ports.memory import LongTermMemory as LongTermMemory
 from ensemble_ray.ports.memory import MemoryOperationListener as MemoryOperationListener
+from ensemble_ray.ports.reflection import ReflectionStore as ReflectionStore
 from ensemble_ray.process.context import LogContextFilter as LogContextFilter
 from ensemble_ray.prompts.agent import build_system_prompt as build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
@@ -198,6 +206,7 @@ from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
+from ensemble_ray.values.reflection import TaskReflection as TaskReflection
 from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
 from ensemble_ray.values.reviews import OpenReview as OpenReview
 from ensemble_ray.values.reviews import Review as Review
@@ -249,6 +258,7 @@ __all__ = [
     "CostConfiguration",
     "CostEstimate",
     "CustomSchemaAgentTool",
+    "CustomToolMetrics",
     "DateTimeTool",
     "DeadLetters",
     "DefaultManagerPromptStrategy",
@@ -314,6 +324,7 @@ __all__ = [
     "IllegalStateError",
     "InMemoryEmbeddingStore",
     "InMemoryEntityMemory",
+    "InMemoryReflectionStore",
     "InlineRuntime",
     "ItemResult",
     "ItemStream",
@@ -369,6 +380,7 @@ __all__ = [
     "PhaseTrace",
     "PipelineErrorStrategy",
     "Plan",
+    "PostgresMemory",
     "ProcessAgentTool",
     "PromptTemplateError",
     "RateLimit",
@@ -377,6 +389,9 @@ __all__ = [
     "RateLimitedChatModel",
     "RayRuntime",
     "RecordError",
+    "ReflectionConfig",
+    "ReflectionInput",
+    "ReflectionStore",
     "RetryPolicy",
     "Review",
     "ReviewDecidedError",
@@ -394,6 +409,7 @@ __all__ = [
     "RunState",
     "Runtime",
     "SqliteMemory",
+    "SqliteReflectionStore",
     "StaleEpochError",
     "StreamingChatModel",
     "StructuredChatModel",
@@ -408,6 +424,8 @@ __all__ = [
     "TaskMetrics",
     "TaskOutput",
     "TaskPrompts",
+    "TaskReflectedEvent",
+    "TaskReflection",
     "TaskStartEvent",
     "TaskTrace",
     "TokenEvent",

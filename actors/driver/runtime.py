@@ -215,7 +215,8 @@ def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
 def _asks_driver(request: RunRequest, *, has_doubles: bool) -> bool:
     """Return whether tasks may ask something of this process that only it has, people at its gates aside."""
     context = request.context
-    return context.on_unknown == OnUnknown.ASK or has_doubles or context.memory is not None or _has_held_objects()
+    has_stores = context.memory is not None or context.has_reflections or _has_held_objects()
+    return context.on_unknown == OnUnknown.ASK or has_doubles or has_stores
 
 
 def _has_held_objects() -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
+from ensemble_ray.coordinator.later_reflections import LaterReflections
 from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.coordinator.start_orders import gather_context, revision_of
@@ -21,12 +22,13 @@ from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, Start, Warn
+from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, ReflectOn, Start, Warn
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
     Completed,
     Continued,
+    Evaluated,
     Exited,
     Failed,
     Stimulus,
@@ -91,6 +93,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self.plan = plan
         self.source = machine_for(plan)
         self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
+        self._later: LaterReflections[Task, Output] = LaterReflections(plan)
         self._warn = None if units is None else units.warn
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
@@ -219,6 +222,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             output_guardrails=body.output_guardrails,
             wants_text=start.wants_text,
             description=node.description,
+            is_reflected_later=self._later.is_later(node.key),
         )
 
     def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
@@ -256,6 +260,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             raise StaleEpochError(self._journal.run_id, result.key, self._journal.epoch, failure.newer_epoch)
         if failure is not None and failure.error_type == RecordError.__name__:
             raise RecordError(failure.message)
+        if result.instance in self._later:
+            following, question = self._later.end(result)
+            self._reporter.submit([] if following is None else [following])
+            return () if question is None else (Evaluated(at=self._journal.now(), question=question, answer=True),)
         return (self._keep(result),)
 
     def _keep(self, result: TaskResult[Output, Failure]) -> Stimulus:
@@ -330,7 +338,17 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """
         if self._units is None:
             raise TypeError(f"a run without units asks nothing: {question}")
+        if isinstance(question, ReflectOn):
+            self._reflect(question)
+            return
         self._units.ask(question)
+
+    def _reflect(self, question: ReflectOn) -> None:
+        """Have the outputs of an accepted attempt reflected on where its tasks were done."""
+        if orders := self._later.begin(question, self._completed, self._order, self._outputs):
+            self._reporter.submit(orders)
+        else:
+            self._reporter.notify(Evaluated(at=self._journal.now(), question=question, answer=True))
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
         """Tell listeners of an iteration or a step.
@@ -376,5 +394,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     def leave(self) -> None:
         """Wait for nothing any more."""
+        if self._later.open:
+            self._reporter.stop(self._later.open)
         if self._units is not None:
             self._units.leave()

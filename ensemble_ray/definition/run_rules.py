@@ -50,6 +50,7 @@ from ensemble_ray.events import (
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
+    TaskReflectedEvent,
     TaskStartEvent,
     TokenEvent,
     ToolCallEvent,
@@ -144,6 +145,7 @@ class RunOptions(Value):
     None keeps the ensemble's value. A run that is resumed keeps its options, but for those that are given anew.
 
     Attributes:
+        context_budget: Most tokens that a request of a task may have, where the task does not say.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         max_parallel_tasks: Tasks that may run at the same time.
@@ -152,6 +154,7 @@ class RunOptions(Value):
         max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
     """
 
+    context_budget: StrictInt | None = None
     max_tool_output_length: StrictInt | None = None
     tool_log_truncate_length: StrictInt | None = None
     max_parallel_tasks: StrictInt | None = None
@@ -164,6 +167,7 @@ class RunOptions(Value):
     def _check(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
             arguments = cast("Mapping[str, object]", data)
+            check_positive(arguments.get("context_budget"), "RunOptions context_budget must be > 0 when set")
             check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
             check_budget(arguments, "RunOptions")
         return data
@@ -182,6 +186,8 @@ class RunRules(Value):
         max_parallel_tasks: Tasks that may run at the same time, and workers of a manager; None: no cap.
         listeners: Objects with methods such as `on_task_start`.
         rate_limit: Limit of the calls of `llm`, but by tasks and agents with a limit of their own; one bucket per run.
+        context_budget: Most tokens that a request of a task may have, by the library's estimate; context of other tasks,
+            memory, history and results of tools are cut until it fits, and the trace tells it. None: no limit.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         tool_metrics: Counts tool calls for a monitoring system; None: nobody does.
@@ -223,6 +229,7 @@ class RunRules(Value):
     max_parallel_tasks: StrictInt | None = None
     listeners: Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)] = ()
     rate_limit: RateLimit | None = None
+    context_budget: StrictInt | None = None
     max_tool_output_length: StrictInt = -1
     tool_log_truncate_length: StrictInt = 200
     tool_metrics: ToolMetrics | None = None
@@ -246,6 +253,7 @@ class RunRules(Value):
             return data
         arguments = dict(cast("Mapping[str, Any]", data))
         check_positive(arguments.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set")
+        check_positive(arguments.get("context_budget"), f"{cls._called} context_budget must be > 0 when set")
         check_budget(arguments, cls._called)
         arguments["llm"] = resolve_model(arguments.get("llm"))
         return arguments
@@ -307,6 +315,7 @@ class Watched(RunRules):
     on_file_changed: Callbacks[FileChangedEvent] = initially(())
     on_loop_iteration_completed: Callbacks[LoopIterationCompletedEvent] = initially(())
     on_graph_state_completed: Callbacks[GraphStateCompletedEvent] = initially(())
+    on_task_reflected: Callbacks[TaskReflectedEvent] = initially(())
 
     @property
     def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:

@@ -294,7 +294,7 @@ def _warnings(definition: EnsembleDefinition) -> list[str]:
 
 def _without_effect(task: Task) -> str | None:
     """Return what a task declares that only its own execution could keep."""
-    fields = ("output_type", "input_guardrails", "output_guardrails")
+    fields = ("output_type", "input_guardrails", "output_guardrails", "reflection_config")
     declared = [field for field in fields if getattr(task, field)]
     if not declared:
         return None

@@ -34,6 +34,7 @@ from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
 from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult, TaskStatus
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
+from ensemble_ray.execute.reflection.reflecting import reflect
 from ensemble_ray.execute.review.gates import (
     Reviewed,
     ask_before,
@@ -101,13 +102,18 @@ class TaskRunner:
             try:
                 if order.epoch:  # handed out before: an earlier process may have recorded something
                     scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
+                if order.reflects_on is not None:
+                    return await self._reflected(scope, order.reflects_on, is_stopped)
                 await ask_before(scope)
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
                 with memory_counted(scope):
                     output = await remember(scope, await self._execute(scope))
-                return await self._completed(scope, await review_output(scope, output))
+                reviewed = await review_output(scope, output)
+                if not order.is_reflected_later:
+                    await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
+                return await self._completed(scope, reviewed)
             except asyncio.CancelledError as error:
                 if is_stopped():
                     return self._unfinished(scope, "cancelled", None)
@@ -146,6 +152,17 @@ class TaskRunner:
             peers=self.peers,
         )
 
+    def _agent_of(self, order: TaskOrder) -> Agent | None:
+        """Return who does a task; None: a handler."""
+        return None if order.agent_key is None else order.agent or self._agents[order.agent_key]
+
+    async def _reflected(self, scope: TaskScope, output: TaskOutput, is_stopped: Callable[[], bool]) -> TaskResult:
+        """Reflect on an output that was accepted after its task had ended; nobody waits for more than the end of that."""
+        order = scope.order
+        await reflect(scope, output, self._agent_of(order), is_stopped=is_stopped)
+        now = self.ports.clock.now()
+        return TaskResult(key=order.key, instance=order.instance, epoch=order.epoch, status="completed", at=now)
+
     async def _execute(self, scope: TaskScope) -> TaskOutput:
         order = scope.order
         if order.missing_context is not None:
@@ -155,10 +172,10 @@ class TaskRunner:
         await check_guardrails(order, self.ports.callables, stage="input")
         structured: object
         loop: AgentLoop | None = None
-        if order.agent_key is None:
+        if (agent := self._agent_of(order)) is None:
             text, structured = await run_handler(scope)
         else:
-            loop = AgentLoop(scope, order.agent or self._agents[order.agent_key])
+            loop = AgentLoop(scope, agent)
             text, structured = await loop.run()
         while (why := await self._objection(order, loop, text, structured)) is not None and loop is not None:
             text, structured = await loop.again(why)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.delegation.peers import Peers
     from ensemble_ray.execute.effects import TaskEffects
     from ensemble_ray.execute.orders import RunContext, TaskOrder
-    from ensemble_ray.execute.ports import Callables
+    from ensemble_ray.execute.ports import Callables, RunReflections
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
     from ensemble_ray.facts.effects import ModelAnswered
@@ -57,6 +57,8 @@ class RunnerPorts:
     reviewer: Reviewer | None = None
     #: the run's memory; None where it has none, or nobody answers for it
     memory: RunMemory | None = None
+    #: what is learned of its tasks; None where no task is reflected on, or nobody answers for it
+    reflections: RunReflections | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

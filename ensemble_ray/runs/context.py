@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.execute.reflection.local import LocalRunReflections
 from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
 from ensemble_ray.reviews.reviewer import LocalReviewer
 from ensemble_ray.runs.ports import RunRequest
@@ -55,6 +56,7 @@ def run_context_of(
         interest=interest,
         capture_mode=capture_mode,
         is_verbose=definition.verbose,
+        context_budget=definition.context_budget,
         max_tool_output_length=definition.max_tool_output_length,
         tool_log_truncate_length=definition.tool_log_truncate_length,
         log_fields=log_fields,
@@ -77,7 +79,13 @@ def run_context_of(
         memory=rules_of(definition.memory, definition.memory_store),
         review_policy=definition.review_policy if definition.has_reviews else None,
         is_detached=definition.is_detached,
+        has_reflections=definition.reflection_store is not None or reflects(planned),
     )
+
+
+def reflects(planned: Planned) -> bool:
+    """Return whether a task of the plan is reflected on."""
+    return any(task.reflection_config is not None for task in planned.tasks.values())
 
 
 def request_of(
@@ -100,6 +108,7 @@ def request_of(
         capture_mode=capture_mode,
         log_fields=scope.log_fields,
     )
+    store = definition.find_reflection_store(task.reflection_config for task in planned.tasks.values())
     return RunRequest(
         run_id=scope.run_id,
         context=context,
@@ -110,4 +119,5 @@ def request_of(
         store=scope.store_address,
         cancelled=scope.cancelled,
         memory=None if context.memory is None else LocalRunMemory(definition.memory, definition.memory_store),
+        reflections=None if store is None else LocalRunReflections(store),
     )

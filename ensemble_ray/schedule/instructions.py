@@ -26,6 +26,7 @@ __all__ = [
     "PullItems",
     "Question",
     "ReduceGroup",
+    "ReflectOn",
     "ResetMemory",
     "Skip",
     "Start",
@@ -133,7 +134,16 @@ class ResetMemory:
     iteration: int
 
 
-Question = Union[PullItems, CountTokens, UntilHolds, EdgeMatches, ResetMemory]  # noqa: UP007  a name for the union, also at run time
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReflectOn:
+    """Have the outputs of an accepted attempt of a phase reflected on (S-REFL-19); answered by True, whatever came of it."""
+
+    unit: str
+    #: 1-based
+    execution: int
+
+
+Question = Union[PullItems, CountTokens, UntilHolds, EdgeMatches, ResetMemory, ReflectOn]  # noqa: UP007  a name for the union, also at run time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from ensemble_ray.plan.plan import Plan
@@ -85,6 +85,8 @@ class _Nested:
     machine: UnitMachine
     #: the instance of the unit whose machine started it
     parent: str
+    #: its open questions
+    asked: set[Question] = field(default_factory=set[Question])
 
 
 class NestedSource:
@@ -199,6 +201,7 @@ class NestedSource:
                 self._at_gates = {}
             case Evaluated():
                 if (asker := self._asked.pop(stimulus.question, None)) is not None:
+                    self._machines[asker].asked.discard(stimulus.question)
                     self._untold.append((asker, stimulus))
             case Decided():
                 raise TypeError(f"nothing waits for {stimulus}")
@@ -242,6 +245,7 @@ class NestedSource:
                 self._cancel(instruction, at, done)
             case Evaluate():
                 self._asked[instruction.question] = unit
+                self._machines[unit].asked.add(instruction.question)
                 done.append(instruction)
             case End():
                 self._end(unit, instruction, at, done)
@@ -317,7 +321,7 @@ class NestedSource:
         self._results += end.units
         self._failures += [replace(each, completed_before=self._completed) for each in end.unit_failures]
         nested = self._machines.pop(unit)
-        for question in [question for question, asker in self._asked.items() if asker == unit]:
+        for question in nested.asked:
             del self._asked[question]  # it was cancelled meanwhile: nobody waits for the answer
         if unit == _ROOT:
             self._is_ended = True

@@ -12,7 +12,7 @@ from typing import Literal, Union
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import StimulusRecorded
-from ensemble_ray.schedule.instructions import EdgeMatches, Question, ResetMemory, UntilHolds
+from ensemble_ray.schedule.instructions import EdgeMatches, Question, ReflectOn, ResetMemory, UntilHolds
 from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason
 
@@ -169,6 +169,7 @@ _QUESTIONS: Mapping[type[Question], tuple[str, tuple[str, ...]]] = {
     UntilHolds: ("until", ("unit", "iteration")),
     EdgeMatches: ("edge", ("unit", "step", "edge")),
     ResetMemory: ("memory", ("unit", "iteration")),
+    ReflectOn: ("reflect", ("unit", "execution")),
 }
 #: Fields that say something of a few stimuli alone, and are left out of the others.
 _LEFT_OUT: Mapping[str, object] = {"delegated_roles": (), "text": None, "has_output": False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,13 +20,13 @@ from ensemble_ray import (
 )
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.testing import ModelServer
-from tests.command_line import environment_of, run_command
+from tests.command_line import run_command
 from tests.scenarios.dying import kill_actor
 from tests.scenarios.teams import Marks, recorded_state, until
 
 APPROVE = ReviewDecision.continue_execution()
 TEAM = """
-llm: openai:gpt-4o-mini
+llm: {model: gpt-4o-mini, base_url: URL}
 review_wait: detach
 agents: {writer: {role: Writer, goal: Write}}
 tasks:
@@ -112,16 +113,15 @@ async def test_whoever_resumes_first_has_the_run(ray_runtime: RayRuntime, home: 
 
 
 def test_run_goes_on_when_its_program_has_ended(
-    ray_cluster: str, model_server: Callable[..., ModelServer], tmp_path: Path
+    ray_cluster: str, model_server: Callable[..., ModelServer], tmp_path: Path, home: str
 ) -> None:
     """S-REV-132, S-REV-134: at another terminal, where no cluster is known; the command sees it go on."""
     server = model_server(["We are sorry.", "Sent: We are very sorry."])
-    (tmp_path / "team.yaml").write_text(TEAM, encoding="utf-8")
+    (tmp_path / "team.yaml").write_text(TEAM.replace("URL", server.base_url), encoding="utf-8")
     (tmp_path / "better.txt").write_text("We are very sorry.\n", encoding="utf-8")
-    here = environment_of(tmp_path, server)
-    ran = run_command(
-        tmp_path, {**here, "RAY_ADDRESS": ray_cluster}, "run", "team.yaml", "--runtime", "ray", "--run-id", "apology"
-    )
+    here = {**os.environ, "ENSEMBLE_RAY_HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}
+    joined = {**here, "RAY_ADDRESS": ray_cluster}
+    ran = run_command(tmp_path, joined, "run", "team.yaml", "--runtime", "ray", "--run-id", "apology")
     listed = run_command(tmp_path, here, "reviews")
     assert "Is it polite?" in listed.stdout, ran.stderr
     gate = listed.stdout.split()[1]
@@ -129,5 +129,5 @@ def test_run_goes_on_when_its_program_has_ended(
     assert decided.returncode == 0, decided.stderr
     assert decided.stderr == "The run goes on by itself on its cluster\n"
     until(lambda: "completed" in run_command(tmp_path, here, "runs").stdout, "the run's end")
-    shown = run_command(tmp_path, here, "resume", "apology", "--quiet")
+    shown = run_command(tmp_path, joined, "resume", "apology", "--quiet")
     assert shown.stdout == "Sent: We are very sorry.\n"
