@@ -28,6 +28,7 @@ from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskS
 from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.checks import check_guardrails
+from ensemble_ray.execute.delegation.workers import outputs_of_workers, traces_of_failed_workers
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
@@ -55,7 +56,6 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
-from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -282,8 +282,8 @@ class TaskRunner:
             text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
-            delegated=_delegated(scope),
-            failed_delegations=_failed_delegations(scope),
+            delegated=outputs_of_workers(scope),
+            failed_delegations=traces_of_failed_workers(scope),
         )
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
@@ -349,8 +349,8 @@ class TaskRunner:
             tool_call_count=effects.tool_call_count,
             attempts=effects.attempts,
             exit_reason=reason_of(error),
-            delegated=_delegated(scope),
-            failed_delegations=_failed_delegations(scope),
+            delegated=outputs_of_workers(scope),
+            failed_delegations=traces_of_failed_workers(scope),
         )
 
     def _announce(self, scope: TaskScope) -> None:
@@ -398,18 +398,3 @@ class TaskRunner:
             fields["task.index"] = f"{order.index}/{self._total(order)}"
             fields["task.description"] = cut(order.task.description, 80)
         return fields
-
-
-def _delegated(scope: TaskScope) -> tuple[tuple[str, TaskOutput], ...]:
-    """Return the outputs of a manager's workers, by role, in the order in which they were done (S-HIER-6)."""
-    if not scope.is_manager:
-        return ()
-    outputs = [(each.output.agent_role, each.output) for each in scope.effects.delegations if each.output is not None]
-    return tuple(sorted(outputs, key=lambda pair: pair[1].completed_at))
-
-
-def _failed_delegations(scope: TaskScope) -> tuple[TaskTrace, ...]:
-    """Return the traces of a manager's workers that failed; their tokens were spent (S-TRC-43)."""
-    if not scope.is_manager:
-        return ()
-    return tuple(each.trace for each in scope.effects.delegations if each.output is None and each.trace is not None)
