@@ -248,6 +248,8 @@ class _Repetition:
             return replace(found, where=f"{where}, {found.where}")
         if found is not None:  # the record of this task ends here, and it did not complete
             return None
+        if result.status == "waiting" and task.output is None:  # it waits at its gate, as it did
+            return None
         unused = self.journal.unused(order.instance)
         if unused is not None:
             return Difference(where=f"{where}, {unused}", what="a call", recorded="made", current="not made")
