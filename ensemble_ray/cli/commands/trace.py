@@ -30,7 +30,9 @@ _STYLES = {
     "tool": "magenta",
     "answer": "dim",
     "history": "dim",
+    "context": "yellow",
     "review": "magenta",
+    "reflection": "dim",
     "error": "red",
 }
 
@@ -86,6 +88,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import RunFold
     from ensemble_ray.record.resume.run_head import located, read_head
+    from ensemble_ray.record.view.reflections import reflection_rows
     from ensemble_ray.record.view.tree import tree_rows
 
     run_id = named.run_id
@@ -113,16 +116,14 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     if as_json:
         show_json_text(found.to_json())
     else:
-        _print_tree(tree_rows(found, fold.verdicts()))
+        _print_tree((*tree_rows(found, fold.verdicts()), *reflection_rows(facts)))
 
 
 async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> MapReduceView:
     """Return what the record of a map-reduce run holds."""
     from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
-    from ensemble_ray.values.outputs import RunState
 
-    is_running = not (run.state.is_final or run.state is RunState.INTERRUPTED)
-    view = MapReduceView(run.run_id, is_running=is_running)
+    view = MapReduceView(run.run_id, is_running=run.state.is_going_on)
     async for page in store.read(run.run_id, kinds=VIEW_KINDS, is_partial=is_partial):
         view.apply(page)
     return view
