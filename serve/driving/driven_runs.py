@@ -18,7 +18,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.loop import bridge
 from ensemble_ray.process.threads import threads
-from ensemble_ray.record.following import LiveEvents, RunFollower
+from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.serve.driving.active import ActiveRun, Turns
 from ensemble_ray.serve.driving.carrying_out import RunsTeam
@@ -83,6 +83,7 @@ class DrivenRuns:
         self._active: dict[str, ActiveRun] = {}
         self._turns = {name: Turns(self._limits.max_running) for name in teams}
         self._accepting = asyncio.Lock()
+        self._followed = SharedEnds(self._store)
 
     @property
     def _store(self) -> RunStore:
@@ -187,6 +188,7 @@ class DrivenRuns:
             outcome=outcome,
         )
         await threads.run(self._ledger.end, run_id, ended, kept=self._limits.kept_runs)
+        self._followed.forget(run_id)
         del self._active[run_id]
         if active.live is not None:
             active.live.close()
@@ -293,7 +295,7 @@ class DrivenRuns:
             return _EXIT_REASONS.get(status, status.value)
 
         live = None if active is None else active.live
-        return RunFollower(self._store, run_id, after=cursor, live=live, outcome=outcome)
+        return RunFollower(self._followed, run_id, after=cursor, live=live, outcome=outcome)
 
     async def _read(self, follower: RunFollower, timeout_s: float) -> Sequence[WireEvent]:
         messages = await follower.read(timeout_s)
