@@ -1,6 +1,9 @@
 """Orders, outputs and results as bytes and back, in processes that may run user code.
 
-Bytes are of our own cluster: whoever can put others there can run code in it anyway.
+What is sent for each task is one message of bytes, although it holds values only: Ray pickles each argument by itself, with a
+pickler that is written in Python. Measured from actor to actor: 1.25 ms for a call with an order and its reply, 0.99 ms with both
+as bytes, of which 0.86 ms are Ray's for nothing at all. Bytes are of our own cluster: whoever can put others there can run
+code in it anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import cloudpickle
 
-from ensemble_ray.actors.link.wire import WireFailure, WireOrder, WireResult
+from ensemble_ray.actors.link.wire import Dispatch, EndPage, Submission, WireFailure, WireOrder, WireResult
 from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
@@ -29,24 +32,75 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cannot_leave",
+    "dump_submission",
     "load_agent",
+    "load_submission",
+    "pack_dispatch",
+    "pack_end",
     "pack_failure",
     "pack_order",
     "pack_output",
     "pack_question",
     "pack_recorded",
+    "pack_report",
     "pack_result",
     "packed_evaluation",
+    "unpack_dispatch",
+    "unpack_end",
     "unpack_failure",
     "unpack_order",
     "unpack_output",
     "unpack_question",
+    "unpack_report",
     "unpack_result",
 ]
 
 # A dataclass of a program's own file travels by value, and with it the mark of fields without a default. It must stay
 # the one object that everybody compares with; cloudpickle makes another of it, and the class cannot be read any more.
 copyreg.pickle(type(dataclasses.MISSING), lambda _: "MISSING")
+
+
+_NO_TEMPLATES: Mapping[str, bytes] = {}
+
+
+def pack_dispatch(run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES) -> bytes:
+    """Return what a process is sent to do as bytes."""
+    return pickle.dumps(Dispatch(run_id, orders, templates), protocol=5)
+
+
+def unpack_dispatch(body: bytes) -> Dispatch:
+    """Return what is to be done behind its bytes; nothing of the user's is loaded."""
+    return cast("Dispatch", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def pack_report(report: WireResult) -> bytes:
+    """Return the report of one task as bytes."""
+    return pickle.dumps(report, protocol=5)
+
+
+def unpack_report(body: bytes) -> WireResult:
+    """Return the report behind its bytes; nothing of the user's is loaded."""
+    return cast("WireResult", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def pack_end(page: EndPage) -> bytes:
+    """Return a page of how a run ended as bytes."""
+    return pickle.dumps(page, protocol=5)
+
+
+def unpack_end(body: bytes) -> EndPage:
+    """Return the page behind its bytes; nothing of the user's is loaded."""
+    return cast("EndPage", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def dump_submission(submission: Submission) -> bytes:
+    """Return a submission as bytes, for the way to the scheduler and for its store."""
+    return pickle.dumps(submission, protocol=5)
+
+
+def load_submission(body: bytes) -> Submission:
+    """Return the submission behind its bytes; nothing of the user's is loaded. Whoever gives them must be trusted."""
+    return cast("Submission", pickle.loads(body))  # noqa: S301  of our own driver, or sealed by the scheduler's user
 
 
 def unpack_order(order: WireOrder, agent: Agent | None = None) -> TaskOrder:
@@ -143,10 +197,7 @@ def unpack_result(result: WireResult) -> TaskResult:
 
 
 def pack_question(question: UntilHolds | EdgeMatches, known: int, new: Sequence[HistoryPart[bytes]]) -> bytes:
-    """Return a question to the user's code and what it needs, as one message of bytes.
-
-    Ray pickles each argument by itself, with a pickler that is written in Python, and this is sent at every step.
-    """
+    """Return a question to the user's code and what it needs, as one message of bytes."""
     return pickle.dumps((question, known, tuple(new)), protocol=5)
 
 

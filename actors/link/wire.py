@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from ensemble_ray.actors.link.log_lines import LogLine
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import RunOutcome
 from ensemble_ray.facts.fact import Fact
@@ -24,6 +25,7 @@ __all__ = [
     "AgentTemplate",
     "CallableRef",
     "CallablesUpdate",
+    "Dispatch",
     "EndPage",
     "OrderBatch",
     "RecordLocation",
@@ -79,6 +81,15 @@ class AgentTemplate:
             replicas=self.replicas,
             is_declared=self.is_declared,
         )
+
+
+class Dispatch(NamedTuple):
+    """What a process is sent to do."""
+
+    run_id: str
+    orders: Sequence[WireOrder]
+    #: agents that the orders need and that the process was not sent before, by key
+    templates: Mapping[str, bytes]
 
 
 class CallableRef(NamedTuple):
@@ -222,3 +233,5 @@ class EndPage:
     is_last: bool
     #: how the run ended, with the entries of this page
     end: WireOutcome
+    #: what the run's processes said last; None: the driver has to ask for it
+    lines: Sequence[LogLine] | None = None
