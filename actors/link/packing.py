@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, cast
 
 import cloudpickle
 
-from ensemble_ray.actors.link.wire import Dispatch, EndPage, Submission, WireFailure, WireOrder, WireResult
+from ensemble_ray.actors.link.wire import (
+    Binding,
+    CallablesUpdate,
+    Dispatch,
+    EndPage,
+    Submission,
+    WireFailure,
+    WireOrder,
+    WireResult,
+)
 from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
@@ -35,6 +44,7 @@ __all__ = [
     "dump_submission",
     "load_agent",
     "load_submission",
+    "pack_binding",
     "pack_dispatch",
     "pack_end",
     "pack_failure",
@@ -44,7 +54,9 @@ __all__ = [
     "pack_recorded",
     "pack_report",
     "pack_result",
+    "pack_update",
     "packed_evaluation",
+    "unpack_binding",
     "unpack_dispatch",
     "unpack_end",
     "unpack_failure",
@@ -53,6 +65,7 @@ __all__ = [
     "unpack_question",
     "unpack_report",
     "unpack_result",
+    "unpack_update",
 ]
 
 # A dataclass of a program's own file travels by value, and with it the mark of fields without a default. It must stay
@@ -61,6 +74,26 @@ copyreg.pickle(type(dataclasses.MISSING), lambda _: "MISSING")
 
 
 _NO_TEMPLATES: Mapping[str, bytes] = {}
+
+
+def pack_binding(binding: Binding) -> bytes:
+    """Return what a process is told of a run as bytes."""
+    return pickle.dumps(binding, protocol=5)
+
+
+def unpack_binding(body: bytes) -> Binding:
+    """Return what a process is told of a run; nothing of the user's is loaded."""
+    return cast("Binding", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def pack_update(run_id: str, update: CallablesUpdate) -> bytes:
+    """Return what the host of a run's callables is told as bytes."""
+    return pickle.dumps((run_id, update), protocol=5)
+
+
+def unpack_update(body: bytes) -> tuple[str, CallablesUpdate]:
+    """Return the run and what the host of its callables is told; no callable is loaded."""
+    return cast("tuple[str, CallablesUpdate]", pickle.loads(body))  # noqa: S301  bytes of our own cluster
 
 
 def pack_dispatch(run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES) -> bytes:

@@ -23,6 +23,7 @@ from ensemble_ray.runs.submission import SubmissionReason
 
 __all__ = [
     "AgentTemplate",
+    "Binding",
     "CallableRef",
     "CallablesUpdate",
     "Dispatch",
@@ -81,6 +82,16 @@ class AgentTemplate:
             replicas=self.replicas,
             is_declared=self.is_declared,
         )
+
+
+class Binding(NamedTuple):
+    """What a process is told of a run before its first order."""
+
+    context: RunContext
+    #: agents that other agents' work may be for, by key; others come with their orders
+    templates: Mapping[str, bytes]
+    #: where the run is recorded; None: nowhere
+    location: RecordLocation | None
 
 
 class Dispatch(NamedTuple):

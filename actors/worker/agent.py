@@ -17,7 +17,7 @@ from ensemble_ray.actors.link.events import HubSink
 from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.journal import open_journal
 from ensemble_ray.actors.link.limiter import RemoteLimiter
-from ensemble_ray.actors.link.packing import load_agent, pack_report, unpack_dispatch
+from ensemble_ray.actors.link.packing import load_agent, pack_report, unpack_binding, unpack_dispatch
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
 from ensemble_ray.actors.link.run_memory import RemoteRunMemory
 from ensemble_ray.actors.link.wire import RecordLocation
@@ -69,27 +69,18 @@ class AgentActor:
         #: run -> the way to its callables
         self._remote_callables: dict[str, RemoteCallables] = {}
 
-    async def bind(
-        self,
-        context: RunContext,
-        templates: Mapping[str, bytes],
-        *,
-        location: RecordLocation | None,
-        hub: Any = None,
-        callables: Any = None,
-    ) -> None:
+    async def bind(self, body: bytes, *, hub: Any = None, callables: Any = None) -> None:
         """Be ready for tasks of a run.
 
         Args:
-            context: What all its tasks share.
-            templates: Agents that other agents' work may be for; others come with their orders.
-            location: Where it is recorded; None: nowhere.
+            body: Of `pack_binding`.
             hub: Has its events; None: nobody listens.
             callables: The process of its callables; None: it is started when somebody needs it.
 
         Raises:
             ValidationError: an agent cannot be loaded in this process.
         """
+        context, templates, location = unpack_binding(body)
         bound = self._binding(context.run_id)
         try:
             await self._bind(context, templates, location=location, hub=hub, callables=callables)

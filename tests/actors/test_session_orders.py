@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ensemble_ray.actors.link.packing import unpack_dispatch
+from ensemble_ray.actors.link.packing import unpack_binding, unpack_dispatch
 from ensemble_ray.actors.link.wire import AgentTemplate, Dispatch, SessionOpening, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
@@ -103,7 +103,7 @@ async def test_agents_that_are_known_come_with_the_binding_and_need_no_template(
     await asyncio.sleep(0)
     assert len(bench.pool.handles) == 2
     first = bench.pool.handles[0]
-    assert [(name, given[1]) for name, given in first.calls if name == "bind"] == [("bind", {"w": b"body"})]
+    assert [unpack_binding(given[0]).templates for name, given in first.calls if name == "bind"] == [{"w": b"body"}]
     assert first.templates() == [{}]
 
 
