@@ -229,15 +229,17 @@ def unpack_result(result: WireResult) -> TaskResult:
     return result.convert(unpack_output, unpack_failure)
 
 
-def pack_question(question: UntilHolds | EdgeMatches, known: int, new: Sequence[HistoryPart[bytes]]) -> bytes:
-    """Return a question to the user's code and what it needs, as one message of bytes."""
-    return pickle.dumps((question, known, tuple(new)), protocol=5)
+def pack_question(
+    run_id: str, question: UntilHolds | EdgeMatches, known: int, new: Sequence[HistoryPart[bytes]]
+) -> bytes:
+    """Return a question to a run's user code and what it needs, as one message of bytes."""
+    return pickle.dumps((run_id, question, known, tuple(new)), protocol=5)
 
 
-def unpack_question(body: bytes) -> tuple[UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]:
-    """Return the question behind its bytes, how much of its history was sent before, and what is new."""
+def unpack_question(body: bytes) -> tuple[str, UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]:
+    """Return the run and the question behind its bytes, how much of its history was sent before, and what is new."""
     held: object = pickle.loads(body)  # noqa: S301  bytes of our own cluster
-    return cast("tuple[UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]", held)
+    return cast("tuple[str, UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]", held)
 
 
 def load_agent(body: bytes) -> Agent:

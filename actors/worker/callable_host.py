@@ -135,14 +135,13 @@ class CallableHost(AgentActor):
         except USER_ERRORS as error:  # it belongs to the asking task; `sys.exit` in a guardrail ends no process
             return bytes(cloudpickle.dumps((None, Chain(error))))
 
-    async def holds_predicate(self, run_id: str, body: bytes) -> bool | EvaluationFailed | None:
+    async def holds_predicate(self, body: bytes) -> bool | EvaluationFailed | None:
         """Ask a predicate or a condition; None: this process lacks what was sent before (S-LOOP-54).
 
         Args:
-            run_id: Whose.
             body: Of `pack_question`.
         """
-        question, known, new = unpack_question(body)
+        run_id, question, known, new = unpack_question(body)
         try:
             await asyncio.shield(self._callables_in(run_id))
             parts = [
