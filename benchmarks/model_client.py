@@ -110,7 +110,8 @@ def sdk(opened: list[AsyncOpenAI], fan_url: str, loop_url: str, **options: Any) 
         return answer.choices[0].message.content
 
     async def turn(conversation: list[Any]) -> bool:
-        answer = await loop.chat.completions.create(model="m", messages=conversation, tools=TOOLS)  # type: ignore[call-overload]  # plain dicts
+        tools: list[Any] = [*TOOLS]  # plain dicts
+        answer = await loop.chat.completions.create(model="m", messages=conversation, tools=tools)
         calls = [found.model_dump() for found in answer.choices[0].message.tool_calls or ()]
         return extend(conversation, calls)
 

@@ -113,6 +113,21 @@ ROWS = (
     ),
     *(
         Row(
+            scenario=scenario,
+            title=f"{title}, {'on Ray' if runtime == 'ray' else 'inline'}, per task; floor: the same recorded chain without",
+            unit="ms",
+            floor=runtime,
+            inline=f"inline-{scenario}" if runtime == "inline" else None,
+            ray=f"ray-{scenario}" if runtime == "ray" else None,
+        )
+        for scenario, title in (
+            ("remembering", "chain of 50 that reads and writes a scope in a file"),
+            ("approved", "chain of 50 with a gate behind each task, approved by a handler"),
+        )
+        for runtime in ("inline", "ray")
+    ),
+    *(
+        Row(
             scenario=f"{unit}-{size}",
             title=f"{unit} of {size:,} {steps} at 0 ms, each with a question to the user's code, per {steps[:-1]}",
             unit="ms",

@@ -134,6 +134,18 @@ SCENARIOS = (
         Scenario(
             name=name,
             measure="warm",
+            variants={"inline": "chain:team", "ray": "chain:team", f"inline-{name}": job, f"ray-{name}": job},
+            on_ray=frozenset({"ray", f"ray-{name}"}),
+            recorded=frozenset({"inline", "ray", f"inline-{name}", f"ray-{name}"}),
+            size=50,
+            is_per_request=True,
+        )
+        for name, job in (("remembering", "remembering:team"), ("approved", "remembering:approved"))
+    ),
+    *(
+        Scenario(
+            name=name,
+            measure="warm",
             variants={variant: f"refining:{'floor' if variant == 'floor' else made}" for variant in _JOBS},
             on_ray=_ON_RAY,
             recorded=_RECORDED,

@@ -34,7 +34,7 @@ _EXPORTS = {
         AgentExecutionError CircuitOpenError ConstraintViolationError ExitEarlyError
         GuardrailViolationError IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError
         ParallelExecutionError PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError
-        ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
+        ReviewDecidedError ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
         UnknownOutcomeError ValidationError
     """,
     "ensemble_ray.errors.root": "EnsembleError",
@@ -43,7 +43,7 @@ _EXPORTS = {
     "ensemble_ray.events": """
         DelegationCompletedEvent DelegationFailedEvent DelegationStartedEvent EnsembleCompletedEvent
         EnsembleStartedEvent Event FileChangedEvent GraphStateCompletedEvent LlmIterationCompletedEvent
-        LlmIterationStartedEvent LoopIterationCompletedEvent TaskCompleteEvent TaskFailedEvent TaskInputEvent
+        LlmIterationStartedEvent LoopIterationCompletedEvent TaskCompleteEvent TaskFailedEvent TaskInputEvent TaskReflectedEvent
         TaskStartEvent TokenEvent ToolCallEvent ToolCallRequest
     """,
     "ensemble_ray.execute.guardrails": "GuardrailInput GuardrailOutput GuardrailResult GuardrailType",
@@ -56,13 +56,20 @@ _EXPORTS = {
     "ensemble_ray.memory.ensemble_memory": "EnsembleMemory",
     "ensemble_ray.memory.in_memory": "InMemoryEmbeddingStore InMemoryEntityMemory",
     "ensemble_ray.memory.openai_embeddings": "OpenAIEmbeddingModel",
+    "ensemble_ray.memory.postgres.memory": "PostgresMemory",
+    "ensemble_ray.memory.reflections": "InMemoryReflectionStore",
     "ensemble_ray.memory.sqlite.memory": "SqliteMemory",
+    "ensemble_ray.memory.sqlite.reflections": "SqliteReflectionStore",
     "ensemble_ray.memory.store": "MemoryStore",
     "ensemble_ray.memory.tools": "EntityMemoryTool MemoryTool",
     "ensemble_ray.runs.map_reduce.handle": "MapReduceRun",
     "ensemble_ray.recovery.forking": "afork fork",
     "ensemble_ray.inline.runtime": "InlineRuntime",
     "ensemble_ray.items.dead_letters": "DeadLetters",
+    "ensemble_ray.ports.reflection": "ReflectionStore",
+    "ensemble_ray.definition.reflection": "ReflectionConfig",
+    "ensemble_ray.definition.reflection_input": "ReflectionInput",
+    "ensemble_ray.values.reflection": "TaskReflection",
     "ensemble_ray.values.rate_limit": "RateLimit",
     "ensemble_ray.events.listeners": "EnsembleListener",
     "ensemble_ray.llm.local": "LocalChatModel",
@@ -86,6 +93,7 @@ _EXPORTS = {
     "ensemble_ray.prompts.manager": "DefaultManagerPromptStrategy",
     "ensemble_ray.prompts.task": "build_user_prompt",
     "ensemble_ray.record.view.exporters": "JsonTraceExporter",
+    "ensemble_ray.recovery.deciding": "adecide apending_reviews decide pending_reviews",
     "ensemble_ray.recovery.resuming": "aresume resume",
     "ensemble_ray.reviews.handlers": "ReviewHandler",
     "ensemble_ray.reviews.notifiers": "ReviewNotifier",
@@ -100,7 +108,9 @@ _EXPORTS = {
         WebScraperTool WebSearchProvider WebSearchTool
     """,
     "ensemble_ray.values.iterations": "GraphRoutingContext LoopIterationContext",
-    "ensemble_ray.values.reviews": "OnTimeoutAction Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming",
+    "ensemble_ray.values.reviews": """
+        OnTimeoutAction OpenReview Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming ReviewWait
+    """,
     "ensemble_ray.values.trace": """
         AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
         LlmInteraction MapReduceLevelSummary PhaseTrace TaskPrompts TaskTrace ToolCallTrace

@@ -23,6 +23,8 @@ from ensemble_ray.definition.loop import MaxIterationsAction as MaxIterationsAct
 from ensemble_ray.definition.phase import Phase as Phase
 from ensemble_ray.definition.phase import PhaseReview as PhaseReview
 from ensemble_ray.definition.phase_decision import PhaseReviewDecision as PhaseReviewDecision
+from ensemble_ray.definition.reflection import ReflectionConfig as ReflectionConfig
+from ensemble_ray.definition.reflection_input import ReflectionInput as ReflectionInput
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.task import Task as Task
 from ensemble_ray.definition.unit_output import UnitOutput as UnitOutput
@@ -45,6 +47,7 @@ from ensemble_ray.errors import PromptTemplateError as PromptTemplateError
 from ensemble_ray.errors import RateLimitInterruptedError as RateLimitInterruptedError
 from ensemble_ray.errors import RateLimitTimeoutError as RateLimitTimeoutError
 from ensemble_ray.errors import RecordError as RecordError
+from ensemble_ray.errors import ReviewDecidedError as ReviewDecidedError
 from ensemble_ray.errors import ReviewTimeoutError as ReviewTimeoutError
 from ensemble_ray.errors import RunExistsError as RunExistsError
 from ensemble_ray.errors import StaleEpochError as StaleEpochError
@@ -72,6 +75,7 @@ from ensemble_ray.events import LoopIterationCompletedEvent as LoopIterationComp
 from ensemble_ray.events import TaskCompleteEvent as TaskCompleteEvent
 from ensemble_ray.events import TaskFailedEvent as TaskFailedEvent
 from ensemble_ray.events import TaskInputEvent as TaskInputEvent
+from ensemble_ray.events import TaskReflectedEvent as TaskReflectedEvent
 from ensemble_ray.events import TaskStartEvent as TaskStartEvent
 from ensemble_ray.events import TokenEvent as TokenEvent
 from ensemble_ray.events import ToolCallEvent as ToolCallEvent
@@ -101,7 +105,10 @@ from ensemble_ray.memory.ensemble_memory import EnsembleMemory as EnsembleMemory
 from ensemble_ray.memory.in_memory import InMemoryEmbeddingStore as InMemoryEmbeddingStore
 from ensemble_ray.memory.in_memory import InMemoryEntityMemory as InMemoryEntityMemory
 from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel as OpenAIEmbeddingModel
+from ensemble_ray.memory.postgres.memory import PostgresMemory as PostgresMemory
+from ensemble_ray.memory.reflections import InMemoryReflectionStore as InMemoryReflectionStore
 from ensemble_ray.memory.sqlite.memory import SqliteMemory as SqliteMemory
+from ensemble_ray.memory.sqlite.reflections import SqliteReflectionStore as SqliteReflectionStore
 from ensemble_ray.memory.store import MemoryStore as MemoryStore
 from ensemble_ray.memory.tools import EntityMemoryTool as EntityMemoryTool
 from ensemble_ray.memory.tools import MemoryTool as MemoryTool
@@ -121,11 +128,16 @@ from ensemble_ray.ports.memory import EmbeddingStore as EmbeddingStore
 from ensemble_ray.ports.memory import EntityMemory as EntityMemory
 from ensemble_ray.ports.memory import LongTermMemory as LongTermMemory
 from ensemble_ray.ports.memory import MemoryOperationListener as MemoryOperationListener
+from ensemble_ray.ports.reflection import ReflectionStore as ReflectionStore
 from ensemble_ray.process.context import LogContextFilter as LogContextFilter
 from ensemble_ray.prompts.agent import build_system_prompt as build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_user_prompt as build_user_prompt
 from ensemble_ray.record.view.exporters import JsonTraceExporter as JsonTraceExporter
+from ensemble_ray.recovery.deciding import adecide as adecide
+from ensemble_ray.recovery.deciding import apending_reviews as apending_reviews
+from ensemble_ray.recovery.deciding import decide as decide
+from ensemble_ray.recovery.deciding import pending_reviews as pending_reviews
 from ensemble_ray.recovery.forking import afork as afork
 from ensemble_ray.recovery.forking import fork as fork
 from ensemble_ray.recovery.resuming import aresume as aresume
@@ -193,12 +205,15 @@ from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
 from ensemble_ray.values.outputs import TaskOutput as TaskOutput
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
+from ensemble_ray.values.reflection import TaskReflection as TaskReflection
 from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
+from ensemble_ray.values.reviews import OpenReview as OpenReview
 from ensemble_ray.values.reviews import Review as Review
 from ensemble_ray.values.reviews import ReviewDecision as ReviewDecision
 from ensemble_ray.values.reviews import ReviewPolicy as ReviewPolicy
 from ensemble_ray.values.reviews import ReviewRequest as ReviewRequest
 from ensemble_ray.values.reviews import ReviewTiming as ReviewTiming
+from ensemble_ray.values.reviews import ReviewWait as ReviewWait
 from ensemble_ray.values.trace import AgentSummary as AgentSummary
 from ensemble_ray.values.trace import CapturedMessage as CapturedMessage
 from ensemble_ray.values.trace import CaptureMode as CaptureMode
@@ -307,6 +322,7 @@ __all__ = [
     "IllegalStateError",
     "InMemoryEmbeddingStore",
     "InMemoryEntityMemory",
+    "InMemoryReflectionStore",
     "InlineRuntime",
     "ItemResult",
     "ItemStream",
@@ -350,6 +366,7 @@ __all__ = [
     "OnUnknown",
     "OpenAIChatModel",
     "OpenAIEmbeddingModel",
+    "OpenReview",
     "OutputParsingError",
     "ParallelErrorStrategy",
     "ParallelExecutionError",
@@ -361,6 +378,7 @@ __all__ = [
     "PhaseTrace",
     "PipelineErrorStrategy",
     "Plan",
+    "PostgresMemory",
     "ProcessAgentTool",
     "PromptTemplateError",
     "RateLimit",
@@ -369,8 +387,12 @@ __all__ = [
     "RateLimitedChatModel",
     "RayRuntime",
     "RecordError",
+    "ReflectionConfig",
+    "ReflectionInput",
+    "ReflectionStore",
     "RetryPolicy",
     "Review",
+    "ReviewDecidedError",
     "ReviewDecision",
     "ReviewHandler",
     "ReviewNotifier",
@@ -378,12 +400,14 @@ __all__ = [
     "ReviewRequest",
     "ReviewTimeoutError",
     "ReviewTiming",
+    "ReviewWait",
     "Run",
     "RunExistsError",
     "RunOptions",
     "RunState",
     "Runtime",
     "SqliteMemory",
+    "SqliteReflectionStore",
     "StaleEpochError",
     "StreamingChatModel",
     "StructuredChatModel",
@@ -398,6 +422,8 @@ __all__ = [
     "TaskMetrics",
     "TaskOutput",
     "TaskPrompts",
+    "TaskReflectedEvent",
+    "TaskReflection",
     "TaskStartEvent",
     "TaskTrace",
     "TokenEvent",
@@ -424,15 +450,19 @@ __all__ = [
     "WebSearchProvider",
     "WebSearchTool",
     "Workflow",
+    "adecide",
     "afork",
+    "apending_reviews",
     "aresume",
     "build_system_prompt",
     "build_user_prompt",
     "current_tool_context",
+    "decide",
     "describe_schema",
     "extract_json",
     "fork",
     "parse_output",
+    "pending_reviews",
     "resolve_template",
     "resume",
     "run",

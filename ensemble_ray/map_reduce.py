@@ -15,6 +15,7 @@ from pydantic import PrivateAttr
 
 from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_rules import Watched
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.templates import escape_template
@@ -141,8 +142,12 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
                 f"to_ensemble() is not supported {where}. What ran, level by level, is in the trace of a run: "
                 "output.trace.task_traces and output.trace.map_reduce_levels"
             )
-        rules = {info.alias or name: cast("object", getattr(self, name)) for name, info in Watched.model_fields.items()}
+        rules = {
+            info.alias or name: cast("object", getattr(self, name))
+            for name, info in (Watched.model_fields | Reflects.model_fields).items()
+        }
         ensemble = Ensemble(**cast("dict[str, Any]", rules), tasks=tree.tasks, workflow=Workflow.PARALLEL)
+        ensemble.share_reflections(self)
         places = {task.object_id: (tree.node_types[task], level) for task, level in tree.levels.items()}
         return ensemble.with_levels(Levels(workflow=self.shown_workflow, places=places))
 

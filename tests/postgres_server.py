@@ -53,7 +53,8 @@ class PostgresServer:
             connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(name)))
         self.end_backends(self._for_turns)
         with self.connection(self._for_turns) as connection:
-            connection.execute("DROP SCHEMA IF EXISTS ensemble_ray CASCADE")
+            for schema in ("ensemble_ray", "ensemble_ray_memory"):
+                connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
         return self._for_turns
 
     def url(self, database: str = "postgres") -> str:

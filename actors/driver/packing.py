@@ -186,6 +186,9 @@ def _key(thing: object) -> str:
 def _task_body(task: Task, where: str) -> bytes:
     """Return the task as bytes without what travels otherwise, or was needed only to make its agent."""
     effect = task.effect if task.handler is None else task.handler_effect
+    reflection = task.reflection_config
+    if reflection is not None and reflection.model is None:
+        reflection = reflection.replace(model=task.llm)  # which stays here otherwise (S-REFL-9)
     bare = task.rewritten(
         agent=None,
         context=(),
@@ -196,16 +199,19 @@ def _task_body(task: Task, where: str) -> bytes:
         effect=effect,
         input_guardrails=(),
         output_guardrails=(),
+        reflection_config=reflection,
     )
     # Without a type it is texts and numbers, which need no search for what could not travel.
-    is_plain = type(task).__module__.startswith("ensemble_ray.") and task.output_type is None
+    is_plain = type(task).__module__.startswith("ensemble_ray.") and task.output_type is None and reflection is None
     return pickle.dumps(bare, protocol=5) if is_plain else dump(bare, where)
 
 
 # Planned runs.
 
 
-def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool, is_connected: bool) -> Submission:
+def pack_submission(
+    request: RunRequest, work: PlannedWork, *, keeps_warm: bool, is_connected: bool, goes_on_alone: bool
+) -> Submission:
     """Return a planned run as the scheduler gets it.
 
     Args:
@@ -213,6 +219,7 @@ def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool,
         work: What it does.
         keeps_warm: Whether agent processes are kept for the next run.
         is_connected: Whether this process listens.
+        goes_on_alone: Whether it goes on without this process where it waits for reviews.
 
     Raises:
         ValidationError: something of it cannot travel; the path to the culprit is named (S-CONV-34).
@@ -233,6 +240,7 @@ def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool,
         store=request.store,
         reason=work.submission,
         is_connected=is_connected,
+        goes_on_alone=goes_on_alone,
         keeps_warm=keeps_warm,
     )
 

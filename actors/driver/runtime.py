@@ -87,8 +87,14 @@ class RayRuntime:
             RunExistsError: a run of that id is running there.
         """
         request = self._with_logs(request)
-        is_connected = _needs_driver(request, has_doubles=_has_doubles(work.planned))
-        submission = pack_submission(request, work, keeps_warm=self._is_kept_warm(), is_connected=is_connected)
+        has_doubles = _has_doubles(work.planned)
+        submission = pack_submission(
+            request,
+            work,
+            keeps_warm=self._is_kept_warm(),
+            is_connected=_needs_driver(request, has_doubles=has_doubles),
+            goes_on_alone=request.context.is_detached and not _asks_driver(request, has_doubles=has_doubles),
+        )
         try:
             scheduler = await self._connect(request.cancelled)
             await check_loading(scheduler, list_payloads(submission))
@@ -201,9 +207,16 @@ class RayRuntime:
 def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
     """Return whether this process must listen: for events, or for requests that only it can answer."""
     context = request.context
-    asks = context.on_unknown == OnUnknown.ASK or context.review_policy is not None
-    is_asked = asks or has_doubles or context.memory is not None or _has_held_objects()
-    return bool(context.interest) or context.has_tool_metrics or is_asked
+    is_heard = bool(context.interest) or context.has_tool_metrics
+    is_reviewer = context.review_policy is not None and not context.is_detached
+    return is_heard or is_reviewer or _asks_driver(request, has_doubles=has_doubles)
+
+
+def _asks_driver(request: RunRequest, *, has_doubles: bool) -> bool:
+    """Return whether tasks may ask something of this process that only it has, people at its gates aside."""
+    context = request.context
+    has_stores = context.memory is not None or context.has_reflections or _has_held_objects()
+    return context.on_unknown == OnUnknown.ASK or has_doubles or has_stores
 
 
 def _has_held_objects() -> bool:

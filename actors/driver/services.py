@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ensemble_ray.actors.link.packing import packed_evaluation
 from ensemble_ray.actors.link.run_memory import MEMORY_SERVICE
+from ensemble_ray.actors.link.run_reflections import REFLECTION_SERVICE
 from ensemble_ray.coordinator.memory_resets import LocalMemoryResets
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import IllegalStateError
@@ -21,9 +22,11 @@ from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.process.threads import threads
 
 if TYPE_CHECKING:
+    from ensemble_ray.definition.reflection_input import ReflectionInput
     from ensemble_ray.plan.units import LoopUnit
     from ensemble_ray.runs.ports import RunRequest
     from ensemble_ray.values.memory import MemoryNote, MemoryQuery
+    from ensemble_ray.values.reflection import TaskReflection
 
 __all__ = ["DriverService", "driver_services"]
 
@@ -60,12 +63,16 @@ def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
     async def use_memory(payload: Mapping[str, object]) -> object:
         return await _use_memory(run, payload)
 
+    async def use_reflections(payload: Mapping[str, object]) -> object:
+        return await _use_reflections(run, payload)
+
     return {
         "tool_metrics": count_tool_call,
         "unknown_effect": ask_about_effect,
         "scripted_model.chat": answer_scripted_model,
         REVIEW_SERVICE: review,
         MEMORY_SERVICE: use_memory,
+        REFLECTION_SERVICE: use_reflections,
         "held_object": call_held_object,
     }
 
@@ -83,3 +90,20 @@ async def _use_memory(run: RunRequest, payload: Mapping[str, object]) -> object:
         case _:
             failed = await LocalMemoryResets(run.memory).reset(cast("LoopUnit", asked))
             return None if failed is None else packed_evaluation(failed)  # whoever asks loads nothing of the user's
+
+
+async def _use_reflections(run: RunRequest, payload: Mapping[str, object]) -> object:
+    """Do what a task asks of the run's reflections."""
+    if run.reflections is None:
+        raise IllegalStateError(f"Run {run.run_id} has no store of reflections")
+    asked: object = pickle.loads(cast("bytes", payload["body"]))  # noqa: S301  bytes of our own cluster
+    match payload["method"]:
+        case "recall":
+            return await run.reflections.recall(*cast("tuple[str]", asked))
+        case "find_prior":
+            return await run.reflections.find_prior(*cast("tuple[str]", asked))
+        case "store":
+            await run.reflections.store(*cast("tuple[str, TaskReflection]", asked))
+            return None
+        case _:
+            return await run.reflections.ask_strategy(*cast("tuple[ReflectionInput]", asked))

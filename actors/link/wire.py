@@ -199,6 +199,8 @@ class Submission:
     reason: SubmissionReason = SubmissionReason.FIRST
     #: whether the driver listens: for events, or for requests to its services
     is_connected: bool = False
+    #: whether it goes on without the driver when somebody has decided at a gate that it waits for
+    goes_on_alone: bool = False
     #: whether agent processes are kept for the next run
     keeps_warm: bool = False
 

@@ -233,14 +233,17 @@ class PlannedRun:
             if watching is not None:
                 watching.cancel()
             # Before anybody hears of the end: then a run of that id may begin, or go on.
-            dropping = None if self._keeping is None else self._background.start(self._drop(self._keeping))
+            settling: asyncio.Task[None] | None = None
+            if self._keeping is not None:
+                stays = state is RunState.WAITING and self._submission.goes_on_alone  # it is kept, and begins again
+                settling = self._keeping if stays else self._background.start(self._drop(self._keeping))
             try:
                 # Where coordinating itself broke, processes may still be at work: those are not used again.
                 if self._announcements is not None:
                     await self._announcements.flushed()  # the driver reads events until it hears of the end
                 await self._session.close(keep=keeps_warm)
-                if dropping is not None:
-                    await asyncio.wait([dropping])
+                if settling is not None:
+                    await asyncio.wait([settling])
             finally:
                 close_account(self._submission.context)
                 if self._owned is not None:

@@ -22,7 +22,7 @@ from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.log_lines import LineService
 from ensemble_ray.actors.link.packing import load_submission, pack_end, pack_recorded
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
-from ensemble_ray.actors.link.wire import SessionOpening, Submission, WireResult
+from ensemble_ray.actors.link.wire import SessionOpening, Submission, WireOutcome, WireResult
 from ensemble_ray.actors.scheduler.loading import load_everywhere
 from ensemble_ray.actors.scheduler.planned_run import PlannedRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
@@ -30,6 +30,7 @@ from ensemble_ray.actors.scheduler.run_end import RunEnd
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
+from ensemble_ray.actors.scheduler.waiting_runs import WaitingRuns
 from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.coordinator.outputs import SpooledOutputs
 from ensemble_ray.errors import RunExistsError, message_of
@@ -63,6 +64,14 @@ def _limits(*, is_dynamic: bool) -> SessionLimits:
     )
 
 
+async def _has_ended(submission: Submission) -> bool:
+    """Return whether the record of a kept run says that it has ended."""
+    if submission.store is None:
+        return False
+    found = await store_at(submission.store).summary(submission.run_id)
+    return found is not None and found.state.is_final
+
+
 class SchedulerActor(LineService, SessionService):
     """Holds the runs of a cluster."""
 
@@ -73,6 +82,7 @@ class SchedulerActor(LineService, SessionService):
         self._store = SubmissionStore()
         self._planned: dict[str, PlannedRun] = {}
         self._ends: dict[str, RunEnd] = {}
+        self._waiting = WaitingRuns(self._go_on, self._store.drop)
         self._recovering: asyncio.Task[None] | None = None
         # A constructor runs before the loop does; this call is the first that the loop gets.
         cast("Any", ray.get_runtime_context().current_actor).recovered.remote()
@@ -206,17 +216,24 @@ class SchedulerActor(LineService, SessionService):
                 continue  # it went on before the store was out of reach
             again = replace(submission, reason=SubmissionReason.RESTARTED)
             try:
-                run = await self._begin(again, spawn.event_hub(EventHub) if again.is_connected else None)
+                if await _has_ended(submission):  # it waited for a review here, and went on elsewhere
+                    await self._store.drop(submission.run_id)
+                    continue
+                await self._go_on(again)
             except Exception as error:  # noqa: BLE001  one run that cannot go on must not keep the others from it
                 _log.error("Run %s cannot go on after the scheduler's death: %s", again.run_id, message_of(error))
                 # Its driver, if there is one, submits it again and hears why; no later scheduler is to begin it.
                 await self._store.drop(again.run_id)
-                continue
-            await run.begin()
+
+    async def _go_on(self, submission: Submission) -> None:
+        """Go on with a run that no driver has submitted now."""
+        run = await self._begin(submission, spawn.event_hub(EventHub) if submission.is_connected else None)
+        await run.begin()
 
     async def _begin(self, submission: Submission, hub: Any) -> PlannedRun:
         """Own the run's record and know the run from now on; `begin` of it starts its tasks."""
         run_id, before = submission.run_id, self._ends.get(submission.run_id)
+        self._waiting.forget(run_id)
         ended = self._ends[run_id] = RunEnd()
         owned, outputs, tasks = None, SpooledOutputs(), submission.tasks
         try:
@@ -254,11 +271,14 @@ class SchedulerActor(LineService, SessionService):
             await release_run(owned)
             raise
         self._planned[run_id] = run
-        ended.result.add_done_callback(lambda _done: self._forget(run_id))
+        ended.result.add_done_callback(lambda done: self._forget(submission, done))
         return run
 
-    def _forget(self, run_id: str) -> None:
-        self._planned.pop(run_id, None)
+    def _forget(self, submission: Submission, done: asyncio.Future[WireOutcome]) -> None:
+        self._planned.pop(submission.run_id, None)
+        outcome = None if done.cancelled() or done.exception() is not None else done.result()
+        if submission.goes_on_alone and outcome is not None and outcome.state is RunState.WAITING:
+            self._waiting.add(submission, [review.gate_id for review in outcome.open_reviews])
         ended = [name for name, end in self._ends.items() if end.result.done() and not end.is_read]
         for name in ended[: max(0, len(ended) - KEPT_RESULTS)]:
             del self._ends[name]

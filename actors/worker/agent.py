@@ -20,6 +20,7 @@ from ensemble_ray.actors.link.limiter import RemoteLimiter
 from ensemble_ray.actors.link.packing import load_agent, pack_report, unpack_binding, unpack_dispatch
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
 from ensemble_ray.actors.link.run_memory import RemoteRunMemory
+from ensemble_ray.actors.link.run_reflections import RemoteRunReflections
 from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.worker.cpu import RayCpuPool
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
@@ -129,6 +130,7 @@ class AgentActor:
             tool_metrics=ReportedToolMetrics(driver) if driver and context.has_tool_metrics else NoOpToolMetrics(),
             spending=shared_spending(context, self._remote_limiter, self._name),
             memory=RemoteRunMemory(driver) if driver and context.memory else None,
+            reflections=RemoteRunReflections(driver) if driver and context.has_reflections else None,
         )
 
     def _binding(self, run_id: str) -> asyncio.Future[None]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.delegation.peers import Peers
     from ensemble_ray.execute.orders import RunContext
-    from ensemble_ray.execute.ports import Callables
+    from ensemble_ray.execute.ports import Callables, RunReflections
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
     from ensemble_ray.ports.memory import RunMemory
@@ -114,6 +114,7 @@ class TaskHost:
         tool_metrics: ToolMetrics,
         spending: Spending | None = None,
         memory: RunMemory | None = None,
+        reflections: RunReflections | None = None,
         peers: Peers | None = None,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
@@ -129,6 +130,7 @@ class TaskHost:
             tool_metrics: Counts calls.
             spending: What model calls of this process may spend; None: as much as they like.
             memory: The run's; None: it has none.
+            reflections: What is learned of its tasks; None: nothing is kept.
             peers: Do what tasks of this process delegate; None: the agents that live here.
             flush: Returns when all that was published and told has arrived.
         """
@@ -141,6 +143,7 @@ class TaskHost:
             tool_metrics=tool_metrics,
             spending=spending,
             memory=memory,
+            reflections=reflections,
         )
         run_id = context.run_id
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,9 @@ from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-    from ensemble_ray import Ensemble
+    from ensemble_ray import Ensemble, Task
 
-__all__ = ["floor", "team"]
+__all__ = ["chained", "floor", "team"]
 
 
 def floor(setting: Setting) -> AbstractContextManager[Round]:
@@ -35,22 +36,28 @@ def team(setting: Setting) -> AbstractContextManager[Round]:
     """One writer; every task has the one before as context."""
 
     def make() -> Ensemble:
-        from ensemble_ray import Agent, Ensemble, OpenAIChatModel, Task
+        from ensemble_ray import Ensemble
 
-        writer = Agent(
-            role="Writer", goal="Write", llm=OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark")
-        )
-        tasks: list[Task] = []
-        for number in range(setting.size):
-            tasks.append(
-                Task(
-                    name=f"part-{number}",
-                    description=f"Write part {number}",
-                    expected_output="One sentence",
-                    agent=writer,
-                    context=tasks[-1:],
-                )
-            )
-        return Ensemble(tasks=tasks)
+        return Ensemble(tasks=chained(setting))
 
     return team_rounds(setting, make)
+
+
+def chained(setting: Setting, *, memory_scopes: Sequence[str] = ()) -> list[Task]:
+    """Return the tasks of the chain."""
+    from ensemble_ray import Agent, OpenAIChatModel, Task
+
+    writer = Agent(role="Writer", goal="Write", llm=OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark"))
+    tasks: list[Task] = []
+    for number in range(setting.size):
+        tasks.append(
+            Task(
+                name=f"part-{number}",
+                description=f"Write part {number}",
+                expected_output="One sentence",
+                agent=writer,
+                context=tasks[-1:],
+                memory_scopes=memory_scopes,
+            )
+        )
+    return tasks

@@ -22,6 +22,7 @@ from ensemble_ray.cli.commands.memory import memory
 from ensemble_ray.cli.commands.models import models
 from ensemble_ray.cli.commands.plan import plan
 from ensemble_ray.cli.commands.resume import resume
+from ensemble_ray.cli.commands.reviews import review, reviews
 from ensemble_ray.cli.commands.run import run
 from ensemble_ray.cli.commands.runs import runs
 from ensemble_ray.cli.commands.schema import schema
@@ -68,7 +69,9 @@ def version() -> None:
 
 
 app.command("map")(map_items)
-for command in (run, plan, runs, trace, resume, fork, cancel, delete, prune, demo, doctor, schema, version):
+for command in (
+    run, plan, runs, trace, reviews, review, resume, fork, cancel, delete, prune, demo, doctor, schema, version
+):  # fmt: skip
     app.command()(command)
 app.add_typer(memory, name="memory")
 app.add_typer(models, name="models")

@@ -42,6 +42,7 @@ from ensemble_ray.schedule.stimuli import (
     Evaluated,
     Exited,
     Failed,
+    Waiting,
 )
 from ensemble_ray.values.ids import key_of
 
@@ -57,7 +58,7 @@ _log = bounded_logger(__name__)
 #: With more tasks in flight, what comes within that time is taken together, s: one by one costs 1.6 times the processor.
 _MANY = 64
 _GATHER_S = 0.004
-_ENDS = Completed | Failed | Exited | Cancelled
+_ENDS = Completed | Failed | Exited | Cancelled | Waiting
 
 Outcome = TypeVar("Outcome")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
+from ensemble_ray.coordinator.later_reflections import LaterReflections
 from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.coordinator.start_orders import gather_context, revision_of
@@ -21,17 +22,21 @@ from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, Start, Warn
+from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, ReflectOn, Start, Warn
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
     Completed,
+    Continued,
+    Evaluated,
     Exited,
     Failed,
     Stimulus,
+    Waiting,
     encode_stimulus,
 )
 from ensemble_ray.values.ids import RUN, instance_of, node_key
+from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.outputs import OutputStore
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded, WarnLeftOut, WarnOversized
     from ensemble_ray.schedule.source import Source
+    from ensemble_ray.values.reviews import OpenReview
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["LOGGER", "PlannedTasks"]
@@ -87,6 +93,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self.plan = plan
         self.source = machine_for(plan)
         self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
+        self._later: LaterReflections[Task, Output] = LaterReflections(plan)
         self._warn = None if units is None else units.warn
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
@@ -103,6 +110,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
+        self._open_reviews: list[OpenReview] = []
         self._errors: list[RecordedError] = []
         self._started_at = journal.now()
 
@@ -132,9 +140,11 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         for group in resumed.stimuli:
             again = [stimulus for stimulus in group if self._repeats(stimulus)]
             done = self.source.handle(*again) if again else []
-            ending += [each for each in done if isinstance(each, End)]
+            ending += [each for each in done if isinstance(each, End) and each.state is not RunState.WAITING]
         if ending:  # it died between its last stimulus and the record of its end
             return Opening(instructions=ending)
+        # What it wants of that is among what has no answer.
+        self.source.handle(Continued(at=self._journal.now()))
         unanswered = self.source.unanswered()
         return Opening(
             stimuli=[self._stopped(each.instance) for each in unanswered if isinstance(each, Cancel)],
@@ -155,6 +165,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """
         if isinstance(stimulus, Cancelled):
             return self.source.is_cancelling(stimulus.instance)
+        if isinstance(stimulus, Waiting):
+            return self.source.is_running(stimulus.instance)
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
         is_running = self.source.is_running(stimulus.instance)
@@ -210,6 +222,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             output_guardrails=body.output_guardrails,
             wants_text=start.wants_text,
             description=node.description,
+            is_reflected_later=self._later.is_later(node.key),
         )
 
     def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
@@ -247,6 +260,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             raise StaleEpochError(self._journal.run_id, result.key, self._journal.epoch, failure.newer_epoch)
         if failure is not None and failure.error_type == RecordError.__name__:
             raise RecordError(failure.message)
+        if result.instance in self._later:
+            following, question = self._later.end(result)
+            self._reporter.submit([] if following is None else [following])
+            return () if question is None else (Evaluated(at=self._journal.now(), question=question, answer=True),)
         return (self._keep(result),)
 
     def _keep(self, result: TaskResult[Output, Failure]) -> Stimulus:
@@ -275,6 +292,9 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
                 self._unfinished.extend(() if failure is None else ((result.instance, failure),))
+                if result.status == "waiting":
+                    self._open_reviews += result.open_reviews
+                    return Waiting(at=result.at, instance=instance)
                 if result.status == "exited":
                     has_output = self._keep_output(result)  # where a gate behind it ended the run
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
@@ -318,7 +338,17 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """
         if self._units is None:
             raise TypeError(f"a run without units asks nothing: {question}")
+        if isinstance(question, ReflectOn):
+            self._reflect(question)
+            return
         self._units.ask(question)
+
+    def _reflect(self, question: ReflectOn) -> None:
+        """Have the outputs of an accepted attempt reflected on where its tasks were done."""
+        if orders := self._later.begin(question, self._completed, self._order, self._outputs):
+            self._reporter.submit(orders)
+        else:
+            self._reporter.notify(Evaluated(at=self._journal.now(), question=question, answer=True))
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
         """Tell listeners of an iteration or a step.
@@ -355,6 +385,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             units=ending.units,
             unit_failures=ending.unit_failures,
             raised=() if self._units is None else tuple(self._units.raised),
+            open_reviews=tuple(self._open_reviews) if ending.state is RunState.WAITING else (),
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)
@@ -363,5 +394,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     def leave(self) -> None:
         """Wait for nothing any more."""
+        if self._later.open:
+            self._reporter.stop(self._later.open)
         if self._units is not None:
             self._units.leave()

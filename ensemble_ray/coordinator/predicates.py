@@ -89,6 +89,9 @@ class LocalPredicates:
             return bool(await call_user(asked, history.view(question)))
         except USER_ERRORS as error:
             _log.exception("The predicate '%s' raised", path)
+            note = f"raised by the predicate '{path}', asked about '{question.unit}'"
+            if note not in getattr(error, "__notes__", ()):  # one object may be raised again and again
+                error.add_note(note)
             return EvaluationFailed.of(error)
 
     def forget(self, unit: str) -> None:

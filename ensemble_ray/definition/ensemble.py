@@ -28,6 +28,7 @@ from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.memory import Remembers
 from ensemble_ray.definition.phase import Phase
+from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_rules import RunOptions, RunRules, Watched
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import Workflow
@@ -152,7 +153,7 @@ class Leadership(Value):
         return {**arguments, "manager_llm": resolve_model(arguments.get("manager_llm"))}
 
 
-class EnsembleDefinition(Watched, Remembers, Leadership, RunRules, Work):
+class EnsembleDefinition(Watched, Reflects, Remembers, Leadership, RunRules, Work):
     """Tasks and the rules they run under; its fields are those of its bases, the last one's first."""
 
     _levels: Levels | None = PrivateAttr(default=None)

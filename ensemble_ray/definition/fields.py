@@ -19,7 +19,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.rate_limit import RateLimit
-from ensemble_ray.values.reviews import ReviewPolicy
+from ensemble_ray.values.reviews import ReviewPolicy, ReviewWait
 from ensemble_ray.values.trace import CaptureMode
 from ensemble_ray.values.value import Accepts, Duration
 
@@ -35,6 +35,7 @@ __all__ = [
     "OptionalDurationField",
     "OptionalModelField",
     "ReviewPolicyField",
+    "ReviewWaitField",
     "StrictAmount",
     "StrictInt",
     "StrictText",
@@ -199,6 +200,7 @@ if TYPE_CHECKING:
     CaptureModeField = Accepts[CaptureMode | None, CaptureMode | str | None]
     DurabilityField = Accepts[Durability, Durability | str]
     ReviewPolicyField = Accepts[ReviewPolicy, ReviewPolicy | str]
+    ReviewWaitField = Accepts[ReviewWait, ReviewWait | str]
     OptionalDurabilityField = Accepts[Durability | None, Durability | str | None]
     #: a `timedelta`, or seconds
     OptionalDurationField = Accepts[timedelta | None, timedelta | float | None]
@@ -227,6 +229,7 @@ else:
     CaptureModeField = Annotated[CaptureMode | None, BeforeValidator(to_member(CaptureMode, "capture_mode"))]
     DurabilityField = Annotated[Durability, BeforeValidator(to_member(Durability, "durability"))]
     ReviewPolicyField = Annotated[ReviewPolicy, BeforeValidator(to_member(ReviewPolicy, "review_policy"))]
+    ReviewWaitField = Annotated[ReviewWait, BeforeValidator(to_member(ReviewWait, "review_wait"))]
     OptionalDurabilityField = Annotated[Durability | None, BeforeValidator(to_member(Durability, "durability"))]
     OptionalDurationField = Duration | None
     OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(to_member(OnUnknown, "on_unknown"))]

@@ -22,6 +22,7 @@ from ensemble_ray.definition.map_reduce_checks import (
     check_reduction,
     check_side,
 )
+from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_rules import Watched
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.unit_output import UnitOutput
@@ -61,7 +62,7 @@ else:
     FilePath = Path | None
 
 
-class MapDefinition(Watched):
+class MapDefinition(Watched, Reflects):
     """Items, and the task that each of them is made into.
 
     Attributes:

@@ -24,6 +24,7 @@ from ensemble_ray.definition.fields import (
     OptionalDurabilityField,
     OptionalModelField,
     ReviewPolicyField,
+    ReviewWaitField,
     StrictAmount,
     StrictInt,
     check_positive,
@@ -49,6 +50,7 @@ from ensemble_ray.events import (
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
+    TaskReflectedEvent,
     TaskStartEvent,
     TokenEvent,
     ToolCallEvent,
@@ -59,7 +61,7 @@ from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.rate_limit import RateLimit
-from ensemble_ray.values.reviews import ReviewFunction, Reviewing, ReviewPolicy
+from ensemble_ray.values.reviews import ReviewFunction, Reviewing, ReviewPolicy, ReviewWait
 from ensemble_ray.values.trace import ExecutionTrace, ExecutionTraceExporter
 from ensemble_ray.values.value import Value
 
@@ -143,6 +145,7 @@ class RunOptions(Value):
     None keeps the ensemble's value. A run that is resumed keeps its options, but for those that are given anew.
 
     Attributes:
+        context_budget: Most tokens that a request of a task may have, where the task does not say.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         max_parallel_tasks: Tasks that may run at the same time.
@@ -151,6 +154,7 @@ class RunOptions(Value):
         max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
     """
 
+    context_budget: StrictInt | None = None
     max_tool_output_length: StrictInt | None = None
     tool_log_truncate_length: StrictInt | None = None
     max_parallel_tasks: StrictInt | None = None
@@ -163,6 +167,7 @@ class RunOptions(Value):
     def _check(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
             arguments = cast("Mapping[str, object]", data)
+            check_positive(arguments.get("context_budget"), "RunOptions context_budget must be > 0 when set")
             check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
             check_budget(arguments, "RunOptions")
         return data
@@ -181,6 +186,8 @@ class RunRules(Value):
         max_parallel_tasks: Tasks that may run at the same time, and workers of a manager; None: no cap.
         listeners: Objects with methods such as `on_task_start`.
         rate_limit: Limit of the calls of `llm`, but by tasks and agents with a limit of their own; one bucket per run.
+        context_budget: Most tokens that a request of a task may have, by the library's estimate; context of other tasks,
+            memory, history and results of tools are cut until it fits, and the trace tells it. None: no limit.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         tool_metrics: Counts tool calls for a monitoring system; None: nobody does.
@@ -199,6 +206,9 @@ class RunRules(Value):
             async, or an object with `review`, such as `ReviewHandler.console()`; None: gates are passed.
         review_policy: After which tasks it is asked that say nothing themselves: `"never"`, `"after_every_task"` or
             `"after_last_task"`, which is that of a sequential list of tasks.
+        review_wait: Where a run waits for decisions: `"attached"`: in the program that called `run()`, which asks the
+            `review_handler`; `"detach"`: in its record: the call ends with an output whose `open_reviews` lists what is
+            open, and `resume` goes on when it is decided. A `review_handler` beside it is not asked.
         retry: How patient a run is with model calls that fail by the provider's fault; None: not at all.
         on_incomplete: What becomes of an answer that was cut off or is empty, where its agent does not say:
             `"warn"`: it is used, with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, twice
@@ -219,6 +229,7 @@ class RunRules(Value):
     max_parallel_tasks: StrictInt | None = None
     listeners: Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)] = ()
     rate_limit: RateLimit | None = None
+    context_budget: StrictInt | None = None
     max_tool_output_length: StrictInt = -1
     tool_log_truncate_length: StrictInt = 200
     tool_metrics: ToolMetrics | None = None
@@ -231,6 +242,7 @@ class RunRules(Value):
     on_unknown: OnUnknownField = initially(OnUnknown.TELL_MODEL)
     review_handler: _ReviewHandler = None
     review_policy: ReviewPolicyField = initially(ReviewPolicy.NEVER)
+    review_wait: ReviewWaitField = initially(ReviewWait.ATTACHED)
     retry: RetryPolicy | None = RetryPolicy()
     on_incomplete: OnIncomplete = "warn"
 
@@ -241,9 +253,20 @@ class RunRules(Value):
             return data
         arguments = dict(cast("Mapping[str, Any]", data))
         check_positive(arguments.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set")
+        check_positive(arguments.get("context_budget"), f"{cls._called} context_budget must be > 0 when set")
         check_budget(arguments, cls._called)
         arguments["llm"] = resolve_model(arguments.get("llm"))
         return arguments
+
+    @property
+    def has_reviews(self) -> bool:
+        """Whether somebody decides at gates; without that they are passed (S-REV-15)."""
+        return self.review_handler is not None or self.is_detached
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether decisions are waited for in the record (S-REV-113)."""
+        return self.review_wait is ReviewWait.DETACH
 
     @property
     def origin(self) -> str | None:
@@ -292,6 +315,7 @@ class Watched(RunRules):
     on_file_changed: Callbacks[FileChangedEvent] = initially(())
     on_loop_iteration_completed: Callbacks[LoopIterationCompletedEvent] = initially(())
     on_graph_state_completed: Callbacks[GraphStateCompletedEvent] = initially(())
+    on_task_reflected: Callbacks[TaskReflectedEvent] = initially(())
 
     @property
     def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:

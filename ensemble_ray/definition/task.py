@@ -28,6 +28,7 @@ from ensemble_ray.definition.fields import (
 from ensemble_ray.definition.history import check_history
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.memory import MemoryScopesField, check_scopes
+from ensemble_ray.definition.reflection import ReflectionField, check_reflection_config
 from ensemble_ray.definition.unit_output import UnitOutput, name_output
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.messages import ChatMessage, Effect
@@ -79,9 +80,13 @@ class Task(Identified, Generic[Parsed_co]):
             hands tasks on as texts, does not see it.
         memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after: a name, a `MemoryScope`,
             or a list of these.
+        context_budget: Most tokens that a request of this task may have, by the library's estimate; context, memory, history
+            and results of tools are cut until it fits, what the task itself says never is. None: as the ensemble says.
         review: Whether somebody is asked about its output: `Review.required()`, `Review.skip()`, or a `Review` with a
             prompt and a timeout; None: as the ensemble's `review_policy` says. No effect without a `review_handler`.
         before_review: Whether somebody is asked before it begins; None: nobody.
+        reflection_config: How its outputs are reflected on, so that later runs do it better: True, or a `ReflectionConfig`
+            with a model or a strategy; None or False: not at all.
         revision_feedback: What was wrong with the previous attempt.
         prior_attempt_output: The previous attempt.
         attempt_number: 0 for the first attempt.
@@ -105,8 +110,10 @@ class Task(Identified, Generic[Parsed_co]):
     effect: Effect | None = None
     history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
     memory_scopes: MemoryScopesField = initially(())
+    context_budget: StrictInt | None = None
     review: InstanceOf[Review] | None = None
     before_review: InstanceOf[Review] | None = None
+    reflection_config: ReflectionField = initially(None)
     revision_feedback: StrictText | None = None
     prior_attempt_output: StrictText | None = None
     attempt_number: StrictInt = 0
@@ -165,6 +172,8 @@ class Task(Identified, Generic[Parsed_co]):
             raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
         arguments["history"] = check_history(arguments.get("history"))
         arguments["memory_scopes"] = check_scopes(arguments.get("memory_scopes"))
+        arguments["reflection_config"] = check_reflection_config(arguments.get("reflection_config"))
+        check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
         _check_handler(arguments)
         arguments["llm"] = limit_own_model(arguments)
         return arguments
@@ -243,6 +252,7 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
         (arguments.get("max_iterations") is not None, "max_iterations", "max_iterations"),
         (arguments.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
         (bool(arguments.get("history")), "a history", "history"),
+        (arguments.get("context_budget") is not None, "a context_budget", "context_budget"),
     )
     for is_set, what, field in exclusive:
         if is_set:

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.budget import check_costs
+from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import check_constraints, check_roles
 from ensemble_ray.definition.loop import Loop
@@ -88,6 +89,11 @@ def check_rules(definition: RunRules) -> None:
             "An ensemble-level llm is required when rate_limit is set."
         )
     check_costs(definition.max_cost, definition.cost_configuration)
+    if definition.is_detached and definition.durability is Durability.OFF:
+        raise ValidationError(
+            "Ensemble review_wait 'detach' needs a record, in which the run waits, and durability is 'off'. "
+            "Use durability 'effects' or 'run', or review_wait 'attached'"
+        )
 
 
 def infer_workflow(definition: EnsembleDefinition) -> Workflow:
@@ -289,7 +295,7 @@ def _warnings(definition: EnsembleDefinition) -> list[str]:
 
 def _without_effect(task: Task) -> str | None:
     """Return what a task declares that only its own execution could keep."""
-    fields = ("output_type", "input_guardrails", "output_guardrails")
+    fields = ("output_type", "input_guardrails", "output_guardrails", "reflection_config")
     declared = [field for field in fields if getattr(task, field)]
     if not declared:
         return None

@@ -22,6 +22,7 @@ Exception
 │  ├─ MaxGraphStepsExceededError     a graph did not reach its end, and its cap raises
 │  ├─ StaleEpochError                somebody newer does this work; the writer must stop
 │  ├─ ReviewTimeoutError             a gate with on_timeout=fail was not answered in time
+│  ├─ ReviewDecidedError             somebody was first at a gate, or its time was up
 │  ├─ UnknownOutcomeError            an effect was begun before a crash; nobody knows whether it was done
 │  └─ CircuitOpenError               an endpoint fails for everybody; it is not asked for now
 ├─ IllegalStateError (RuntimeError)  the object is not in a state for that call
@@ -50,7 +51,7 @@ from ensemble_ray.errors.units import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
     # From the face: errors carry values, and the modules of those values raise errors.
     from ensemble_ray import PhaseStatus, RateLimit, TaskOutput
@@ -75,6 +76,7 @@ __all__ = [
     "RateLimitInterruptedError",
     "RateLimitTimeoutError",
     "RecordError",
+    "ReviewDecidedError",
     "ReviewTimeoutError",
     "RunExistsError",
     "StaleEpochError",
@@ -308,6 +310,37 @@ class CircuitOpenError(EnsembleError):
 
 class ReviewTimeoutError(EnsembleError):
     """Nobody answered at a review gate in time, and `on_timeout` is `fail` (S-REV-39, S-REV-47)."""
+
+
+class ReviewDecidedError(EnsembleError):
+    """A review gate has its decision: somebody was first, or its time was up (S-REV-127, S-REV-128).
+
+    Attributes:
+        run_id: The run.
+        gate_id: Id of the gate.
+        verdict: What was decided: `approve`, `edit` or `exit`; where the time was up, its `on_timeout`.
+        by: Who decided; `(timeout)` where the time was up.
+        decided_at: When.
+        comment: What was said about it.
+    """
+
+    def __init__(  # noqa: PLR0917  its arguments travel by their places
+        self,
+        message: str,
+        run_id: str = "",
+        gate_id: str = "",
+        verdict: str = "",
+        by: str = "",
+        decided_at: datetime | None = None,
+        comment: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.gate_id = gate_id
+        self.verdict = verdict
+        self.by = by
+        self.decided_at = decided_at
+        self.comment = comment
 
 
 class IllegalStateError(Portable, RuntimeError):

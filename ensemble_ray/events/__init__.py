@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse
 from ensemble_ray.values.messages import ChatMessage, ToolCall
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.reflection import TaskReflection
 from ensemble_ray.values.trace import jsonable
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "TaskCompleteEvent",
     "TaskFailedEvent",
     "TaskInputEvent",
+    "TaskReflectedEvent",
     "TaskStartEvent",
     "TokenEvent",
     "ToolCallEvent",
@@ -144,6 +146,8 @@ class TaskInputEvent(Event):
     agent_background: str | None
     tool_names: Sequence[str]
     assembled_context: str
+    #: what a context budget cut of the first request: `Writer cut by 1,200 of 2,000 tokens`
+    context_cuts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +275,17 @@ class GraphStateCompletedEvent(Event):
     step_duration: timedelta
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReflectedEvent(Event):
+    """An output was reflected on, and what was learned is stored (S-REFL-15)."""
+
+    method: ClassVar[str] = "on_task_reflected"
+    task_description: str
+    reflection: TaskReflection
+    #: whether nothing was known of the task before
+    is_first_reflection: bool
+
+
 #: Listener method -> event type, in the order in which `on_*` listeners are registered (S-EVT-2).
 EVENT_TYPES: Mapping[str, type[Event]] = {
     kind.method: kind
@@ -291,5 +306,6 @@ EVENT_TYPES: Mapping[str, type[Event]] = {
         FileChangedEvent,
         LoopIterationCompletedEvent,
         GraphStateCompletedEvent,
+        TaskReflectedEvent,
     )
 }

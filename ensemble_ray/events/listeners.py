@@ -21,6 +21,7 @@ from ensemble_ray.events import (
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
+    TaskReflectedEvent,
     TaskStartEvent,
     TokenEvent,
     ToolCallEvent,
@@ -83,6 +84,9 @@ class EnsembleListener:
 
     def on_graph_state_completed(self, event: GraphStateCompletedEvent) -> object:
         """React to the end of a step of a graph, after the next state is chosen."""
+
+    def on_task_reflected(self, event: TaskReflectedEvent) -> object:
+        """React to a reflection on a task's output that was stored."""
 
 
 def wanted_by(listener: object) -> frozenset[str]:

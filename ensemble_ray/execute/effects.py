@@ -181,6 +181,8 @@ class TaskEffects:
     is_outcome_unknown: bool = False
     #: path of the execution
     instance: str = ""
+    #: what a context budget cut, request by request where that changed (S-MEM-136)
+    context_cuts: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
     #: tokens that an endpoint of embeddings read for its memory (S-MEM-128)
     embedding_tokens: int = 0
     #: what it did with memory; None: nobody counts that
@@ -251,6 +253,8 @@ class TaskEffects:
             data["instance"] = self.instance
         if self.embedding_tokens:
             data["embedding_tokens"] = str(self.embedding_tokens)
+        if self.context_cuts:
+            data["context"] = list(self.context_cuts)
         return {**data, "reviews": list(self.reviews)} if self.reviews else data
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:

@@ -15,7 +15,7 @@ from ensemble_ray.errors.texts import brief, describe
 from ensemble_ray.execute.agent.structured import restore_output
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.handler_context import TaskHandlerContext
-from ensemble_ray.execute.review.tool_reviews import tool_reviews
+from ensemble_ray.execute.review.tool_reviews import stands_at_gate, tool_reviews
 from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
@@ -44,6 +44,7 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
     Raises:
         AgentExecutionError: it raised, returned None or a failure (S-DET-5).
         ExitEarlyError: it asked to end the run (S-DET-10).
+        ReviewOpenError: it waits at an open gate (S-REV-115).
         UnknownOutcomeError: it was begun before a crash, and nobody knows whether it was done (S-DUR-25).
     """
     name = effect_name(scope.order.instance, 0, HANDLER)
@@ -54,7 +55,8 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
     intent = scope.recorded(name, ToolIntended)
     if intent is None:
         intent = lost_call(scope, name, HANDLER, "", effect)
-    if intent is not None and effect_of(intent.data, effect) == "once":
+    is_at_gate = stands_at_gate(scope, name, asks_first=False)
+    if intent is not None and not is_at_gate and effect_of(intent.data, effect) == "once":
         lost = await resolve_unknown(scope, intent)
         if lost is not None:
             return _result_of(scope, await _noted(scope, name, "unknown", lost, began=intent.at))
@@ -83,12 +85,16 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
     except (asyncio.CancelledError, ExitEarlyError):
         raise
     except USER_ERRORS as error:
+        if reviews is not None:
+            reviews.check_decided()
         text = f"Deterministic task handler threw an exception: {describe(error)}"
         await _noted(scope, name, "error", text, began=began)
         raise _failure(order, text) from error
     finally:
         if reviews is not None:
             reviews.close()
+    if reviews is not None:
+        reviews.check_decided()
     if returned is None:
         text = f"Deterministic task handler returned null for task: {brief(order.task.description)}"
         result = await _noted(scope, name, "failure", text, began=began)

@@ -24,7 +24,7 @@ from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
-from ensemble_ray.values.reviews import ReviewPolicy
+from ensemble_ray.values.reviews import OpenReview, ReviewPolicy
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 
 __all__ = [
@@ -43,7 +43,8 @@ __all__ = [
 ]
 
 #: unknown_template: it was not begun, since the template of its agent is not known in that process.
-TaskStatus: TypeAlias = Literal["completed", "failed", "exited", "cancelled", "unknown_template"]
+#: waiting: it was put down at open gates, and is to be picked up when they are decided.
+TaskStatus: TypeAlias = Literal["completed", "failed", "exited", "cancelled", "waiting", "unknown_template"]
 
 
 class FailureSummary(Protocol):
@@ -119,6 +120,8 @@ class RunContext:
     interest: frozenset[str] = frozenset()
     capture_mode: CaptureMode = CaptureMode.OFF
     is_verbose: bool = False
+    #: most tokens of a request where its task does not say; None: no limit (S-MEM-131)
+    context_budget: int | None = None
     #: characters of a tool's output that the model sees; negative: all (S-ENG-70)
     max_tool_output_length: int = -1
     #: characters of tool input and output in log lines; -1: all (S-ENG-72)
@@ -146,8 +149,12 @@ class RunContext:
     hierarchy: HierarchyRules | None = None
     #: which tasks have a gate behind them that say nothing of it; None: there is nobody to ask (S-REV-15)
     review_policy: ReviewPolicy | None = None
+    #: whether a task at an open gate is put down, and the run waits in its record (S-REV-113)
+    is_detached: bool = False
     #: which kinds of memory it has; None: none
     memory: MemoryRules | None = None
+    #: whether there is a store for what is learned of its tasks
+    has_reflections: bool = False
 
 
 class TaskBody(NamedTuple, Generic[Task_co]):
@@ -212,6 +219,10 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     wants_text: bool = False
     #: of the task, for those who tell of it without loading it
     description: str = ""
+    #: whether its output is reflected on later, when its phase has accepted it (S-REFL-19)
+    is_reflected_later: bool = False
+    #: an accepted output that is to be reflected on, in place of doing the task; None: the task is to be done
+    reflects_on: Output_co | None = None
 
     def convert(
         self, task: NewTask, agent: NewAgent | None, output: Callable[[Output_co], NewOutput]
@@ -223,7 +234,12 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
             prior = None if self.revision.prior is None else output(self.revision.prior)
             revision = replace(cast("Revision[NewOutput]", self.revision), prior=prior)
         return replace(
-            order, task=task, agent=agent, context=tuple(output(each) for each in self.context), revision=revision
+            order,
+            task=task,
+            agent=agent,
+            context=tuple(output(each) for each in self.context),
+            revision=revision,
+            reflects_on=None if self.reflects_on is None else output(self.reflects_on),
         )
 
 
@@ -253,6 +269,8 @@ class TaskResult(Generic[Output_co, Failure_co]):
     delegated: Sequence[tuple[str, Output_co]] = ()
     #: of a manager: what its workers did that gave nothing
     failed_delegations: Sequence[TaskTrace] = ()
+    #: of a task that waits: its open gates
+    open_reviews: tuple[OpenReview, ...] = ()
 
     @property
     def error(self: TaskResult[object, TaskFailure]) -> BaseException | None:

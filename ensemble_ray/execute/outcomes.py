@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.results import UnitFailure, UnitResult
     from ensemble_ray.schedule.stimuli import Stimulus
     from ensemble_ray.values.outputs import ExitReason, RunState
+    from ensemble_ray.values.reviews import OpenReview
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["FailedTask", "Resumed", "RunOutcome"]
@@ -75,6 +76,8 @@ class RunOutcome(Generic[Output_co, Failure_co]):
     unit_failures: tuple[UnitFailure, ...] = ()
     #: by path of the unit: what the user's predicates and conditions raised
     raised: Sequence[tuple[str, Failure_co]] = ()
+    #: of a run that waits: its open gates, in the order in which its tasks came to them
+    open_reviews: tuple[OpenReview, ...] = ()
 
     def convert(
         self, output: Callable[[Output_co], NewOutput], failure: Callable[[Failure_co], NewFailure]

@@ -32,15 +32,23 @@ from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
-from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult, TaskStatus
 from ensemble_ray.execute.recorded import recorded_output, recorded_workers
-from ensemble_ray.execute.review.gates import Reviewed, ask_before, recorded_exit, review_output
+from ensemble_ray.execute.reflection.reflecting import reflect
+from ensemble_ray.execute.review.gates import (
+    Reviewed,
+    ask_before,
+    is_of_work,
+    recorded_exit,
+    review_output,
+    work_ended_at,
+)
+from ensemble_ray.execute.review.waiting import ReviewOpenError
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, FactData, find_fact
-from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -94,13 +102,18 @@ class TaskRunner:
             try:
                 if order.epoch:  # handed out before: an earlier process may have recorded something
                     scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
+                if order.reflects_on is not None:
+                    return await self._reflected(scope, order.reflects_on, is_stopped)
                 await ask_before(scope)
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
                 with memory_counted(scope):
                     output = await remember(scope, await self._execute(scope))
-                return await self._completed(scope, await review_output(scope, output))
+                reviewed = await review_output(scope, output)
+                if not order.is_reflected_later:
+                    await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
+                return await self._completed(scope, reviewed)
             except asyncio.CancelledError as error:
                 if is_stopped():
                     return self._unfinished(scope, "cancelled", None)
@@ -109,6 +122,9 @@ class TaskRunner:
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
                 failure.__cause__ = error
                 return await self._failed(scope, failure)
+            except ReviewOpenError as put_down:
+                result = self._unfinished(scope, "waiting", None)
+                return replace(result, open_reviews=put_down.reviews)
             except ExitEarlyError as exit_early:
                 return await self._exited(scope, exit_early)
             except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
@@ -121,9 +137,7 @@ class TaskRunner:
             task_description=order.task.description,
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
-            started_at=min(
-                [now, *(began_at(fact) for fact in recorded_facts.values() if not isinstance(fact.data, LossAccepted))]
-            ),
+            started_at=min([now, *(began_at(fact) for fact in recorded_facts.values() if is_of_work(fact))]),
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
             instance=order.instance,
@@ -138,6 +152,17 @@ class TaskRunner:
             peers=self.peers,
         )
 
+    def _agent_of(self, order: TaskOrder) -> Agent | None:
+        """Return who does a task; None: a handler."""
+        return None if order.agent_key is None else order.agent or self._agents[order.agent_key]
+
+    async def _reflected(self, scope: TaskScope, output: TaskOutput, is_stopped: Callable[[], bool]) -> TaskResult:
+        """Reflect on an output that was accepted after its task had ended; nobody waits for more than the end of that."""
+        order = scope.order
+        await reflect(scope, output, self._agent_of(order), is_stopped=is_stopped)
+        now = self.ports.clock.now()
+        return TaskResult(key=order.key, instance=order.instance, epoch=order.epoch, status="completed", at=now)
+
     async def _execute(self, scope: TaskScope) -> TaskOutput:
         order = scope.order
         if order.missing_context is not None:
@@ -147,10 +172,10 @@ class TaskRunner:
         await check_guardrails(order, self.ports.callables, stage="input")
         structured: object
         loop: AgentLoop | None = None
-        if order.agent_key is None:
+        if (agent := self._agent_of(order)) is None:
             text, structured = await run_handler(scope)
         else:
-            loop = AgentLoop(scope, order.agent or self._agents[order.agent_key])
+            loop = AgentLoop(scope, agent)
             text, structured = await loop.run()
         while (why := await self._objection(order, loop, text, structured)) is not None and loop is not None:
             text, structured = await loop.again(why)
@@ -171,7 +196,7 @@ class TaskRunner:
 
     def _output(self, scope: TaskScope, text: str, structured: object) -> TaskOutput:
         order, effects = scope.order, scope.effects
-        completed_at = self.ports.clock.now()
+        completed_at = work_ended_at(scope)
         metrics = effects.metrics(self.context.cost)
         trace = effects.trace(completed_at=completed_at, final_output=text, parsed_output=structured, metrics=metrics)
         return TaskOutput(
@@ -308,7 +333,7 @@ class TaskRunner:
         _log.info("%s failed: %s", self._title(order), brief(message_of(error)))  # whoever asked for it is told
         return result
 
-    def _unfinished(self, scope: TaskScope, status: str, error: BaseException | None) -> TaskResult:
+    def _unfinished(self, scope: TaskScope, status: TaskStatus, error: BaseException | None) -> TaskResult:
         order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
         metrics = effects.metrics(self.context.cost)
@@ -316,7 +341,7 @@ class TaskRunner:
             key=order.key,
             instance=order.instance,
             epoch=order.epoch,
-            status="failed" if status == "failed" else "exited" if status == "exited" else "cancelled",
+            status=status,
             at=at,
             duration_s=max(0.0, at - effects.started_at),
             failure=TaskFailure(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.delegation.peers import Peers
     from ensemble_ray.execute.effects import TaskEffects
     from ensemble_ray.execute.orders import RunContext, TaskOrder
-    from ensemble_ray.execute.ports import Callables
+    from ensemble_ray.execute.ports import Callables, RunReflections
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
     from ensemble_ray.facts.effects import ModelAnswered
@@ -57,6 +57,8 @@ class RunnerPorts:
     reviewer: Reviewer | None = None
     #: the run's memory; None where it has none, or nobody answers for it
     memory: RunMemory | None = None
+    #: what is learned of its tasks; None where no task is reflected on, or nobody answers for it
+    reflections: RunReflections | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +97,23 @@ class TaskScope:
         found = find_fact(self.recorded_facts, RUN, LossAccepted)
         return found if found is not None and found.data.has_effect else None
 
-    async def note(self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED) -> None:
+    async def note(
+        self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED, at: float | None = None
+    ) -> None:
         """Put a fact, or several at once, into the journal; return when that is as safe as the next step needs.
+
+        Args:
+            name: Their name.
+            data: What happened.
+            until: How safe it must be.
+            at: When it happened, Unix time, s; None: now.
 
         Raises:
             StaleEpochError: another process has this task now; nothing more of it must be done here.
             RecordError: the store refused it.
         """
         order = self.order
-        now = self.ports.clock.now()
+        now = self.ports.clock.now() if at is None else at
         facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
         await self.ports.journal.append(facts, epoch=order.epoch, until=until)
 

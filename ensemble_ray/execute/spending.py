@@ -8,12 +8,13 @@ Each attempt claims anew: while a request waits to be made again, nothing is res
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.execute.request_size import estimated_input
 from ensemble_ray.limits.account import LocalAccount
+from ensemble_ray.text.token_estimate import estimate_tokens
 from ensemble_ray.values.amounts import price
 from ensemble_ray.values.messages import TokenUsage
 
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
     from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, ToolSpec
     from ensemble_ray.values.metrics import CostConfiguration
 
-__all__ = ["Request", "Spending", "answer_tokens", "estimated_input", "output_limit", "spending_here"]
+__all__ = ["Request", "Spending", "answer_tokens", "output_limit", "spending_here"]
 
-#: Characters that are counted as one token.
-_CHARACTERS = 4
 #: Output tokens that are expected of the first answer of a kind of agent.
 _FIRST_OUTPUT = 256
 #: Options of requests that limit an answer; the first one that is set counts.
@@ -38,18 +37,9 @@ def spending_here(budget: RunBudget | None, costs: CostConfiguration | None) -> 
     return None if budget is None else Spending(LocalAccount(budget), costs)
 
 
-def estimated_input(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> int:
-    """Input tokens of a request: a token for each four characters of its messages and tool descriptions (S-BUD-2)."""
-    characters = sum(len(message.content or "") for message in messages)
-    characters += sum(len(call.name) + len(call.arguments) for message in messages for call in message.tool_calls)
-    characters += sum(len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters)) for tool in tools)
-    return characters // _CHARACTERS
-
-
 def answer_tokens(text: str | None, calls: Sequence[ToolCall]) -> int:
     """Output tokens of an answer that nobody counted."""
-    characters = len(text or "") + sum(len(call.name) + len(call.arguments) for call in calls)
-    return characters // _CHARACTERS
+    return estimate_tokens(len(text or "") + sum(len(call.name) + len(call.arguments) for call in calls))
 
 
 def output_limit(model: object) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-__all__ = ["as_mapping", "as_sequence", "as_text"]
+__all__ = ["as_count", "as_mapping", "as_sequence", "as_text"]
 
 
 def as_mapping(value: object) -> Mapping[str, object]:
@@ -16,6 +16,11 @@ def as_mapping(value: object) -> Mapping[str, object]:
 def as_sequence(value: object) -> Sequence[object]:
     """Return the value if it is a list or tuple, else an empty one."""
     return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+
+
+def as_count(value: object) -> int:
+    """Return the value if it is a whole number, else 0."""
+    return value if isinstance(value, int) else 0
 
 
 def as_text(value: object, default: str = "") -> str:

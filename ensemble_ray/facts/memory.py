@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -11,6 +12,9 @@ from ensemble_ray.facts.shapes import DURATION, NUMBER, TEXT, Check, list_of, op
 from ensemble_ray.values.memory import RecalledMemory
 
 __all__ = ["MemoryRecalled", "MemoryStored"]
+
+#: From so many notes on they are recorded as one text.
+_MANY_NOTES = 16
 
 
 def _row_of(*checks: Check) -> Check:
@@ -25,6 +29,9 @@ def _row_of(*checks: Check) -> Check:
     return check
 
 
+_NOTES = list_of(_row_of(TEXT, TEXT, TEXT))
+
+
 def _read_rows(value: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     return tuple([tuple(row) for row in value])
 
@@ -33,12 +40,27 @@ def _write_rows(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     return [list(row) for row in rows]
 
 
-def _read_optional_rows(value: Sequence[Sequence[str]] | None) -> tuple[tuple[str, ...], ...] | None:
-    return None if value is None else _read_rows(value)
+def _read_notes(value: str | Sequence[Sequence[str]] | None) -> tuple[tuple[str, ...], ...] | None:
+    if value is None:
+        return None
+    return _read_rows(cast("Sequence[Sequence[str]]", json.loads(value)) if isinstance(value, str) else value)
 
 
-def _write_optional_rows(rows: Sequence[Sequence[str]] | None) -> list[list[str]] | None:
-    return None if rows is None else _write_rows(rows)
+def _write_notes(rows: Sequence[Sequence[str]] | None) -> str | list[list[str]] | None:
+    """Return notes as they are recorded: many as one text, of which a store keeps what earlier texts began with once."""
+    if rows is None or len(rows) < _MANY_NOTES:
+        return None if rows is None else _write_rows(rows)
+    return json.dumps(_write_rows(rows), ensure_ascii=False)
+
+
+def _check_notes(value: object) -> str | None:
+    """Refuse what are no rows of three texts, nor JSON text of such rows."""
+    if not isinstance(value, str):
+        return _NOTES(value)
+    try:
+        return _NOTES(json.loads(value))
+    except ValueError:
+        return "JSON text of a list"
 
 
 def _read_scopes(value: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -59,9 +81,7 @@ class MemoryRecalled(FactData):
         "scopes": Key(
             list_of(_row_of(TEXT, list_of(TEXT))), (), is_optional=True, read=_read_scopes, write=_write_scopes
         ),
-        "short_term": Key(
-            optional(list_of(_row_of(TEXT, TEXT, TEXT))), is_optional=True, read=_read_optional_rows, write=_write_optional_rows
-        ),
+        "short_term": Key(optional(_check_notes), is_optional=True, read=_read_notes, write=_write_notes),
         "long_term": Key(list_of(TEXT), (), is_optional=True, read=tuple, write=list),
         "entities": Key(list_of(_row_of(TEXT, TEXT)), (), is_optional=True, read=_read_rows, write=_write_rows),
         "retrieval_s": Key(optional(DURATION), is_optional=True),

@@ -15,6 +15,7 @@ from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorde
 from ensemble_ray.facts.fact import Fact, FactData
 from ensemble_ray.facts.items import AgentsJoined, GroupRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.reflection import ReflectionMade, ReflectionRecalled, ReflectionStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.facts.shapes import INSTANT, NUMBER, TEXT, require
@@ -28,6 +29,7 @@ KINDS: Mapping[str, type[FactData]] = {
         PlanRecorded, RunResumed, RunEnded, StimulusRecorded, LossAccepted, ModelAnswered, ToolIntended, ToolReturned,
         OutcomeDecided, DelegationDecided, OutputRecorded, FailureRecorded, ExitRecorded, ItemsRecorded, GroupRecorded,
         AgentsJoined, ItemOutputRecorded, MemoryRecalled, MemoryStored, ReviewRequested, ReviewDecided,
+        ReflectionRecalled, ReflectionMade, ReflectionStored,
     )
 }  # fmt: skip
 #: Those that are only told of runs as a whole: a store finds them however many facts a run has.

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import DURATION, FLAG, TEXT, one_of, optional
-from ensemble_ray.values.reviews import OnTimeoutAction, ReviewAnswer, ReviewRequest, ReviewTiming
+from ensemble_ray.values.reviews import OnTimeoutAction, OpenReview, ReviewAnswer, ReviewRequest, ReviewTiming
+from ensemble_ray.values.value import utc_of
 
 __all__ = ["ReviewDecided", "ReviewRequested"]
 
@@ -32,6 +33,7 @@ class ReviewRequested(FactData):
         "on_timeout": Key(one_of(*OnTimeoutAction), OnTimeoutAction.EXIT_EARLY, read=OnTimeoutAction),
         "required_role": Key(optional(TEXT), is_optional=True),
         "ends_run": Key(FLAG, default=True),
+        "detached": Key(FLAG, default=False, is_optional=True),
     }
 
     #: id of the gate; unique in its store
@@ -46,9 +48,11 @@ class ReviewRequested(FactData):
     required_role: str | None = None
     #: whether `ExitEarly` ends the run, or only refuses a tool's call
     ends_run: bool = True
+    #: whether its task was put down there (S-REV-115)
+    detached: bool = False
 
     @classmethod
-    def of(cls, request: ReviewRequest) -> ReviewRequested:
+    def of(cls, request: ReviewRequest, *, detached: bool = False) -> ReviewRequested:
         """Return the fact of a request."""
         return cls(
             review_id=request.review_id,
@@ -60,6 +64,27 @@ class ReviewRequested(FactData):
             on_timeout=request.on_timeout,
             required_role=request.required_role,
             ends_run=request.ends_run,
+            detached=detached,
+        )
+
+    def open_since(self, run_id: str, asked_at: float) -> OpenReview:
+        """Return the gate as it stands until somebody decides.
+
+        Args:
+            run_id: Its run.
+            asked_at: The time of the fact, Unix time, s.
+        """
+        return OpenReview(
+            run_id=run_id,
+            gate_id=self.review_id,
+            task_description=self.task_description,
+            task_output=self.task_output,
+            timing=self.timing,
+            prompt=self.prompt,
+            created_at=utc_of(asked_at),
+            expires_at=None if self.timeout_s is None else utc_of(asked_at + self.timeout_s),
+            on_timeout=self.on_timeout,
+            required_role=self.required_role,
         )
 
 
@@ -75,6 +100,7 @@ class ReviewDecided(FactData):
         "timed_out": Key(FLAG, default=False, is_optional=True),
         "by": Key(TEXT, ""),
         "comment": Key(TEXT, "", is_optional=True),
+        "outside": Key(FLAG, default=False, is_optional=True),
     }
 
     #: `approve`, `edit` or `exit`
@@ -86,9 +112,11 @@ class ReviewDecided(FactData):
     #: the handler that was called, or the person
     by: str = ""
     comment: str = ""
+    #: whether it was taken while nothing of its task ran, by somebody else than the run's own process (S-REV-117)
+    outside: bool = False
 
     @classmethod
-    def of(cls, answer: ReviewAnswer, *, comment: str = "") -> ReviewDecided:
+    def of(cls, answer: ReviewAnswer, *, comment: str = "", outside: bool = False) -> ReviewDecided:
         """Return the fact of an answer."""
         data = answer.to_data()
         return cls(
@@ -97,6 +125,7 @@ class ReviewDecided(FactData):
             timed_out=bool(data.get("timed_out")),
             by=answer.by,
             comment=comment,
+            outside=outside,
         )
 
     @property

@@ -89,6 +89,7 @@ class InlineRun:
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
             reviewer=request.reviewer,
             memory=request.memory,
+            reflections=request.reflections,
         )
         runner = TaskRunner(context, ports, planned.agents)
         self._executor = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)

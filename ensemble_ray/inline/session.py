@@ -49,6 +49,7 @@ class InlineSession:
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
             reviewer=request.reviewer,
             memory=request.memory,
+            reflections=request.reflections,
         )
         self._executor = LocalExecutor(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)
 

@@ -16,6 +16,7 @@ from ensemble_ray.loader.document import Entries, Items, Loc, Located
 from ensemble_ray.loader.kinds import Text
 from ensemble_ray.loader.memory import ScopeNames
 from ensemble_ray.loader.reading import refuse
+from ensemble_ray.loader.reflection import ReflectionName
 from ensemble_ray.loader.section import Section, key
 from ensemble_ray.loader.user_code import GuardrailNames, HandlerName, OutputTypeName
 from ensemble_ray.loader.value_sections import keys_of
@@ -81,6 +82,9 @@ class ItemTaskKeys(Section):
     input_guardrails: GuardrailNames = key("Asked before anything else, each as module:function.")
     output_guardrails: GuardrailNames = key("Asked about the answer, each as module:function.")
     handler: HandlerName = key("Does the task without a model, as module:function.")
+    reflection_config: ReflectionName = key(
+        "Whether its outputs are reflected on, so that later runs do it better: true, or a section with a model or a strategy."
+    )
 
 
 class TaskKeys(Member, ItemTaskKeys):

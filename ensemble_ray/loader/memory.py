@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationInfo
 
@@ -13,12 +14,14 @@ from ensemble_ray.loader.kinds import (
     Number,
     PathText,
     ReferenceText,
+    Text,
     Whole,
     has_method,
     reference,
     require_text,
     text_in,
 )
+from ensemble_ray.loader.reading import Reading, context_of, refuse
 from ensemble_ray.loader.references import is_reference
 from ensemble_ray.loader.section import Section, key, keys_of
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
@@ -27,9 +30,13 @@ from ensemble_ray.memory.sqlite.memory import SqliteMemory
 from ensemble_ray.memory.store import STORE_METHODS, MemoryStore
 from ensemble_ray.values.memory import MemoryScope
 
+if TYPE_CHECKING:
+    from ensemble_ray.memory.lasting import LastingMemory
+
 __all__ = ["Memory", "ScopeNames", "StoreName"]
 
 _IN_MEMORY = "in_memory"
+_URL_WAY = "name the variable that holds the URL with url_env, or leave the password to PGPASSWORD or ~/.pgpass"
 
 
 def _object_with(what: str, *methods: str) -> PlainValidator:
@@ -82,11 +89,59 @@ class _SqliteKeys(Section):
     )
 
 
+class _PostgresKeys(Section):
+    """Memory in a PostgreSQL database."""
+
+    called = "the memory's database"
+    misplaced: ClassVar = {"dsn": "the key is 'url', or 'url_env' for a URL with a password"}
+    url: Text = key("The database, `postgresql://HOST:PORT/DATABASE`; no password here.")
+    url_env: Text = key("Environment variable that holds the URL, in place of `url`.")
+    embedding_model: Annotated[object, PlainValidator(_read_model, json_schema_input_type=_ModelForm)] = key(
+        "Finds entries by meaning: `local`, `openai:MODEL`, or module:attribute."
+    )
+
+
 class _StoreKeys(Section):
     """A store that is made of a section."""
 
     called = "the memory store"
-    sqlite: _SqliteKeys = key("Memory in one file.", is_required=True)
+    sqlite: _SqliteKeys = key("Memory in one file.")
+    postgres: _PostgresKeys = key("Memory in a PostgreSQL database.")
+
+
+def _build(reading: Reading, section: _StoreKeys) -> LastingMemory:
+    """Return the memory of a section.
+
+    Raises:
+        ValidationError: it is none, or not one.
+    """
+    found = section.values()
+    if len(found) != 1:
+        raise ValidationError("must have one of the keys 'sqlite' and 'postgres'")
+    if "sqlite" in found:
+        values = section.sqlite.values()
+        return SqliteMemory(values["path"], embedding_model=values.get("embedding_model"))
+    from ensemble_ray.memory.postgres.memory import PostgresMemory  # only teams with a database pay for it
+
+    values = section.postgres.values()
+    return PostgresMemory(_url_of(reading, values), embedding_model=values.get("embedding_model"))
+
+
+def _url_of(reading: Reading, values: dict[str, Any]) -> str:
+    """Return the URL of a database; one with a password comes from the environment."""
+    if ("url" in values) == ("url_env" in values):
+        raise ValidationError("must have one of the keys 'url' and 'url_env'")
+    if (variable := values.get("url_env")) is not None:
+        try:
+            url = reading.read_key(variable)
+        except ValidationError as error:
+            raise refuse(str(error), "postgres", "url_env") from None
+        return url if reading.needs_keys else f"postgresql:///{variable}"
+    url = values["url"]
+    parts = urlsplit(url)
+    if parts.password is not None or "password" in parse_qs(parts.query):
+        raise refuse(f"a password does not belong in a file: {_URL_WAY}", "postgres", "url")
+    return str(url)
 
 
 def _read_part(what: str, *methods: str, part: str = "", has_word: bool = False) -> PlainValidator:
@@ -99,11 +154,11 @@ def _read_part(what: str, *methods: str, part: str = "", has_word: bool = False)
             return MemoryStore.in_memory()
         if word is not None and not is_reference(word):
             words = f"`{_IN_MEMORY}`, " if has_word else ""
-            raise ValidationError(f"must be {words}{{sqlite: {{path: FILE}}}}, or module:attribute, which names {what}")
+            sections = "{sqlite: {path: FILE}}, {postgres: {url: URL}}"
+            raise ValidationError(f"must be {words}{sections}, or module:attribute, which names {what}")
         if not isinstance(node, Entries):
             return named.validate_python(node, context=info.context)
-        values = _StoreKeys.model_validate(node, context=info.context).sqlite.values()
-        memory = SqliteMemory(values["path"], embedding_model=values.get("embedding_model"))
+        memory = _build(context_of(info), _StoreKeys.model_validate(node, context=info.context))
         return getattr(memory, part) if part else memory
 
     form: Any = ReferenceText | _StoreKeys
@@ -120,11 +175,12 @@ class _MemoryKeys(Section):
     called = "the memory"
     short_term: Flag = key("Whether each task sees all that was done before it in the same run.")
     long_term: Annotated[object, _read_part("a long-term memory", "store", "retrieve", part="long_term")] = key(
-        "Keeps outputs across runs: `sqlite: {path: ..., embedding_model: ...}`, or module:attribute."
+        "Keeps outputs across runs: `sqlite: {path: ..., embedding_model: ...}`, `postgres: {url: ..., embedding_model: ...}`, "
+        "or module:attribute."
     )
     entity_memory: Annotated[
         object, _read_part("an entity memory", "put", "get", "get_all", "is_empty", part="entities")
-    ] = key("Facts that each task sees: `sqlite: {path: ...}`, or module:attribute.")
+    ] = key("Facts that each task sees: `sqlite: {path: ...}`, `postgres: {url: ...}`, or module:attribute.")
     long_term_max_results: Whole = key("How many entries of `long_term` a task sees; > 0.")
     extractor: Annotated[object, reference("a callable")] = key(
         "Returns what `long_term` stores of an output, as module:function."

@@ -13,6 +13,7 @@ from pydantic import Field, PlainValidator, ValidationInfo
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
+from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_rules import Watched
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError
@@ -30,6 +31,7 @@ from ensemble_ray.loader.kinds import (
 from ensemble_ray.loader.member_sections import AgentMembers, ItemTaskKeys, TaskMembers
 from ensemble_ray.loader.memory import Memory, StoreName
 from ensemble_ray.loader.reading import context_of, refuse
+from ensemble_ray.loader.reflection import ReflectionStoreName
 from ensemble_ray.loader.reviews import ReviewHandlerName
 from ensemble_ray.loader.section import Section, key, keys_of
 from ensemble_ray.loader.unit_sections import GraphKeys, LoopMembers, PhaseMembers
@@ -93,7 +95,7 @@ _Items = Annotated[
     object, PlainValidator(_read_items, json_schema_input_type=_ItemsText | _ItemsList | _DeadLetterKeys)
 ]
 _OF_FACTORIES = {f"{side}_{kind}" for side in ("map", "reduce", "direct") for kind in ("task", "agent")}
-_WATCHED = {info.alias or name for name, info in Watched.model_fields.items()}
+_WATCHED = {info.alias or name for name, info in (Watched.model_fields | Reflects.model_fields).items()}
 
 
 @keys_of(MapReduceDefinition, without=_OF_FACTORIES | _WATCHED)
@@ -156,6 +158,9 @@ class MapTeamKeys(Section):
     review_handler: ReviewHandlerName = key(
         "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it gates are passed."
     )
+    reflection_store: ReflectionStoreName = key(
+        "Keeps what is learned of tasks, from run to run: `in_memory`, `sqlite: {path: ...}`, or module:attribute."
+    )
     retry: Retry | None = key()
 
 
@@ -177,7 +182,8 @@ class TeamKeys(MapTeamKeys):
     )
     memory: Memory = key("Memory that all tasks use.")
     memory_store: StoreName = key(
-        "Keeps the scopes that tasks declare: `in_memory`, `sqlite: {path: ..., embedding_model: ...}`, or module:attribute."
+        "Keeps the scopes that tasks declare: `in_memory`, `sqlite: {path: ..., embedding_model: ...}`, "
+        "`postgres: {url: ..., embedding_model: ...}`, or module:attribute."
     )
     manager_prompt_strategy: StrategyName = key("Writes the manager's prompts, as module:attribute.")
     delegation_policies: list[Annotated[object, object_with("evaluate")]] = key(

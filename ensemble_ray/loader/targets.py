@@ -231,6 +231,8 @@ def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:
             changes["agent"] = agent_replace_models(task.agent)
         if task.llm is not None:
             changes["llm"] = model
+        if task.reflection_config is not None and task.reflection_config.model is not None:
+            changes["reflection_config"] = task.reflection_config.replace(model=model)
         tasks[task.object_id] = task.rewritten(**changes)
     listed = None if ensemble.agents is None else [agent_replace_models(agent) for agent in ensemble.agents]
     if len(tasks) < len({task.object_id for task in ensemble.all_tasks}):

@@ -39,6 +39,11 @@ class HeldObject:
         """Whether the object lives in this process."""
         return self._process_id == os.getpid()
 
+    @property
+    def thing(self) -> Any:
+        """The object itself, in its own process; None elsewhere."""
+        return self._thing if self.is_here else None
+
     async def call(self, method: str, *arguments: object) -> object:
         """Call a method of the object where it lives; what it raises is raised here.
 

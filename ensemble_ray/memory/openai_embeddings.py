@@ -19,14 +19,14 @@ from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
 from ensemble_ray.llm.openai import check_time_s
 from ensemble_ray.llm.protocol.endpoint import Endpoint
 from ensemble_ray.llm.protocol.wire import WireError, json_bytes
+from ensemble_ray.memory.embedding_batches import Embedded, TextBatcher
 from ensemble_ray.memory.embedding_meter import count_embedding
 from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.text.token_estimate import estimate_tokens
 
 __all__ = ["OpenAIEmbeddingModel"]
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
-#: Characters that are counted as one token, where the endpoint counts none (S-BUD-2).
-_CHARACTERS = 4
 #: Texts are short, and so are their answers.
 _TIMEOUT_S = 60.0
 
@@ -40,7 +40,7 @@ class OpenAIEmbeddingModel:
         api_key: The key; default `OPENAI_API_KEY`, read when a call is made. Never shown.
         timeout: Longest wait for an answer, s or `timedelta`.
         max_retries: How often a call that failed by the provider's fault is repeated.
-        batch_size: Texts in one request of `embed_all`.
+        batch_size: Most texts in one request.
         dimensions: Numbers in a vector, for models that let one choose; None: as the model has it.
     """
 
@@ -78,26 +78,29 @@ class OpenAIEmbeddingModel:
         self._max_retries = max_retries
         self._batch_size = batch_size
         self._dimensions = dimensions
+        self._batcher = TextBatcher(self._embed_batch, batch_size)
 
     def embed(self, text: str) -> Sequence[float]:
-        """Return the vector of a text.
+        """Return the vector of a text. Texts that several threads ask for at the same time share a request.
 
         Raises:
             openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
             ValidationError: there is no key, and the endpoint is one that needs it.
         """
-        return self.embed_all([text])[0]
+        vector, tokens = run_blocking(self._batcher.embed(text))
+        count_embedding(estimate_tokens(len(text)) if tokens is None else tokens)
+        return vector
 
     def embed_all(self, texts: Sequence[str]) -> list[Sequence[float]]:
         """Return the vectors of texts, a batch with each request; as `embed` else."""
         vectors: list[Sequence[float]] = []
         for batch in _batches(list(texts), self._batch_size):
             found, tokens = run_blocking(self._embed_batch(batch))
-            count_embedding(sum(map(len, batch)) // _CHARACTERS if tokens is None else tokens)
+            count_embedding(estimate_tokens(sum(map(len, batch))) if tokens is None else tokens)
             vectors += found
         return vectors
 
-    async def _embed_batch(self, batch: list[str]) -> tuple[list[Sequence[float]], int | None]:
+    async def _embed_batch(self, batch: list[str]) -> Embedded:
         """Return vectors, and the tokens that the endpoint counted."""
         asked: dict[str, object] = {"model": self.model, "input": batch, "encoding_format": "float"}
         if self._dimensions is not None:
@@ -162,7 +165,7 @@ def _batches(texts: list[str], size: int) -> Iterator[list[str]]:
         yield texts[start : start + size]
 
 
-def _answer_of(body: bytes, count: int) -> tuple[list[Sequence[float]], int | None]:
+def _answer_of(body: bytes, count: int) -> Embedded:
     """Return the vectors of an answer, in the order of the texts, and its tokens; None where it has no count.
 
     Raises:

@@ -10,12 +10,10 @@ from collections.abc import Iterable
 
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.text.token_estimate import estimate_tokens as length_tokens
 from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["estimate_tokens", "input_estimate", "input_tokens"]
-
-#: Characters per token where nobody counts them.
-_CHARACTERS = 4
 
 
 def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tuple[int, str | None]:
@@ -32,7 +30,7 @@ def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tupl
             if isinstance(estimated, bool) or not isinstance(estimated, int) or estimated < 0:
                 raise ValidationError(f"token_estimator must return a number >= 0, or None, got: {estimated!r}")
             return estimated, None
-    guessed = len(output.raw) // _CHARACTERS
+    guessed = length_tokens(len(output.raw))
     reason = "there is no token_estimator" if definition.token_estimator is None else "token_estimator could not tell"
     return guessed, (
         f"Output of '{output.agent_role}' is taken to have {guessed} tokens, by its length: its provider counted none, and "
@@ -49,7 +47,7 @@ def input_tokens(definition: MapReduceDefinition, item: object) -> int:
     text: object = definition.input_estimator(item)
     if not isinstance(text, str):
         raise ValidationError(f"input_estimator must return a str, got: {type(text).__name__}")
-    return len(text) // _CHARACTERS
+    return length_tokens(len(text))
 
 
 def input_estimate(definition: MapReduceDefinition, items: Iterable[object]) -> int:

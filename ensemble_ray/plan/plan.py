@@ -146,7 +146,7 @@ class Plan:
         if self.shown_as is not None:
             data["shown_as"] = self.shown_as
         if self.units:
-            data["units"] = [asdict(unit) for unit in self.units]
+            data["units"] = [_data_of_unit(unit) for unit in self.units]
         return data
 
     @classmethod
@@ -163,6 +163,13 @@ def _data_of_node(node: Node, names: Sequence[str]) -> dict[str, JsonValue]:
         data["total"] = node.total
     if node.context_tasks:
         data["context_tasks"] = node.context_tasks
+    return data
+
+
+def _data_of_unit(unit: Unit) -> dict[str, JsonValue]:
+    data: dict[str, JsonValue] = asdict(unit)
+    if not data.get("reflecting"):
+        data.pop("reflecting", None)
     return data
 
 

@@ -164,6 +164,9 @@ class _Planner:
         is_parallel = (phase.workflow or self._definition.workflow) is Workflow.PARALLEL
         tasks = self._take(len(phase.tasks))
         waits_for = {node.key: node.context for node in self._add_nodes(tasks, scope)}
+        rest = self._take(sum(len(loop.body) for loop in phase.loops))
+        inside = (*tasks, *rest)
+        self._rest = iter((*rest, *self._rest))
         place = len(self._made.units)
         for loop in phase.loops:
             unit = self._add_loop(loop, scope)
@@ -181,6 +184,9 @@ class _Planner:
             review=next((name for _, name in reviewer), None),
             max_retries=0 if review is None else review.max_retries,
             max_predecessor_retries=0 if review is None else review.max_predecessor_retries,
+            reflecting=()
+            if review is None
+            else tuple(key for task, key in inside if task.reflection_config is not None),
         )
         self._made.units.insert(place, phase_unit)
 

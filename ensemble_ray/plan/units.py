@@ -73,6 +73,9 @@ class PhaseUnit:
     review: str | None = None
     max_retries: int = 2
     max_predecessor_retries: int = 2
+    #: tasks inside of it whose outputs are reflected on when an attempt was accepted; without a review that is when they
+    #: have completed, and nothing stands here (S-REFL-19)
+    reflecting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

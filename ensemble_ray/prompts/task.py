@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from ensemble_ray.definition.task import Task
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.prompts.context import context_section, warn_of_long_outputs
+from ensemble_ray.prompts.context import context_part, context_section, warn_of_long_outputs
 from ensemble_ray.prompts.memory import memory_sections, scope_sections, short_term_section
+from ensemble_ray.prompts.reflection import improvement_section
+from ensemble_ray.prompts.sections import PromptPart, render_parts
 from ensemble_ray.values.memory import RecalledMemory
 from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.reflection import TaskReflection
 
-__all__ = ["build_user_prompt", "context_section"]
+__all__ = ["build_user_prompt", "context_section", "fixed_parts", "user_prompt_parts"]
 
 _log = bounded_logger(__name__)
 
@@ -19,9 +22,12 @@ _REVISION = "A previous attempt at this task was not accepted. Take the feedback
 
 
 def build_user_prompt(
-    task: Task, context_outputs: Sequence[TaskOutput] = (), memory: RecalledMemory | None = None
+    task: Task,
+    context_outputs: Sequence[TaskOutput] = (),
+    memory: RecalledMemory | None = None,
+    notes: TaskReflection | None = None,
 ) -> str:
-    """Memory, context, revision notes, the task, the expected output and the output format (S-MEM-50).
+    """Memory, context, improvement notes, revision notes, the task, the expected output and the output format (S-MEM-50).
 
     Sections without content are left out.
 
@@ -29,24 +35,37 @@ def build_user_prompt(
         task: With its variables resolved.
         context_outputs: Outputs of its context tasks, in the order of its context list.
         memory: What it is reminded of; where short-term memory is on, that stands in place of the context (S-MEM-22).
+        notes: What earlier runs learned of it (S-REFL-8).
     """
-    if memory is not None and memory.short_term is not None:
-        earlier = short_term_section(memory.short_term)
-    else:
+    if memory is None or memory.short_term is None:
         warn_of_long_outputs(context_outputs)
-        earlier = context_section(context_outputs)
-    sections = [
-        *scope_sections(memory),
-        earlier,
-        *memory_sections(memory),
+    prompt = render_parts(user_prompt_parts(task, context_outputs, memory, notes))
+    _log.debug("User prompt built: %d characters", len(prompt))
+    return prompt
+
+
+def user_prompt_parts(
+    task: Task,
+    context_outputs: Sequence[TaskOutput] = (),
+    memory: RecalledMemory | None = None,
+    notes: TaskReflection | None = None,
+) -> list[PromptPart]:
+    """Return what the prompt of `build_user_prompt` is made of: sections that a context budget may cut, and the rest."""
+    short_term = None if memory is None else memory.short_term
+    earlier = context_part(context_outputs) if short_term is None else short_term_section(short_term)
+    parts = [*scope_sections(memory), earlier, *memory_sections(memory), improvement_section(notes)]
+    return [*(part for part in parts if part.pieces), *fixed_parts(task)]
+
+
+def fixed_parts(task: Task) -> list[str]:
+    """Return what no context budget cuts: what the task itself says."""
+    parts = [
         _revision_section(task),
         f"## Task\n{task.description}",
         f"## Expected Output\n{task.expected_output}",
         _format_section(task),
     ]
-    prompt = "\n\n".join(section for section in sections if section)
-    _log.debug("User prompt built: %d characters", len(prompt))
-    return prompt
+    return [part for part in parts if part]
 
 
 def _revision_section(task: Task) -> str:

@@ -39,6 +39,7 @@ _USUAL_REASONS = {
     RunState.FAILED: ExitReason.ERROR,
     RunState.CANCELLED: ExitReason.CANCELLED,
     RunState.BUDGET_EXHAUSTED: ExitReason.BUDGET_EXHAUSTED,
+    RunState.WAITING: ExitReason.WAITING,
 }
 #: Ends with an output; it may be of a part.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})

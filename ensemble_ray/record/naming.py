@@ -17,6 +17,7 @@ _STANDING = {
     RunState.COMPLETED: "is finished: choose another run_id",
     RunState.FAILED: "has failed: choose another run_id",
     RunState.CANCELLED: "was cancelled: resume it, or choose another run_id",
+    RunState.WAITING: "waits for reviews: decide them and resume it, or choose another run_id",
     RunState.BUDGET_EXHAUSTED: "spent its budget: resume it with a larger one, or choose another run_id",
 }
 _INTERRUPTED = "was interrupted: resume it, or choose another run_id"

@@ -24,6 +24,7 @@ __all__ = [
     "BODY_LIMIT",
     "BODY_MARK",
     "FORMAT",
+    "WHOLE_LIMIT",
     "accepted_loss",
     "body_digest",
     "data_of",
@@ -38,12 +39,19 @@ __all__ = [
 FORMAT = 2
 #: Longest text that stays in its fact, characters.
 BODY_LIMIT = 1024
+#: Longest text that is one body, characters. Longer ones lie there in pieces, so that texts that grow at their end, such as
+#: the prompts of a long loop with short-term memory, share what they begin with.
+WHOLE_LIMIT = 16_384
+#: Length of a piece, characters; the last one is as long as what is left.
+_PIECE = 8192
 #: Key of a text that lies among the bodies.
 _BODY = "$body"
+#: Key of the pieces of a text, each as a text that lies among the bodies.
+_PIECES = "$pieces"
 #: What every fact's text holds that refers to one.
 BODY_MARK = f'"{_BODY}"'
 #: What users' own keys of that look are written as, with one `$` more each time.
-_ESCAPED = re.compile(r"\$+body")
+_ESCAPED = re.compile(r"\$+(?:body|pieces)")
 
 #: In JSON text without escaped quotes: a long text. What stands between two texts may be taken for one; it only costs time.
 _LONG = re.compile(rb'"[^"]{%d}' % (BODY_LIMIT + 1))
@@ -84,7 +92,7 @@ def text_of(data: Mapping[str, object], keep: Keep) -> str:
 
 def _may_need_lifting(text: bytes) -> bool:
     """Whether JSON text may hold a long text or a key to escape; looking costs far less than taking it apart."""
-    if b'$body"' in text:
+    if b'$body"' in text or b'$pieces"' in text:
         return True
     # No text is longer than its JSON form.
     return len(text) > BODY_LIMIT and (b'\\"' in text or _LONG.search(text) is not None)
@@ -144,12 +152,18 @@ def _parsed(text: bytes) -> object:
 def _lifted(value: object, keep: Keep) -> object:
     """JSON data with its long texts replaced by references."""
     if isinstance(value, str):
-        return {_BODY: keep(value)} if len(value) > BODY_LIMIT else value
+        return _lifted_text(value, keep) if len(value) > BODY_LIMIT else value
     if isinstance(value, dict):
         return _lifted_mapping(cast("dict[str, object]", value), keep)
     if isinstance(value, list):
         return [_lifted(each, keep) for each in cast("list[object]", value)]
     return value
+
+
+def _lifted_text(text: str, keep: Keep) -> dict[str, object]:
+    if len(text) <= WHOLE_LIMIT:
+        return {_BODY: keep(text)}
+    return {_PIECES: [{_BODY: keep(text[start : start + _PIECE])} for start in range(0, len(text), _PIECE)]}
 
 
 def _lifted_mapping(value: dict[str, object], keep: Keep) -> dict[str, object]:
@@ -168,9 +182,19 @@ def _lowered(value: object, resolve: Resolve) -> object:
             ((key, only),) = mapping.items()
             if key == _BODY and isinstance(only, str):
                 return resolve(only)
+            if key == _PIECES:
+                return _joined(only, resolve)
             if _ESCAPED.fullmatch(key):
                 return {key.removeprefix("$"): _lowered(only, resolve)}
         return {key: _lowered(each, resolve) for key, each in mapping.items()}
     if isinstance(value, list):
         return [_lowered(each, resolve) for each in cast("list[object]", value)]
     return value
+
+
+def _joined(value: object, resolve: Resolve) -> object:
+    """Return the text of some pieces; data of users of before there were pieces is left as it is."""
+    pieces = cast("list[dict[str, object]]", value) if isinstance(value, list) else []
+    if not pieces or not all(isinstance(each, dict) and list(each) == [_BODY] for each in pieces):
+        return {_PIECES: _lowered(value, resolve)}
+    return "".join(str(_lowered(each, resolve)) for each in pieces)

@@ -101,6 +101,11 @@ def is_answered(
             f"(resume('{run_id}', options=RunOptions(max_tokens=...)), ensemble-ray resume {run_id} --max-tokens N), or "
             "choose another run_id"
         )
+    elif state is RunState.WAITING:
+        msg = (
+            f"Run '{run_id}' waits for reviews and is not begun again under its id: decide them, and resume it "
+            f"(resume('{run_id}'), ensemble-ray resume {run_id}), or choose another run_id"
+        )
     else:
         ended = "cancelled" if state is RunState.CANCELLED else "interrupted"
         msg = (

@@ -34,6 +34,7 @@ from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
+    from ensemble_ray.values.reviews import OpenReview
 
 __all__ = [
     "RunDescription",
@@ -100,6 +101,8 @@ class RunEnd:
     errors: Sequence[ErrorTrace] = ()
     #: further words about the run in its trace
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    #: gates that a run waits for
+    open_reviews: Sequence[OpenReview] = ()
 
 
 def assemble(
@@ -108,7 +111,8 @@ def assemble(
     """Return the output of a run, or raise its `failure`, which then has the trace."""
     trace = make_trace(run, results, end)
     if failure is None:
-        return output_with(trace, results, exit_reason=end.exit_reason, run_id=run.run_id)
+        output = output_with(trace, results, exit_reason=end.exit_reason, run_id=run.run_id)
+        return output.replace(open_reviews=end.open_reviews) if end.open_reviews else output
     if isinstance(failure, EnsembleError):
         failure.trace, failure.run_id = trace, run.run_id
     raise failure

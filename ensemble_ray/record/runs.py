@@ -131,7 +131,7 @@ class RunDirectory:
             self._write_meta(created_at, origin, state)
         except OSError as error:
             raise cannot_write(self.path / _META, error) from error
-        if state.is_final or state is RunState.INTERRUPTED:
+        if not state.is_going_on:
             self.release()
 
     def release(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.execute.spending import answer_tokens
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.reflection import ReflectionMade
 from ensemble_ray.values.amounts import NOTHING, Amount, price
 from ensemble_ray.values.ids import new_object_id
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PAID", "SpentTally", "spent_of", "with_account"]
 
-#: What is paid for: answers of models, and what memory embeds.
-PAID = (ModelAnswered, MemoryRecalled, MemoryStored)
+#: What is paid for: answers of models, what memory embeds, and reflections.
+PAID = (ModelAnswered, MemoryRecalled, MemoryStored, ReflectionMade)
 
 
 def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
@@ -52,6 +53,8 @@ class SpentTally:
         for fact in facts:
             if isinstance(fact.data, MemoryRecalled | MemoryStored):
                 self.total += price(self._costs, fact.data.embedding_tokens, 0)
+            if isinstance(fact.data, ReflectionMade):
+                self.total += price(self._costs, fact.data.input_tokens, fact.data.output_tokens)
             if not isinstance(fact.data, ModelAnswered) or fact.data.is_copied:
                 continue
             if is_making_agent(fact):

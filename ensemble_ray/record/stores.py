@@ -10,15 +10,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Seq
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.ports import Journal
 from ensemble_ray.process.config import Settings
+from ensemble_ray.record.open_reviews import Gate, Obstacle
 from ensemble_ray.values.outputs import RunState
 
-__all__ = ["PAGE", "OwnedRun", "RunStore", "RunSummary", "StoreAddress", "pages"]
+__all__ = ["PAGE", "GatesOfRun", "OwnedRun", "RunStore", "RunSummary", "StoreAddress", "pages"]
 
 #: Most facts that `RunStore.read` gives at once.
 PAGE = 500
@@ -38,6 +40,14 @@ class RunSummary:
     place: str
     #: who owns it now, for people: `process 4711 on HOST`; empty when nobody does or it is not known
     owner: str = ""
+
+
+class GatesOfRun(NamedTuple):
+    """A run, and what is recorded of its review gates."""
+
+    run: RunSummary
+    #: what was asked and decided, in order, and without its data what closed gates (`open_reviews.fold_gates`)
+    facts: Sequence[Fact]
 
 
 class OwnedRun(Protocol):
@@ -180,6 +190,41 @@ class RunStore(Protocol):
 
     async def ask_cancel(self, run_id: str) -> None:
         """Ask the owner of a run to end it."""
+        ...
+
+    async def gates(self) -> list[GatesOfRun]:
+        """Return the runs that have not ended and have review gates, oldest first; it costs little how many others there are.
+
+        A run whose record cannot be read is left out, which is logged: reading the run tells why.
+
+        Raises:
+            RecordError: the store cannot be read.
+        """
+        ...
+
+    async def gates_of(self, run_id: str) -> list[Fact]:
+        """Return what is recorded of a run's review gates; see `GatesOfRun.facts`. None when there is no such run.
+
+        Raises:
+            RecordError: the record is damaged, or of a newer format.
+        """
+        ...
+
+    async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
+        """Record a decision at a gate, on the disk, unless something is in its way; both are one step for every process.
+
+        Args:
+            run_id: The run's id.
+            gate: The gate's name; it was asked at.
+            decision: The decision.
+
+        Returns:
+            The gate as it stands, and what is in the way (`open_reviews.obstacle_at`); None: the decision counts.
+
+        Raises:
+            RecordError: the record is damaged, or cannot be written.
+            ValidationError: there is no such run.
+        """
         ...
 
     async def delete(self, run_id: str) -> None:

@@ -30,6 +30,7 @@ from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_text
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.reflection import ReflectionMade, ReflectionRecalled, ReflectionStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
@@ -109,6 +110,8 @@ class TaskFold:
             case MemoryRecalled() | MemoryStored():
                 # What the task was reminded of stands in its prompt.
                 self._embedding_tokens += data.embedding_tokens
+            case ReflectionRecalled() | ReflectionMade() | ReflectionStored():
+                pass  # the notes stand in its prompt; what is learned of its output is no part of it (S-REFL-18)
             case _ if data.IS_EFFECT:
                 self._apply_effect(fact)
             case _:

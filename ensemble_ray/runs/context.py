@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.execute.reflection.local import LocalRunReflections
 from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
 from ensemble_ray.reviews.reviewer import LocalReviewer
 from ensemble_ray.runs.ports import RunRequest
@@ -55,6 +56,7 @@ def run_context_of(
         interest=interest,
         capture_mode=capture_mode,
         is_verbose=definition.verbose,
+        context_budget=definition.context_budget,
         max_tool_output_length=definition.max_tool_output_length,
         tool_log_truncate_length=definition.tool_log_truncate_length,
         log_fields=log_fields,
@@ -75,8 +77,15 @@ def run_context_of(
         ),
         hierarchy=plan.hierarchy,
         memory=rules_of(definition.memory, definition.memory_store),
-        review_policy=None if definition.review_handler is None else definition.review_policy,
+        review_policy=definition.review_policy if definition.has_reviews else None,
+        is_detached=definition.is_detached,
+        has_reflections=definition.reflection_store is not None or reflects(planned),
     )
+
+
+def reflects(planned: Planned) -> bool:
+    """Return whether a task of the plan is reflected on."""
+    return any(task.reflection_config is not None for task in planned.tasks.values())
 
 
 def request_of(
@@ -90,6 +99,7 @@ def request_of(
         planned: What is known of them.
         capture_mode: What its trace keeps.
     """
+    handler = None if definition.is_detached else definition.review_handler
     context = run_context_of(
         definition,
         planned,
@@ -98,14 +108,16 @@ def request_of(
         capture_mode=capture_mode,
         log_fields=scope.log_fields,
     )
+    store = definition.find_reflection_store(task.reflection_config for task in planned.tasks.values())
     return RunRequest(
         run_id=scope.run_id,
         context=context,
         events=scope.events,
         tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
         on_unknown=definition.on_unknown,
-        reviewer=None if definition.review_handler is None else LocalReviewer(definition.review_handler),
+        reviewer=None if handler is None else LocalReviewer(handler),
         store=scope.store_address,
         cancelled=scope.cancelled,
         memory=None if context.memory is None else LocalRunMemory(definition.memory, definition.memory_store),
+        reflections=None if store is None else LocalRunReflections(store),
     )

@@ -34,10 +34,11 @@ from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.runs.context import request_of
+from ensemble_ray.runs.context_budgets import check_context_budgets
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.planned_result import conclude, loop_lines, manager_failure
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
-from ensemble_ray.runs.remembered import restore_short_term
+from ensemble_ray.runs.remembered import restore_reflections, restore_short_term
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
@@ -93,6 +94,7 @@ class PlannedLauncher:
             return agents
         prompts = await self._make_manager_prompts(scope, resolved, agents)
         self._planned = plan_run(self.definition, resolved, agents, prompts)
+        check_context_budgets(self.definition, self._planned)
         plan = self._planned.plan
         return Prepared(
             workflow=plan.shown_workflow,
@@ -134,6 +136,7 @@ class PlannedLauncher:
         )
         request = request_of(scope, self.definition, self._planned, capture_mode=mode)
         await restore_short_term(request, scope)
+        await restore_reflections(request, scope)
         try:
             self._submitted = await scope.runtime.submit(request, work)
         except asyncio.CancelledError:

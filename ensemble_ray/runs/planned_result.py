@@ -52,6 +52,7 @@ def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
         # Whoever goes on with a run may have another clock than who began it.
         completed_at=utc_of(max(outcome.started_at, outcome.completed_at)),
         errors=tuple(_errors(plan, outcome, failures)),
+        open_reviews=outcome.open_reviews,
     )
     failure = _failure_of(plan, outcome, ended, failures) if outcome.state is RunState.FAILED else None
     is_spent = outcome.state is RunState.BUDGET_EXHAUSTED

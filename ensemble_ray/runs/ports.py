@@ -20,6 +20,7 @@ from ensemble_ray.runs.submission import SubmissionReason
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunContext, TaskResult
     from ensemble_ray.execute.outcomes import RunOutcome
+    from ensemble_ray.execute.reflection.local import LocalRunReflections
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
@@ -55,6 +56,8 @@ class RunRequest:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     #: its memory, in this process; None: it has none
     memory: LocalRunMemory | None = None
+    #: what is learned of its tasks, in this process; None: there is no store, and no task of its plan needs one
+    reflections: LocalRunReflections | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

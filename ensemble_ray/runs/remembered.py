@@ -1,4 +1,4 @@
-"""Short-term memory of a run that goes on: what its earlier processes recorded of it. Package: runs."""
+"""Memory of a run that goes on: what its earlier processes recorded of what tasks gave and were shown. Package: runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.memory import MemoryStored
+from ensemble_ray.facts.reflection import ReflectionRecalled
 
 if TYPE_CHECKING:
     from ensemble_ray.runs.launching import RunScope
     from ensemble_ray.runs.ports import RunRequest
 
-__all__ = ["restore_short_term"]
+__all__ = ["restore_reflections", "restore_short_term"]
+
+
+async def restore_reflections(request: RunRequest, scope: RunScope) -> None:
+    """Tell a run's reflections what its tasks were shown before it was interrupted: later ones see the same (S-REFL-2)."""
+    if request.reflections is None or not scope.is_named or scope.store_address is None:
+        return
+    async for page in scope.store.read(scope.run_id, kinds=kinds_of(ReflectionRecalled)):
+        for fact in page:
+            if isinstance(fact.data, ReflectionRecalled):
+                request.reflections.restore(fact.data.key, fact.data.recalled)
 
 
 async def restore_short_term(request: RunRequest, scope: RunScope) -> None:

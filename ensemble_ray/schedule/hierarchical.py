@@ -12,7 +12,7 @@ from ensemble_ray.plan.plan import HierarchyRules, Plan
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.schedule.instructions import End, Instruction
 from ensemble_ray.schedule.machine import Machine
-from ensemble_ray.schedule.stimuli import Completed
+from ensemble_ray.schedule.stimuli import Completed, Continued, Waiting
 from ensemble_ray.schedule.unit import UnitStimulus
 from ensemble_ray.values.outputs import ExitReason, RunState
 
@@ -27,7 +27,7 @@ class HierarchicalMachine(Machine):
         self._rules = plan.hierarchy or HierarchyRules()
         self._has_violations = False
 
-    def _handle_one(self, stimulus: UnitStimulus, done: list[Instruction]) -> None:
+    def _handle_one(self, stimulus: UnitStimulus | Waiting | Continued, done: list[Instruction]) -> None:
         super()._handle_one(stimulus, done)
         if isinstance(stimulus, Completed):
             self._has_violations = bool(violations_of(self._rules, stimulus.delegated_roles))

@@ -26,6 +26,7 @@ __all__ = [
     "PullItems",
     "Question",
     "ReduceGroup",
+    "ReflectOn",
     "ResetMemory",
     "Skip",
     "Start",
@@ -133,7 +134,16 @@ class ResetMemory:
     iteration: int
 
 
-Question = Union[PullItems, CountTokens, UntilHolds, EdgeMatches, ResetMemory]  # noqa: UP007  a name for the union, also at run time
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReflectOn:
+    """Have the outputs of an accepted attempt of a phase reflected on (S-REFL-19); answered by True, whatever came of it."""
+
+    unit: str
+    #: 1-based
+    execution: int
+
+
+Question = Union[PullItems, CountTokens, UntilHolds, EdgeMatches, ResetMemory, ReflectOn]  # noqa: UP007  a name for the union, also at run time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +259,11 @@ class WarnOversized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Nothing runs any more and nothing will. The last instruction of a run; whatever is told later is ignored."""
+    """Nothing runs any more and nothing will. The last instruction of a run; whatever is told later is ignored.
+
+    With the state `waiting`, nothing will run before somebody decided at gates: a source that is told that the run goes on
+    does so (S-REV-116).
+    """
 
     state: RunState
     exit_reason: ExitReason

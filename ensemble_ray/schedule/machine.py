@@ -6,6 +6,8 @@ Rules:
 3. An early exit starts nothing more, lets running tasks finish and outranks a recorded failure (S-PAR-30).
 4. A stimulus for a task that is resolved already is ignored: a late message of a replaced process changes nothing.
 5. The run ends exactly once, when every task is resolved.
+6. A task that waits at a gate holds no place. Where nothing else runs or can start, the run waits: it ends for now. Told that
+   it goes on, it starts those tasks again. A run that ends for another reason cancels them (S-REV-116, S-REV-119).
 """
 
 from __future__ import annotations
@@ -23,16 +25,21 @@ from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Completed,
+    Continued,
     Decided,
     Evaluated,
     Exited,
     Failed,
+    Waiting,
 )
 from ensemble_ray.schedule.unit import HistoryEntry, Member, StopRequested, UnitStimulus
 from ensemble_ray.values.ids import instance_of, key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-__all__ = ["Machine", "end_of"]
+__all__ = ["WAITS", "Machine", "end_of"]
+
+#: How a run ends for now whose tasks wait at gates.
+WAITS = End(state=RunState.WAITING, exit_reason=ExitReason.WAITING)
 
 
 _STATE_AFTER: Mapping[type[Completed | Failed | Exited | Cancelled], TaskState] = {
@@ -42,6 +49,8 @@ _STATE_AFTER: Mapping[type[Completed | Failed | Exited | Cancelled], TaskState] 
     Cancelled: TaskState.CANCELLED,
 }
 _UNSTARTED = frozenset({TaskState.PENDING, TaskState.READY})
+#: What a run that ends lets go.
+_LET_GO = _UNSTARTED | {TaskState.WAITING}
 
 
 class Machine:
@@ -60,6 +69,8 @@ class Machine:
         self._states: dict[str, TaskState] = {self._instance(each.key): TaskState.PENDING for each in members}
         self._ready: deque[str] = deque()
         self._running: set[str] = set()
+        #: put down at gates, in that order
+        self._waiting: dict[str, None] = {}
         self._open = len(members)
         #: time, instance and state of each move, one behind the other: a tuple for each costs more than the move itself
         self._story: list[float | str | TaskState] = []
@@ -133,7 +144,7 @@ class Machine:
 
     # The door.
 
-    def handle(self, *stimuli: UnitStimulus) -> list[Instruction]:
+    def handle(self, *stimuli: UnitStimulus | Waiting | Continued) -> list[Instruction]:
         """Take facts, give what is to be done now, in order."""
         done: list[Instruction] = []
         for stimulus in stimuli:
@@ -143,13 +154,17 @@ class Machine:
             self._end_if_resolved(done)
         return done
 
-    def _handle_one(self, stimulus: UnitStimulus, done: list[Instruction]) -> None:
+    def _handle_one(self, stimulus: UnitStimulus | Waiting | Continued, done: list[Instruction]) -> None:
         match stimulus:
             case Begun():
                 self._begin(stimulus.at)
             case Completed() | Failed() | Exited() | Cancelled():
                 if self._resolve(stimulus.instance, _STATE_AFTER[type(stimulus)], stimulus.at):
                     self._follow(stimulus, done)
+            case Waiting():
+                self._put_down(stimulus, done)
+            case Continued():
+                self._pick_up(stimulus.at)
             case CancelRequested():
                 self._cancel(stimulus.at, done)
             case StopRequested():
@@ -209,6 +224,23 @@ class Machine:
         self._abandon(TaskState.CANCELLED, "run cancelled", at, done)
         done.extend(Cancel(instance=each) for each in sorted(self._running))
 
+    def _put_down(self, stimulus: Waiting, done: list[Instruction]) -> None:
+        instance = stimulus.instance
+        if instance not in self._running:
+            return
+        self._running.remove(instance)
+        self._move(instance, TaskState.WAITING, stimulus.at)
+        self._waiting[instance] = None
+        if self._is_stopping:  # nobody is asked any more (S-REV-17)
+            self._let_go(instance, TaskState.CANCELLED, "run ending early", stimulus.at, done)
+
+    def _pick_up(self, at: float) -> None:
+        """Make ready what waits, before all that is ready: it was started before."""
+        for instance in self._waiting:
+            self._move(instance, TaskState.READY, at)
+        self._ready.extendleft(reversed(self._waiting))
+        self._waiting.clear()
+
     def _stop(self, stimulus: StopRequested, done: list[Instruction]) -> None:
         """Start nothing more, since the run is ending around this; where all had started, that just ends, units sooner."""
         self._is_stopping = True
@@ -243,9 +275,13 @@ class Machine:
         self._is_stopping = True
         self._ready.clear()
         for instance, state in self._states.items():
-            if state in _UNSTARTED:
-                self._move(instance, after, at)
-                done.append(Skip(instance=instance, reason=reason))
+            if state in _LET_GO:
+                self._let_go(instance, after if state in _UNSTARTED else TaskState.CANCELLED, reason, at, done)
+
+    def _let_go(self, instance: str, after: TaskState, reason: str, at: float, done: list[Instruction]) -> None:
+        self._waiting.pop(instance, None)
+        self._move(instance, after, at)
+        done.append(Skip(instance=instance, reason=reason))
 
     def _start_ready(self, at: float, done: list[Instruction]) -> None:
         places = self._places()
@@ -269,6 +305,8 @@ class Machine:
         if not self._open:
             self._is_ended = True
             done.append(self._ended())
+        elif self._waiting and not self._running:
+            done.append(WAITS)
 
     def _ended(self) -> End:
         """How the run ends, now that nothing is open."""
@@ -285,6 +323,7 @@ class Machine:
         states = list(self._states.values())
         assert self._open == sum(not state.is_resolved for state in states), "open count"  # noqa: S101  invariants
         assert self._running == {k for k, s in self._states.items() if s is TaskState.RUNNING}, "running set"  # noqa: S101
+        assert set(self._waiting) == {k for k, s in self._states.items() if s is TaskState.WAITING}, "waiting set"  # noqa: S101
         assert set(self._ready) == {k for k, s in self._states.items() if s is TaskState.READY}, "ready queue"  # noqa: S101
         assert self._is_ended == (self._open == 0), "ended exactly when all are resolved"  # noqa: S101
 

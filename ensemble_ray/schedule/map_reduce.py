@@ -46,12 +46,14 @@ from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Completed,
+    Continued,
     Decided,
     Evaluated,
     Exited,
     Failed,
     ItemsPulled,
     Stimulus,
+    Waiting,
 )
 from ensemble_ray.values.outputs import ExitReason
 
@@ -144,7 +146,7 @@ class MapReduceMachine:
             case CancelRequested():
                 self._is_cancelled = True
                 self._stop(done)
-            case Decided():
+            case Decided() | Waiting() | Continued():
                 raise TypeError(f"nothing waits for {stimulus}")
             case _:
                 assert_never(stimulus)

@@ -11,6 +11,8 @@ Rules:
    place is taken back (S-PAR-21, S-PAR-30). A cancelled run cancels all that runs (S-SET-27).
 6. A stimulus for a task that was not handed out, or that ended, is ignored: it is late. So is an answer nobody waits for.
 7. The run ends exactly once, when the machine of the run ended; no machine and no task is left then.
+8. Of a task that waits at a gate no machine hears: to them it has not ended. It holds no place; where nothing else runs and
+   nothing is asked, the run waits (S-REV-116).
 
 One stimulus costs what the machines above its task cost, however many iterations and steps the run has had.
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from ensemble_ray.plan.plan import Plan
@@ -42,6 +44,7 @@ from ensemble_ray.schedule.instructions import (
     WarnLeftOut,
     WarnOversized,
 )
+from ensemble_ray.schedule.machine import WAITS
 from ensemble_ray.schedule.results import LoopResult, UnitFailure, UnitResult
 from ensemble_ray.schedule.scopes import Scopes, scope_keys, scope_of
 from ensemble_ray.schedule.stimuli import (
@@ -49,11 +52,13 @@ from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Completed,
+    Continued,
     Decided,
     Evaluated,
     Exited,
     Failed,
     Stimulus,
+    Waiting,
 )
 from ensemble_ray.schedule.unit import (
     Execution,
@@ -80,6 +85,8 @@ class _Nested:
     machine: UnitMachine
     #: the instance of the unit whose machine started it
     parent: str
+    #: its open questions
+    asked: set[Question] = field(default_factory=set[Question])
 
 
 class NestedSource:
@@ -113,7 +120,9 @@ class NestedSource:
         self._waiting: dict[str, Start] = {}
         #: tasks that were handed out, in order
         self._running: dict[str, Start] = {}
-        #: those of them that were asked to stop
+        #: tasks that were put down at gates, in that order
+        self._at_gates: dict[str, Start] = {}
+        #: those that run and were asked to stop
         self._cancelling: set[str] = set()
         #: open questions and who asked, in order
         self._asked: dict[Question, str] = {}
@@ -170,6 +179,8 @@ class NestedSource:
             instance = next(iter(self._waiting))
             self._running[instance] = start = self._waiting.pop(instance)
             done.append(start)
+        if self._at_gates and not (self._running or self._asked or self._is_ended):
+            done.append(self._with_units(WAITS))
         return done
 
     def _route(self, stimulus: Stimulus) -> None:
@@ -183,13 +194,34 @@ class NestedSource:
                     if isinstance(stimulus, Completed) or (isinstance(stimulus, Exited) and stimulus.has_output):
                         self._keep(stimulus.instance)
                     self._untold.append((self._owners.pop(stimulus.instance), stimulus))
+            case Waiting(at=at, instance=instance):
+                self._put_down(instance, at)
+            case Continued():
+                self._waiting = {**self._at_gates, **self._waiting}
+                self._at_gates = {}
             case Evaluated():
                 if (asker := self._asked.pop(stimulus.question, None)) is not None:
+                    self._machines[asker].asked.discard(stimulus.question)
                     self._untold.append((asker, stimulus))
             case Decided():
                 raise TypeError(f"nothing waits for {stimulus}")
             case _:
                 assert_never(stimulus)
+
+    def _put_down(self, instance: str, at: float) -> None:
+        if (start := self._running.pop(instance, None)) is None:
+            return
+        self._at_gates[instance] = start
+        owner = self._owners[instance]
+        is_unwanted = instance in self._cancelling or self._machines[owner].machine.is_stopping
+        self._cancelling.discard(instance)
+        if is_unwanted:  # nobody is asked any more (S-REV-17)
+            self._let_go(instance, at)
+
+    def _let_go(self, instance: str, at: float) -> None:
+        """Tell that a task that waits at a gate will not be started again."""
+        del self._at_gates[instance]
+        self._untold.append((self._owners.pop(instance), Cancelled(at=at, instance=instance)))
 
     def _keep(self, instance: str) -> None:
         self._completed += 1
@@ -213,6 +245,7 @@ class NestedSource:
                 self._cancel(instruction, at, done)
             case Evaluate():
                 self._asked[instruction.question] = unit
+                self._machines[unit].asked.add(instruction.question)
                 done.append(instruction)
             case End():
                 self._end(unit, instruction, at, done)
@@ -256,6 +289,8 @@ class NestedSource:
             self._untold.append((instance, CancelRequested(at=at)))
         elif instance in self._waiting:
             self._take_back(instance, "run cancelled", at, done)
+        elif instance in self._at_gates:
+            self._let_go(instance, at)
         elif instance in self._running:
             self._cancelling.add(instance)
             done.append(cancel)
@@ -269,6 +304,8 @@ class NestedSource:
     def _stop_below(self, unit: str, cause: UnitStimulus, done: list[Instruction]) -> None:
         for instance in [each for each in self._waiting if self._owners[each] == unit]:
             self._take_back(instance, "run ending early", cause.at, done)
+        for instance in [each for each in self._at_gates if self._owners[each] == unit]:
+            self._let_go(instance, cause.at)
         if isinstance(cause, CancelRequested):
             return  # its machine cancels each member itself
         reason = cause.reason if isinstance(cause, Exited) else None
@@ -284,15 +321,18 @@ class NestedSource:
         self._results += end.units
         self._failures += [replace(each, completed_before=self._completed) for each in end.unit_failures]
         nested = self._machines.pop(unit)
-        for question in [question for question, asker in self._asked.items() if asker == unit]:
+        for question in nested.asked:
             del self._asked[question]  # it was cancelled meanwhile: nobody waits for the answer
         if unit == _ROOT:
             self._is_ended = True
-            done.append(replace(end, units=tuple(self._results), unit_failures=tuple(self._failures)))
+            done.append(self._with_units(end))
             return
         if end.state is RunState.COMPLETED and end.exit_reason is ExitReason.COMPLETED:
             self._scopes.put(scope_of(unit), node_key(unit), nested.machine.projection())
         self._untold.append((nested.parent, _end_of_member(unit, end, at)))
+
+    def _with_units(self, end: End) -> End:
+        return replace(end, units=tuple(self._results), unit_failures=tuple(self._failures))
 
     # Invariants, for tests and for hunting defects.
 
@@ -304,7 +344,7 @@ class NestedSource:
         """
         assert len(self._running) <= self._cap, "cap"  # noqa: S101  invariants
         assert self._cancelling <= self._running.keys(), "what is asked to stop runs"  # noqa: S101
-        assert self._owners.keys() == self._running.keys() | self._waiting.keys(), "owners"  # noqa: S101
+        assert self._owners.keys() == {*self._running, *self._waiting, *self._at_gates}, "owners"  # noqa: S101
         assert not self._waiting or len(self._running) == self._cap, "a free place is taken"  # noqa: S101
         for each in (*self._owners.values(), *self._asked.values()):
             assert each in self._machines, "somebody waits for every task and answer"  # noqa: S101

@@ -3,6 +3,7 @@
 `waiting`      not all of its predecessors are completed: not begun, or to be run again.
 `running`      the members of an attempt run.
 `reviewing`    the review of the attempt runs.
+`reflecting`   what the accepted attempt taught is written down.
 `completed`    its attempt was accepted.
 `failed`       a member or the review failed, the review rejected it, or a predecessor that it sent back failed.
 `skipped`      never begun, or withdrawn and not run again: a predecessor did not complete, or the run was ending.
@@ -28,6 +29,7 @@ class PhaseState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     REVIEWING = "reviewing"
+    REFLECTING = "reflecting"
     COMPLETED = "completed"
     FAILED = "failed"
     SKIPPED = "skipped"
@@ -41,6 +43,8 @@ class PhaseEvent(StrEnum):
     MEMBERS_COMPLETED = "its members completed, without a review to come"
     REVIEW_FOLLOWS = "its members completed, its review follows"
     ACCEPTED = "its review accepted"
+    REFLECTION_FOLLOWS = "its attempt is accepted, and tasks in it are reflected on"
+    REFLECTED = "its tasks are reflected on, or the run was cancelled"
     SENT_BACK = "its review asked for another attempt"
     PREDECESSOR_SENT_BACK = "its review sent a predecessor back"
     REJECTED = "its review rejected"
@@ -63,6 +67,9 @@ PHASE_TRANSITIONS: dict[tuple[PhaseState, PhaseEvent], PhaseState] = {
     (_S.RUNNING, _E.REVIEW_FOLLOWS): _S.REVIEWING,
     (_S.RUNNING, _E.FAILED): _S.FAILED,
     (_S.RUNNING, _E.RUN_ENDED): _S.CUT_SHORT,
+    (_S.RUNNING, _E.REFLECTION_FOLLOWS): _S.REFLECTING,
+    (_S.REVIEWING, _E.REFLECTION_FOLLOWS): _S.REFLECTING,
+    (_S.REFLECTING, _E.REFLECTED): _S.COMPLETED,
     (_S.REVIEWING, _E.ACCEPTED): _S.COMPLETED,
     (_S.REVIEWING, _E.SENT_BACK): _S.RUNNING,
     (_S.REVIEWING, _E.PREDECESSOR_SENT_BACK): _S.WAITING,

@@ -11,8 +11,9 @@ Rules:
 5. A phase that a successor's review sends back runs again without its own review. Requests for one phase are served one
    after the other, in order; all who asked wait for the last of them (S-PHASE-101).
 6. A failed phase skips what comes after it; all other phases run to the end (S-PHASE-51, S-PHASE-52).
-7. A run that ends early or is cancelled begins nothing more, a review included.
-8. The machine ends once, when every phase is settled and nothing runs.
+7. Tasks of a reviewed phase are reflected on when its attempt was accepted, before successors begin (S-REFL-19).
+8. A run that ends early or is cancelled begins nothing more, a review included.
+9. The machine ends once, when every phase is settled and nothing runs.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, assert_never
 
 from ensemble_ray.plan.units import PhaseUnit
-from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Start, TaskChanges, Warn
+from ensemble_ray.schedule.instructions import Cancel, End, Evaluate, Instruction, ReflectOn, Start, TaskChanges, Warn
 from ensemble_ray.schedule.machine import end_of
 from ensemble_ray.schedule.phase_states import PHASE_TRANSITIONS, Phase, PhaseEvent, PhaseState
+from ensemble_ray.schedule.phase_warnings import warn_of_acceptance, warn_of_skip
 from ensemble_ray.schedule.results import PhaseResult, UnitFailure
 from ensemble_ray.schedule.scopes import Parts
 from ensemble_ray.schedule.stimuli import (
@@ -119,14 +121,13 @@ class PhasesMachine:
                     if isinstance(stimulus, Exited):
                         self._stop(stimulus.at, done)
             case CancelRequested():
-                if not self._is_cancelled:
-                    self._is_cancelled = True
-                    self._stop(stimulus.at, done)
-                    done.extend(Cancel(instance=instance) for instance in sorted(self._running))
+                self._cancel(stimulus.at, done)
             case StopRequested():
                 self._exit = self._exit or stimulus.exit_reason
                 self._is_cancelled = self._is_cancelled or stimulus.exit_reason is None
                 self._stop(stimulus.at, done)
+            case Evaluated(question=ReflectOn(unit=unit)):
+                self._end_reflecting(self._phases[unit], stimulus.at, done)
             case Evaluated() | Decided():
                 raise TypeError(f"nothing was asked that {stimulus} answers")
             case _:
@@ -141,10 +142,16 @@ class PhasesMachine:
         if not isinstance(end, Completed):
             return PhaseEvent.RUN_ENDED
         if phase.state is PhaseState.REVIEWING:
-            return self._decide(phase, end, done)
+            return self._reflected_first(phase, self._decide(phase, end, done))
         if phase.unit.review is None or phase.is_rerun:
-            return PhaseEvent.MEMBERS_COMPLETED
+            return self._reflected_first(phase, PhaseEvent.MEMBERS_COMPLETED)
         return PhaseEvent.RUN_ENDED if self.is_stopping else PhaseEvent.REVIEW_FOLLOWS
+
+    def _reflected_first(self, phase: Phase, event: PhaseEvent) -> PhaseEvent:
+        """Return what follows from a verdict: an accepted attempt with tasks that are reflected on waits for that."""
+        is_accepted = event in {PhaseEvent.ACCEPTED, PhaseEvent.MEMBERS_COMPLETED}
+        waits = is_accepted and phase.unit.reflecting and not self._is_cancelled
+        return PhaseEvent.REFLECTION_FOLLOWS if waits else event
 
     # What a review decides.
 
@@ -178,7 +185,7 @@ class PhasesMachine:
         """Have all of a phase done again, if its budget allows (S-PHASE-81)."""
         limit = phase.unit.max_retries
         if phase.attempt >= limit:
-            done.append(_accepted_anyway(phase, f"asked for another attempt after {limit} retries"))
+            done.append(warn_of_acceptance(phase, f"asked for another attempt after {limit} retries"))
             return PhaseEvent.ACCEPTED
         if self.is_stopping:
             return PhaseEvent.RUN_ENDED
@@ -190,11 +197,11 @@ class PhasesMachine:
         """Have a direct predecessor done again, if the budget allows (S-PHASE-86 to S-PHASE-88)."""
         before = [self._phases[key] for key in phase.unit.after if self._phases[key].unit.name == name]
         if not before:
-            done.append(_accepted_anyway(phase, f"sent back '{name}', which is no direct predecessor"))
+            done.append(warn_of_acceptance(phase, f"sent back '{name}', which is no direct predecessor"))
             return PhaseEvent.ACCEPTED
         predecessor, limit = before[0], phase.unit.max_predecessor_retries
         if phase.sent_back[predecessor.unit.key] >= limit:
-            done.append(_accepted_anyway(phase, f"sent back '{name}' again after {limit} retries of it"))
+            done.append(warn_of_acceptance(phase, f"sent back '{name}' again after {limit} retries of it"))
             return PhaseEvent.ACCEPTED
         if self.is_stopping:
             return PhaseEvent.RUN_ENDED
@@ -216,6 +223,8 @@ class PhasesMachine:
                 self._begin_attempt(phase, event, at, done)
             case PhaseState.REVIEWING:
                 self._begin_review(phase, done)
+            case PhaseState.REFLECTING:
+                done.append(Evaluate(question=ReflectOn(unit=phase.unit.key, execution=phase.executions)))
             case PhaseState.WAITING:
                 self._wait(phase, event, at, done)
             case PhaseState.COMPLETED:
@@ -258,6 +267,10 @@ class PhasesMachine:
         self._execution.scopes.withdraw("", phase.unit.key)
         self._begin_ready((phase,), at, done)
 
+    def _end_reflecting(self, phase: Phase, at: float, done: list[Instruction]) -> None:
+        if phase.state is PhaseState.REFLECTING:
+            self._move(phase, PhaseEvent.REFLECTED, at, done)
+
     def _complete(self, phase: Phase, at: float, done: list[Instruction]) -> None:
         """Commit an attempt: its outputs are seen from now on, also by the phase's own name."""
         scopes = self._execution.scopes
@@ -293,8 +306,18 @@ class PhasesMachine:
             for phase in self._successors[before.unit.key]:
                 if phase.state is PhaseState.WAITING:
                     self._move(phase, PhaseEvent.PREDECESSOR_LOST, at, done)
-                    done.append(_skipped(phase, before, failed))
+                    done.append(warn_of_skip(phase, before, failed))
                     lost.append(phase)
+
+    def _cancel(self, at: float, done: list[Instruction]) -> None:
+        """Have all that runs end; nobody waits for reflections any more."""
+        if self._is_cancelled:
+            return
+        self._is_cancelled = True
+        self._stop(at, done)
+        done.extend(Cancel(instance=instance) for instance in sorted(self._running))
+        for phase in self._phases.values():
+            self._end_reflecting(phase, at, done)
 
     def _stop(self, at: float, done: list[Instruction]) -> None:
         """Begin nothing more."""
@@ -372,14 +395,3 @@ class PhasesMachine:
             is_ready = all(each.state is PhaseState.COMPLETED for each in before)
             assert phase.state is not PhaseState.WAITING or not is_ready, "what can begin has begun"  # noqa: S101
         assert self._is_ended == (not self._running and len(self._settled) == len(self._phases)), "ended"  # noqa: S101
-
-
-def _accepted_anyway(phase: Phase, what: str) -> Warn:
-    return Warn(text=f"Phase '{phase.unit.name}': its review {what}; the output is accepted as it is")
-
-
-def _skipped(phase: Phase, before: Phase, failed: Phase) -> Warn:
-    name, predecessor, cause = phase.unit.name, before.unit.name, failed.unit.name
-    if before.state is PhaseState.FAILED:
-        return Warn(text=f"Phase '{name}' is skipped: its predecessor '{predecessor}' failed")
-    return Warn(text=f"Phase '{name}' is skipped: its predecessor '{predecessor}' was skipped, since '{cause}' failed")

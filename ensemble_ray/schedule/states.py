@@ -8,6 +8,7 @@ Rules:
 `pending`    not all of its dependencies are resolved.
 `ready`      could run; waits for a place under the cap.
 `running`    handed to an executor; its result has not come.
+`waiting`    put down at an open gate; holds no place, and is started again when the run goes on (S-REV-115).
 `completed`  succeeded; its output can be used.
 `failed`     failed; dependents cannot run.
 `exited`     asked to end the run early (S-ENG-59).
@@ -28,6 +29,7 @@ class TaskState(StrEnum):
     PENDING = "pending"
     READY = "ready"
     RUNNING = "running"
+    WAITING = "waiting"
     COMPLETED = "completed"
     FAILED = "failed"
     EXITED = "exited"
@@ -40,12 +42,14 @@ class TaskState(StrEnum):
         return self not in _OPEN
 
 
-_OPEN = frozenset({TaskState.PENDING, TaskState.READY, TaskState.RUNNING})
+_OPEN = frozenset({TaskState.PENDING, TaskState.READY, TaskState.RUNNING, TaskState.WAITING})
 
 #: (from, to) -> why; the whole rule about task states, as data.
 TRANSITIONS: dict[tuple[TaskState, TaskState], str] = {
     (TaskState.PENDING, TaskState.READY): "dependencies resolved",
     (TaskState.READY, TaskState.RUNNING): "a place is free",
+    (TaskState.RUNNING, TaskState.WAITING): "came to an open gate",
+    (TaskState.WAITING, TaskState.READY): "run goes on",
     (TaskState.RUNNING, TaskState.COMPLETED): "succeeded",
     (TaskState.RUNNING, TaskState.FAILED): "failed",
     (TaskState.RUNNING, TaskState.EXITED): "asked to end the run",
@@ -54,6 +58,7 @@ TRANSITIONS: dict[tuple[TaskState, TaskState], str] = {
     (TaskState.READY, TaskState.SKIPPED): "run ending",
     (TaskState.PENDING, TaskState.CANCELLED): "run cancelled",
     (TaskState.READY, TaskState.CANCELLED): "run cancelled",
+    (TaskState.WAITING, TaskState.CANCELLED): "run cancelled, or ending",
 }
 
 

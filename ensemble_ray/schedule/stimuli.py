@@ -12,7 +12,7 @@ from typing import Literal, Union
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import StimulusRecorded
-from ensemble_ray.schedule.instructions import EdgeMatches, Question, ResetMemory, UntilHolds
+from ensemble_ray.schedule.instructions import EdgeMatches, Question, ReflectOn, ResetMemory, UntilHolds
 from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason
 
@@ -21,12 +21,15 @@ __all__ = [
     "CancelRequested",
     "Cancelled",
     "Completed",
+    "Continued",
     "Decided",
     "Evaluated",
     "Exited",
     "Failed",
     "ItemsPulled",
     "Stimulus",
+    "UnitFact",
+    "Waiting",
     "decode_stimulus",
     "encode_stimulus",
 ]
@@ -89,6 +92,21 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A task was put down, since somebody has to decide at a gate of it first (S-REV-115)."""
+
+    at: float
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """The run goes on: what waits is to be started again. Not recorded by itself: it follows from the run's own facts."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ItemsPulled:
     """The answer to `PullItems`: the next items are there, perhaps fewer than asked for."""
 
@@ -130,7 +148,9 @@ class CancelRequested:
     at: float
 
 
-Stimulus = Union[Begun, Completed, Failed, Exited, Cancelled, Evaluated, Decided, CancelRequested]  # noqa: UP007  a name for the union, also at run time
+#: What a machine of a unit may be told: to it, a task that waits has not ended.
+UnitFact = Union[Begun, Completed, Failed, Exited, Cancelled, Evaluated, Decided, CancelRequested]  # noqa: UP007  a name for the union, also at run time
+Stimulus = Union[UnitFact, Waiting, Continued]  # noqa: UP007  as above
 
 #: What a record calls them, and which of their fields it has. What is not here is not recorded.
 _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
@@ -139,6 +159,7 @@ _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Failed: ("TaskFailed", ("error_type", "message")),
     Exited: ("TaskExited", ("reason", "has_output")),
     Cancelled: ("TaskCancelled", ()),
+    Waiting: ("TaskWaiting", ()),
     Evaluated: ("Evaluated", ("answer", "error_type", "message")),
     Decided: ("Decided", ("gate", "verdict", "text")),
     CancelRequested: ("CancelRequested", ()),
@@ -148,6 +169,7 @@ _QUESTIONS: Mapping[type[Question], tuple[str, tuple[str, ...]]] = {
     UntilHolds: ("until", ("unit", "iteration")),
     EdgeMatches: ("edge", ("unit", "step", "edge")),
     ResetMemory: ("memory", ("unit", "iteration")),
+    ReflectOn: ("reflect", ("unit", "execution")),
 }
 #: Fields that say something of a few stimuli alone, and are left out of the others.
 _LEFT_OUT: Mapping[str, object] = {"delegated_roles": (), "text": None, "has_output": False}

@@ -26,7 +26,7 @@ from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.units import Unit
 from ensemble_ray.schedule.instructions import Instruction, TaskChanges
 from ensemble_ray.schedule.scopes import Parts, Scopes
-from ensemble_ray.schedule.stimuli import Stimulus
+from ensemble_ray.schedule.stimuli import UnitFact
 from ensemble_ray.values.outputs import ExitReason
 
 __all__ = ["Execution", "HistoryEntry", "Member", "StopRequested", "UnitMachine", "UnitMember", "UnitStimulus"]
@@ -62,7 +62,7 @@ class StopRequested:
     exit_reason: ExitReason | None = None
 
 
-UnitStimulus = Union[Stimulus, StopRequested]  # noqa: UP007  a name for the union, also at run time
+UnitStimulus = Union[UnitFact, StopRequested]  # noqa: UP007  a name for the union, also at run time
 
 
 class HistoryEntry(NamedTuple):

@@ -22,6 +22,8 @@ __all__ = [
     "new_object_id",
     "new_run_id",
     "node_key",
+    "reflected_instance",
+    "reflecting_instance",
     "task_instance",
     "uuid_of",
 ]
@@ -30,6 +32,8 @@ __all__ = [
 RUN = "run"
 #: Key of work that was handed on, inside the call that did so.
 _DELEGATE = "delegate"
+#: Before the key of a task whose output is reflected on when the task has ended.
+_REFLECT = "reflect:"
 
 
 def new_object_id() -> str:
@@ -79,6 +83,23 @@ def node_key(instance: str) -> str:
         'writer'
     """
     return instance.rpartition("/")[2].rpartition("#")[0]
+
+
+def reflecting_instance(instance: str) -> str:
+    """Return the instance of reflecting on the output of an instance, where that is done behind its task.
+
+    Example:
+        >>> reflecting_instance("phase:draft#1/writer#0")
+        'phase:draft#1/reflect:writer#0'
+    """
+    parent, slash, own = instance.rpartition("/")
+    return f"{parent}{slash}{_REFLECT}{own}"
+
+
+def reflected_instance(instance: str) -> str:
+    """Return whose output an instance that `reflecting_instance` gave reflects on."""
+    parent, slash, own = instance.rpartition("/")
+    return f"{parent}{slash}{own.removeprefix(_REFLECT)}"
 
 
 def delegating_call(instance: str) -> str | None:

@@ -20,6 +20,7 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.values.metrics import ExecutionMetrics, TaskMetrics
+from ensemble_ray.values.reviews import OpenReview
 from ensemble_ray.values.shown import Shown, count, figures
 from ensemble_ray.values.trace import ExecutionTrace, TaskTrace, jsonable
 from ensemble_ray.values.unit_outputs import GraphStep, LoopHistory, UnitOutputs
@@ -54,6 +55,8 @@ class ExitReason(StrEnum):
     CANCELLED = "cancelled"
     #: what the run may spend is spent (S-BUD-4)
     BUDGET_EXHAUSTED = "budget_exhausted"
+    #: it has not ended: what is left depends on gates that nobody has decided (S-REV-114)
+    WAITING = "waiting"
 
 
 class RunState(StrEnum):
@@ -61,6 +64,7 @@ class RunState(StrEnum):
 
     PENDING = "pending"
     RUNNING = "running"
+    #: its call has ended; it goes on when its open gates are decided (S-REV-114)
     WAITING = "waiting"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -77,7 +81,16 @@ class RunState(StrEnum):
     @property
     def is_going_on(self) -> bool:
         """Whether somebody must own the run."""
-        return self in {RunState.PENDING, RunState.RUNNING, RunState.WAITING}
+        return self in {RunState.PENDING, RunState.RUNNING}
+
+
+#: States of runs whose output has that reason; the others are completed.
+_STATES = {
+    ExitReason.ERROR: RunState.FAILED,
+    ExitReason.CANCELLED: RunState.CANCELLED,
+    ExitReason.BUDGET_EXHAUSTED: RunState.BUDGET_EXHAUSTED,
+    ExitReason.WAITING: RunState.WAITING,
+}
 
 
 def full_name(kind: type[object]) -> str:
@@ -210,6 +223,7 @@ class EnsembleOutput(Shown):
         trace: The run as a tree; `ExecutionTrace.EMPTY` for a run that never began and a value made by hand.
         run_id: Names the run's record; None for a value made by hand.
         failed_items: Items of a map that gave no output, in item order (S-MR-150).
+        open_reviews: Gates that a detached run waits for, in the order in which they were opened; none where it ended.
     """
 
     raw: str = ""
@@ -225,6 +239,7 @@ class EnsembleOutput(Shown):
     )
     run_id: str | None = None
     failed_items: FrozenSequence[FailedItem] = ()
+    open_reviews: FrozenSequence[OpenReview] = ()
     #: object id of a task -> position in task_outputs
     _positions: Mapping[str, int] = PrivateAttr(default_factory=dict[str, int])
     _units: UnitOutputs = PrivateAttr(default=UnitOutputs())
@@ -241,6 +256,8 @@ class EnsembleOutput(Shown):
         line = figures(len(self.task_outputs), found.total_llm_call_count, found.total_tokens, self.total_duration)
         if self.failed_items:
             line += f", {count(len(self.failed_items), 'failed item')}"
+        if self.exit_reason is ExitReason.WAITING:
+            return self.raw, f"{line}, waits for {count(len(self.open_reviews), 'review')}"
         return self.raw, line if self.is_complete else f"{line}, ended early: {self.exit_reason.value}"
 
     @classmethod
@@ -267,6 +284,11 @@ class EnsembleOutput(Shown):
         if "task_outputs" not in changes:
             copy.with_positions(self._positions, self._units)
         return copy
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stood when its call ended: `waiting` where gates are open (S-REV-114)."""
+        return _STATES.get(self.exit_reason, RunState.COMPLETED)
 
     @property
     def is_complete(self) -> bool:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, Type
 from pydantic import Strict, model_validator
 
 from ensemble_ray.errors import ReviewTimeoutError, ValidationError
-from ensemble_ray.values.value import Duration, DurationField, Value
+from ensemble_ray.values.value import Duration, DurationField, Instant, Value
 
 __all__ = [
     "Continue",
     "Edit",
     "ExitEarly",
     "OnTimeoutAction",
+    "OpenReview",
     "Review",
     "ReviewAnswer",
     "ReviewDecision",
@@ -28,6 +29,7 @@ __all__ = [
     "ReviewPolicy",
     "ReviewRequest",
     "ReviewTiming",
+    "ReviewWait",
     "Reviewing",
     "decision_at_timeout",
 ]
@@ -271,6 +273,43 @@ class ReviewRequest(Value):
         """How long it may wait, s; None: without limit (S-REV-5, S-REV-47)."""
         seconds = None if self.timeout is None else self.timeout.total_seconds()
         return seconds if seconds is not None and seconds > 0 else None
+
+
+class OpenReview(Value):
+    """A gate that nobody has decided yet: in `output.open_reviews` of a run that waits (S-REV-114).
+
+    Attributes:
+        run_id: The run.
+        gate_id: Id of the gate: the `review_id` of its request, unique among all runs of a store.
+        task_description: What the task is; of a question in a task, the question.
+        task_output: What the task gave; empty before and during it.
+        timing: When it is asked.
+        prompt: What the reviewer is told beside that.
+        created_at: When it was opened.
+        expires_at: When its timeout has passed; None: it waits without limit.
+        on_timeout: What follows then.
+        required_role: Who may decide.
+    """
+
+    run_id: str
+    gate_id: str
+    task_description: str
+    task_output: str = ""
+    timing: ReviewTiming
+    prompt: str | None = None
+    created_at: Instant
+    expires_at: Instant | None = None
+    on_timeout: OnTimeoutAction = OnTimeoutAction.EXIT_EARLY
+    required_role: str | None = None
+
+
+class ReviewWait(StrEnum):
+    """Where a run waits for the decisions at its gates (S-REV-113)."""
+
+    #: in the program that called `run()`, which asks its handler
+    ATTACHED = "attached"
+    #: in its record: the call ends, and the run goes on when somebody decided
+    DETACH = "detach"
 
 
 def decision_at_timeout(request: ReviewRequest, waited_s: float) -> ReviewDecision:

@@ -19,6 +19,7 @@ __all__ = [
     "answer_in_map_reduce",
     "answer_in_newsroom",
     "answer_of_peers",
+    "answer_with_reviews",
     "answer_with_tools",
     "answer_with_units",
     "marks_in",
@@ -153,6 +154,19 @@ def answer_with_units(request: ServedRequest, world: World) -> Reply:
         return Reply(text="APPROVE" if is_again else "RETRY: second attempt", latency_s=_latency_s(digest))
     # A task is done several times, and each time leaves lines of its own.
     return _answer_with_tools(request, world, [], label=f"{step}-{_digest(request, [])[:8]}")
+
+
+def answer_with_reviews(request: ServedRequest, world: World) -> Reply:
+    """The same as with tools; where it can sign, it signs beside the first calls."""
+    step = _step(request)
+    arguments = json.dumps({"input": f"{world.lines}|{step}"})
+    # Of unknown outcome where its process died after the decision, like the other one that is done once.
+    asks = (
+        [ToolCall(id=f"call_append_line_sign_{step}", name="sign", arguments=arguments)]
+        if "sign" in request.tools
+        else []
+    )
+    return _answer_with_tools(request, world, asks)
 
 
 def _answer_with_tools(request: ServedRequest, world: World, asks: Sequence[ToolCall], *, label: str = "") -> Reply:

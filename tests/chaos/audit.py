@@ -93,7 +93,7 @@ def _left_of(
 def _of_the_record(facts: Sequence[Fact]) -> Iterator[str]:
     if [fact.seq for fact in facts] != list(range(1, len(facts) + 1)):
         yield f"the facts' numbers have gaps: {[fact.seq for fact in facts]}"
-    for kind in ("model", "tool_result", "delegation", "output", "task_failed"):
+    for kind in ("model", "tool_result", "delegation", "output", "task_failed", "review_decision"):
         names = Counter(fact.name for fact in facts if fact.kind == kind)
         for name, count in names.items():
             if count > 1:

@@ -17,8 +17,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 from ensemble_ray.cli.app import invoke
+from ensemble_ray.cli.view.terminal import WAITING
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.record.open_reviews import open_reviews
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
@@ -31,6 +33,7 @@ from tests.chaos.kills import Kill
 from tests.chaos.moments import ASKED, ENDING, OWNED, Moment
 from tests.chaos.report import Report
 from tests.chaos.scenarios import Scenario
+from tests.chaos.team_reviews import decide_one
 from tests.chaos.teams import QUESTIONS
 from tests.chaos.victims import Ground, wake_all
 from tests.chaos.world import World
@@ -117,6 +120,11 @@ class Disturbed:
         printed = io.StringIO()
         with patch.dict(os.environ, kept | ours, clear=True), contextlib.redirect_stdout(printed):
             code = invoke([*self._first(), "--json", "--quiet"])
+            while code == WAITING and self.scenario.is_reviewed:
+                self.decide()
+                printed.seek(0)
+                printed.truncate()
+                code = invoke(["resume", self.run_id, "--json", "--quiet"])
         assert code == self.scenario.exit_code, f"{self.scenario.name} does not even run when nobody is killed"
         assert self.state() is RunState.COMPLETED
         return output_in(printed.getvalue())
@@ -125,6 +133,24 @@ class Disturbed:
     def has_begun(self) -> bool:
         """Whether it recorded a plan, so that it can be resumed."""
         return any(fact.kind == "plan" for fact in self.facts())
+
+    def decide(self) -> None:
+        """Decide at one of the gates that the run waits for; perhaps at none, where somebody was killed before all were asked."""
+        waiting = open_reviews(asyncio.run(self._store().gates_of(self.run_id)))
+        if waiting:
+            asyncio.run(decide_one(self._store(), self.run_id, list(waiting), len(self.report.story)))
+            self.tell(f"decide 1 of {len(waiting)}")
+
+    def pick_up(self) -> None:
+        """Decide and go on, where the run waits for a decision."""
+        if self.is_waiting:
+            self.decide()
+            self.go_on()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the driver ended, since reviews are open."""
+        return self.scenario.is_reviewed and self.driver is not None and self.driver.process.poll() == WAITING
 
     def go_on(self) -> None:
         """Resume the run; one that recorded no plan has not begun, and is begun."""
@@ -259,7 +285,7 @@ class Disturbed:
     def is_over(self) -> bool:
         """Whether the run has ended, or its driver."""
         if self.driver is not None:
-            return self.has_ended
+            return self.has_ended and not self.is_waiting
         return self.state() in _FINAL
 
     def until_reached(self, moment: Moment) -> bool:
@@ -270,6 +296,7 @@ class Disturbed:
         """Wait for what returns when it has come, and raises `TimeoutError` after a moment; False when the run ended."""
         deadline = time.monotonic() + self.scenario.patience_s
         while time.monotonic() < deadline:
+            self.pick_up()
             with contextlib.suppress(TimeoutError):
                 wait()
                 return True
@@ -281,7 +308,8 @@ class Disturbed:
 
     def finish(self) -> Mapping[str, object] | None:
         """Wait until the run has ended, resuming it where it must be; gives its output, None when it failed."""
-        for _ in range(_TRIES):
+        left = _TRIES
+        while left:
             if self.driver is None:
                 self._until_final()
                 self.go_on()  # of a run that completed it gives the recorded output
@@ -292,11 +320,15 @@ class Disturbed:
             except subprocess.TimeoutExpired:
                 self.break_promise(f"the run did not end within {self.scenario.patience_s} s; state: {self.state()}")
                 return None
+            if self.is_waiting:
+                self.pick_up()
+                continue
             if code == self.scenario.exit_code:
                 state = self.state()
                 if state is not RunState.COMPLETED:
                     self.break_promise(f"the run gave its output, and its state is {state}")
                 return output_in(driver.text)
+            left -= 1
             self.break_promise(f"'{self.report.story[-1]}' and then exit code {code}; state: {self.state()}")
             self.driver = None
             if self.state() is RunState.FAILED:

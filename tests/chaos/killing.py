@@ -53,6 +53,7 @@ def kill_only(run: Disturbed, moment: Moment, rng: random.Random) -> bool:
         return False
     with contextlib.nullcontext() if moment.most is None else run.gate.closed(run.server, moment.most):
         time.sleep(moment.delay_s)
+        run.pick_up()
         if run.is_over():
             return False
         at = _kill(run, moment.victim, rng)

@@ -15,6 +15,7 @@ from tests.chaos.answers import (
     answer_in_map_reduce,
     answer_in_newsroom,
     answer_of_peers,
+    answer_with_reviews,
     answer_with_tools,
     answer_with_units,
     plain_answer,
@@ -55,6 +56,8 @@ class Scenario:
     exit_code: int = 0
     #: whether its shape, and so the number of its calls, hangs on which of its tasks is done first
     has_own_shape: bool = False
+    #: whether somebody has to decide at its gates while it waits in its record; it is killed in one process alone
+    is_reviewed: bool = False
     inputs: Mapping[str, str] = field(default_factory=lambda: {"topic": "chaos"})
     #: what its programs find in their environment, beside what all find there
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -140,6 +143,13 @@ SCENARIOS = {
             name="phases", target="tests.chaos.team_units:phases", calls=22, questions=2, answer=answer_with_units
         ),
         Scenario(name="graph", target="tests.chaos.team_units:graph", calls=21, questions=4, answer=answer_with_units),
+        Scenario(
+            name="reviews",
+            target="tests.chaos.team_reviews:reviewed",
+            calls=15,
+            answer=answer_with_reviews,
+            is_reviewed=True,
+        ),
         Scenario(name="peers", target="tests.chaos.teams:peers", calls=30, questions=21, answer=answer_of_peers),
     )
 }

@@ -54,6 +54,12 @@ def test_units_are_continued_when_their_process_is_killed(scenario: str, seed: i
     assert killed(scenario, ["process"], seed=seed, kills=2).runs == 3
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_reviews_are_decided_once_when_the_process_of_their_run_is_killed(seed: int) -> None:
+    """S-REV-82, S-REV-115 to S-REV-117: before a gate is recorded, after a decision, before what follows from it."""
+    assert killed("reviews", ["process"], seed=seed, kills=3).runs > 4
+
+
 @pytest.mark.parametrize(("scenario", "seed"), [("newsroom", 4), ("peers", 2)])
 def test_delegations_are_continued_when_their_process_is_killed(scenario: str, seed: int) -> None:
     """S-HIER-41, S-HIER-43, S-HIER-47, S-SET-45, S-DEL-12, S-DEL-41: caps, stages and verdicts are those of one run.

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import openai
 import pytest
 
-from ensemble_ray import LocalEmbeddingModel, OpenAIEmbeddingModel, SqliteMemory, ValidationError
+from ensemble_ray import LocalEmbeddingModel, MemoryEntry, OpenAIEmbeddingModel, SqliteMemory, ValidationError
 from ensemble_ray.memory import openai_embeddings
+from ensemble_ray.memory.embedding_batches import Embedded, TextBatcher, shares_of
 from ensemble_ray.memory.embedding_meter import metered_embeddings
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
 from ensemble_ray.process.loop import run_blocking
@@ -51,6 +56,93 @@ def test_tokens_are_counted_for_whoever_meters_them(model_server: Callable[..., 
         run_blocking(threads.run(model.embed, "g h"))
     model.embed("nor these")
     assert meter.tokens == 8
+
+
+def test_texts_of_the_same_time_share_a_request(model_server: Callable[..., ModelServer]) -> None:
+    """S-MEM-151: what comes while a request is under way goes with the next one; each caller counts its own tokens."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def answer(request: ServedRequest) -> str:
+        if not request.number:
+            began.set()
+            go_on.wait(timeout=60)
+        return "vectors"
+
+    server = model_server(answer)
+    model = model_at(server)
+    texts = ["first", *(f"{'word ' * number}last" for number in range(7))]
+    found: dict[str, tuple[object, int]] = {}
+
+    def embed(text: str) -> None:
+        with metered_embeddings() as meter:
+            found[text] = (model.embed(text), meter.tokens)
+
+    threads = [threading.Thread(target=embed, args=(text,)) for text in texts]
+    threads[0].start()
+    began.wait(timeout=60)
+    for thread in threads[1:]:
+        thread.start()
+    while len(model._batcher._waiting) < 7:
+        time.sleep(0.001)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert {text: vector for text, (vector, _) in found.items()} == {text: count_words(text) for text in texts}
+    assert len(server.requests) == 2
+    assert sum(tokens for _, tokens in found.values()) == sum(len(text.split()) for text in texts)
+    assert found["first"][1] == 1
+
+
+def test_a_text_that_is_refused_fails_alone(model_server: Callable[..., ModelServer]) -> None:
+    """S-MEM-151: the others of its request are asked for again, each alone."""
+
+    async def embed_side_by_side(send: Callable[[list[str]], Awaitable[Embedded]]) -> list[object]:
+        batcher = TextBatcher(send, 128)
+        first = asyncio.ensure_future(batcher.embed("one"))
+        await asyncio.sleep(0)
+        return await asyncio.gather(
+            first, *(batcher.embed(text) for text in ("two", "bad", "three")), return_exceptions=True
+        )
+
+    def answer(request: ServedRequest) -> Fault | str:
+        return Fault(status=400, message="too long") if "bad" in json.loads(request.raw)["input"] else "vectors"
+
+    server = model_server(answer)
+    found = run_blocking(embed_side_by_side(model_at(server)._embed_batch))
+    assert [each[0] if isinstance(each, tuple) else type(each) for each in found] == [
+        count_words("one"),
+        count_words("two"),
+        openai.BadRequestError,
+        count_words("three"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokens", "shares"),
+    [
+        (["ab", "ab"], 5, [2, 3]),
+        (["a" * 90, "b" * 10], 10, [9, 1]),
+        (["", ""], 3, [0, 3]),
+        (["a", "b"], None, [None, None]),
+    ],
+)
+def test_tokens_are_shared_by_length(texts: list[str], tokens: int | None, shares: list[int | None]) -> None:
+    """S-MEM-151: together they are what was counted."""
+    assert shares_of(texts, tokens) == shares
+
+
+def test_many_entries_without_vectors_are_embedded_in_batches(
+    model_server: Callable[..., ModelServer], tmp_path: Path
+) -> None:
+    """S-MEM-116, S-MEM-121: the first search with a model does not send a request for each."""
+    server = model_server()
+    path = tmp_path / "memory.db"
+    plain = SqliteMemory(path)
+    for number in range(300):
+        plain.store("a", MemoryEntry(content=f"word{number}"))
+    memory = SqliteMemory(path, embedding_model=model_at(server))
+    assert len(memory.retrieve("a", "word7", 300)) == 300
+    assert [len(json.loads(request.raw)["input"]) for request in server.requests] == [128, 128, 44, 1]
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": "3"}, {"prompt_tokens": -1}, "none"])

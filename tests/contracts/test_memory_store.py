@@ -6,61 +6,27 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray import EvictionPolicy, InMemoryEmbeddingStore, MemoryEntry, MemoryStore, SqliteMemory
-from tests.ensemble_ray.memory.doubles import WordsModel
+from ensemble_ray import EvictionPolicy, MemoryEntry, MemoryStore
+from tests.contracts.memory_adapters import ADAPTERS, PARAMETERS, Adapter, parameters
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """A store and what it can do."""
-
-    make: Callable[[Path], MemoryStore]
-    #: whether it finds the most recent entries, whatever the query
-    is_by_recency: bool = False
-    #: whether it deletes
-    forgets: bool = True
-    keeps_structure: bool = True
-    keeps_ids: bool = True
-
-
-def _embeddings(_path: Path) -> MemoryStore:
-    return MemoryStore.embeddings(embedding_model=WordsModel(), embedding_store=InMemoryEmbeddingStore())
-
-
-def _sqlite(path: Path) -> MemoryStore:
-    return SqliteMemory(path / "memory.db")
-
-
-def _sqlite_by_meaning(path: Path) -> MemoryStore:
-    return SqliteMemory(path / "memory.db", embedding_model=WordsModel())
-
-
-ADAPTERS = {
-    "in_memory": Adapter(make=lambda _path: MemoryStore.in_memory(), is_by_recency=True),
-    "embeddings": Adapter(make=_embeddings, forgets=False, keeps_structure=False, keeps_ids=False),
-    "sqlite": Adapter(make=_sqlite, is_by_recency=True),
-    "sqlite_by_meaning": Adapter(make=_sqlite_by_meaning),
-}
-
-
-@pytest.fixture(params=ADAPTERS)
+@pytest.fixture(params=PARAMETERS)
 def adapter(request: pytest.FixtureRequest) -> Adapter:
     """Each adapter in turn."""
     return ADAPTERS[request.param]
 
 
 @pytest.fixture
-def store(adapter: Adapter, tmp_path: Path) -> MemoryStore:
+def store(adapter: Adapter, request: pytest.FixtureRequest) -> MemoryStore:
     """A store that is empty."""
-    return adapter.make(tmp_path)
+    return adapter.make(request)
 
 
 def entry(content: str, **fields: object) -> MemoryEntry:
@@ -249,19 +215,23 @@ _STEPS = st.lists(
     ),
     max_size=25,
 )
-_FORGETTING = [name for name, each in ADAPTERS.items() if each.forgets and each.is_by_recency]
+_FORGETTING = parameters(name for name, each in ADAPTERS.items() if each.forgets)
 
 
 @pytest.fixture(params=_FORGETTING)
-def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryStore:
-    """A store that is used over and over; each example has scopes of its own."""
-    return ADAPTERS[request.param].make(tmp_path)
+def forgetting(request: pytest.FixtureRequest) -> tuple[Adapter, MemoryStore]:
+    """A store that is used over and over; each example clears its scopes."""
+    found = ADAPTERS[request.param]
+    return found, found.make(request)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=_STEPS)
-def test_a_store_behaves_like_lists_of_entries(fresh: MemoryStore, steps: list[tuple[str, str, int]]) -> None:
+def test_a_store_behaves_like_lists_of_entries(
+    forgetting: tuple[Adapter, MemoryStore], steps: list[tuple[str, str, int]]
+) -> None:
     """S-MEM-63, S-MEM-64, S-MEM-80, S-MEM-81: any sequence of operations."""
+    adapter, fresh = forgetting
     model = _Model()
     for scope in ("a", "b"):
         fresh.clear(scope)
@@ -285,5 +255,24 @@ def test_a_store_behaves_like_lists_of_entries(fresh: MemoryStore, steps: list[t
                 model.evict(scope, policy)
         for each in ("a", "b"):
             expected = [kept.content for kept in model.scopes.get(each, [])]
-            assert contents(fresh, each) == expected
-            assert contents(fresh, each, most=2) == expected[-2:]
+            found, few = contents(fresh, each), contents(fresh, each, most=2)
+            if adapter.is_by_recency:
+                assert (found, few) == (expected, expected[-2:])
+            else:  # all are equally near
+                assert sorted(found, key=int) == expected
+                assert len(few) == min(2, len(expected))
+                assert set(few) <= set(expected)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.text(alphabet=st.characters()),
+    metadata=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
+)
+def test_any_text_comes_back(forgetting: tuple[Adapter, MemoryStore], content: str, metadata: dict[str, str]) -> None:
+    """S-MEM-10, S-MEM-143: models may say whatever a Python text can hold, NUL and halves of surrogate pairs too."""
+    _, store = forgetting
+    store.clear("a")
+    store.store("a", entry(content, metadata=metadata, structured_content={"text": content}))
+    (found,) = store.retrieve("a", "refund", 5)
+    assert (found.content, found.metadata, found.structured_content) == (content, metadata, {"text": content})

@@ -55,6 +55,8 @@ def silent(_text: str) -> None:
     [
         ("fan-out-0ms", {"floor", "inline", "inline-recorded"}, 11),
         ("tool-loop", {"floor", "inline", "inline-recorded", "inline-once"}, 11),
+        ("remembering", {"inline", "inline-remembering"}, 10),
+        ("approved", {"inline", "inline-approved"}, 10),
         ("cold-start", {"floor", "inline"}, 1),
         ("memory", {"floor", "inline"}, 10),
     ],

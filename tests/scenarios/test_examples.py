@@ -299,3 +299,28 @@ def test_loop_per_row_runs(tmp_path: Path) -> None:
     printed, server = _run("loop_per_row.py", script, tmp_path, "openai:m")
     assert printed.count("Again better") == 3
     assert len(server.requests) == 12
+
+
+def test_approval_runs(tmp_path: Path) -> None:
+    """S-REV-114, S-REV-117: written at one terminal, decided at another, and put into a letter."""
+
+    def script(request: ServedRequest) -> Answer:
+        prompt = str(request.messages[-1]["content"])
+        return "Dear customer" if "into a letter" in prompt else "Lamps for 40 EUR"
+
+    home = tmp_path / "home"
+    printed, server = _run("approval.py", script, home, "lamps", "", "openai:m")
+    assert printed.startswith("May this offer go out?\n\nLamps for 40 EUR\n")
+    assert len(server.requests) == 1
+    command = printed.partition("Decide:")[2].split()
+    decided = subprocess.run(  # noqa: S603  our own command line
+        [sys.executable, "-m", "ensemble_ray.cli", *command[1:5]],
+        env={**os.environ, "ENSEMBLE_RAY_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert decided.returncode == 0, decided.stderr
+    printed, server = _run("approval.py", script, home, "--go-on", command[2], "openai:m")
+    assert (printed, len(server.requests)) == ("Dear customer\n", 1)

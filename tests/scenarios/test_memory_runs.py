@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -264,3 +266,27 @@ def test_a_replay_says_where_memory_was_not_read(tmp_path: Path) -> None:
     found = replay("bare", team, home=tmp_path)
     assert found.difference is not None
     assert found.difference.what == "memory that was read and is not recorded"
+
+
+def _size(home: Path) -> int:
+    """How much a run's facts and long texts are; the file around them is as large as its log grew."""
+    (path,) = home.rglob("record.sqlite")
+    with closing(sqlite3.connect(path)) as record:
+        ((facts,),) = record.execute("SELECT sum(length(data)) FROM facts")
+        ((texts,),) = record.execute("SELECT sum(length(body)) FROM bodies")
+    return int(facts + texts)
+
+
+def test_records_of_many_notes_stay_small_and_whole(tmp_path: Path) -> None:
+    """S-MEM-150: twice as many tasks take about twice the room, not four times; what each was shown is still recorded."""
+    sizes: list[int] = []
+    for count in (60, 120):
+        home = tmp_path / f"{count}"
+        writer = agent(ScriptedModel(*[f"{number} " + "word " * 150 for number in range(count)]))
+        team = Ensemble(
+            tasks=[task(f"step {number}", writer) for number in range(count)], memory=EnsembleMemory(short_term=True)
+        )
+        team.run(runtime=InlineRuntime(home=home), run_id="long")
+        sizes.append(_size(home))
+        assert replay("long", team, home=home).is_same
+    assert sizes[1] < 2.4 * sizes[0]

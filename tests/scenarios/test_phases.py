@@ -23,6 +23,9 @@ from ensemble_ray import (
     PhaseStatus,
     RateLimit,
     RateLimitedChatModel,
+    Review,
+    ReviewDecision,
+    ReviewRequest,
     Runtime,
     TaskCompleteEvent,
     TaskExecutionError,
@@ -290,6 +293,22 @@ def test_phase_holds_loops_and_gives_what_they_project(runtime: Runtime) -> None
     ]  # fmt: skip
     assert output.trace is not None
     assert [each.path for each in output.trace.loop_traces] == ["phase:A#0/loop:refine", "phase:A#1/loop:refine"]
+
+
+def test_phases_share_the_review_handler(runtime: Runtime) -> None:
+    """S-PHASE-37: one object is asked about the tasks of every phase."""
+    asked: list[str] = []
+
+    def decide(request: ReviewRequest) -> ReviewDecision:
+        asked.append(request.task_output)
+        return ReviewDecision.Edit(f"edited {request.task_output}")
+
+    first = task("a", handler=lambda _: "a1", review=Review.required())
+    second = task("b", handler=lambda _: "b1", review=Review.required())
+    a = phase("A", first)
+    output = run_of(Ensemble(phases=[a, phase("B", second, after=[a])], review_handler=decide), runtime)
+    assert asked == ["a1", "b1"]
+    assert raws(output) == ["edited a1", "edited b1"]
 
 
 def test_decisions_are_texts_that_a_review_may_return(runtime: Runtime) -> None:

@@ -42,12 +42,12 @@ async def _cancel(store: RunStore, name: str) -> int:
     run_id = found.run_id
     if found.state.is_final:
         raise ValidationError(f"Run '{run_id}' has ended: it is {found.state.value}")
-    if found.state is not RunState.INTERRUPTED:
+    if found.state.is_going_on:
         await store.ask_cancel(run_id)
         say(f"Ending run {run_id}")
     deadline = time.monotonic() + _PATIENCE_S
     while found is not None and time.monotonic() < deadline:
-        if found.state is RunState.INTERRUPTED:
+        if found.state in {RunState.INTERRUPTED, RunState.WAITING}:
             await _mark(store, run_id)
         elif found.state.is_final:
             show(f"Run {run_id}: {found.state.value}")

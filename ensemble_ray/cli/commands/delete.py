@@ -36,11 +36,10 @@ def delete(
 async def _delete(store: RunStore, names: list[str]) -> list[str]:
     from ensemble_ray.cli.inputs.standard_input import forget_items
     from ensemble_ray.errors import RunExistsError
-    from ensemble_ray.values.outputs import RunState
 
     found = {run.run_id: run for run in [await store.find(name) for name in names]}
     for run in found.values():
-        if not run.state.is_final and run.state is not RunState.INTERRUPTED:
+        if run.state.is_going_on:
             owner = f" ({run.owner})" if run.owner else ""
             raise RunExistsError(
                 f"Run '{run.run_id}' is running{owner}, and its record is not removed. End it first: "

@@ -1,4 +1,4 @@
-"""`ensemble-ray memory`: what a memory file has, and how it is deleted. Package: cli."""
+"""`ensemble-ray memory`: what memory that lasts has, and how it is deleted. Package: cli."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ensemble_ray.cli.inputs.memory_file import MemoryPath, memory_file, model_of
+from ensemble_ray.cli.inputs.memory_place import MemoryPath, MemoryUrl, memory_tables, model_of
 from ensemble_ray.cli.view.terminal import FAILED, FINE, say, show, show_json
 
 if TYPE_CHECKING:
-    from ensemble_ray.memory.sqlite.file import MemoryFile
+    from ensemble_ray.memory.tables import MemoryTables
     from ensemble_ray.values.memory import MemoryEntry
 
 __all__ = ["memory"]
 
 memory = typer.Typer(
-    help="Show, search and delete what a SqliteMemory remembers.",
+    help="Show, search and delete what a SqliteMemory or a PostgresMemory remembers.",
     no_args_is_help=True,
     epilog="Examples: ensemble-ray memory ls --file memory.db; ensemble-ray memory search refund; "
     "ensemble-ray memory clear letters --yes",
@@ -37,14 +37,14 @@ IsEntities = Annotated[bool, typer.Option("--entities", help="The facts about en
 
 
 @memory.command("ls", epilog="Example: ensemble-ray memory ls --file memory.db")
-def list_scopes(*, path: MemoryPath = None, as_json: AsJson = False) -> int:
-    """List the scopes of a memory file with their entries, and what else it has."""
-    file = memory_file(path)
-    counts, facts, model = dict(file.scopes()), _facts_of(file), file.embedding_model()
+def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: AsJson = False) -> int:
+    """List the scopes of a memory with their entries, and what else it has."""
+    tables = memory_tables(path, url)
+    counts, facts, model = dict(tables.scopes()), tables.facts(), tables.embedding_model()
     long_term = counts.pop(_long_term(), 0)
     if as_json:
         data = {"scopes": counts, "long_term": long_term, "entities": len(facts)}
-        show_json({"file": str(file.path), "embedding_model": None if model is None else model[0], **data})
+        show_json({"place": tables.place, "embedding_model": None if model is None else model[0], **data})
         return FINE
     rows = [(scope, _counted(count, "entry", "entries")) for scope, count in counts.items()]
     rows += [("(long-term memory)", _counted(long_term, "entry", "entries"))] if long_term else []
@@ -53,7 +53,7 @@ def list_scopes(*, path: MemoryPath = None, as_json: AsJson = False) -> int:
     for name, count in rows:
         show(f"{name:<{width}}  {count}")
     if not rows:
-        say(f"{file.path} remembers nothing")
+        say(f"{tables.place} remembers nothing")
     return FINE
 
 
@@ -64,24 +64,25 @@ def show_scope(
     is_long_term: IsLongTerm = False,
     is_entities: IsEntities = False,
     path: MemoryPath = None,
+    url: MemoryUrl = None,
     is_all: Annotated[bool, typer.Option("--all", help=f"All entries, not only the newest {_SHOWN}.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show the entries of a scope, the oldest first."""
     _check_target(scope, is_long_term=is_long_term, is_entities=is_entities)
-    file = memory_file(path)
+    tables = memory_tables(path, url)
     if is_entities:
-        _show_facts(_facts_of(file), as_json=as_json)
+        _show_facts(tables.facts(), as_json=as_json)
         return FINE
-    name, total = _count_entries(file, scope)
-    entries = file.newest(name, total if is_all else _SHOWN)
+    name, total = _count_entries(tables, scope)
+    entries = tables.newest(name, total if is_all else _SHOWN)
     if as_json:
         show_json([_as_data(entry) for entry in entries])
         return FINE
     for entry in entries:
         show(_shown(entry))
     if not entries:
-        say(f"{file.path} has no long-term memory")
+        say(f"{tables.place} has no long-term memory")
     elif total > len(entries):
         say(f"and {total - len(entries)} older ones; all of them: --all")
     return FINE
@@ -99,21 +100,22 @@ def search(
         bool, typer.Option("--words", help="Entries that contain TEXT, whatever the embedding model finds near to it.")
     ] = False,
     path: MemoryPath = None,
+    url: MemoryUrl = None,
     as_json: AsJson = False,
 ) -> int:
     """Find entries of scopes and of long-term memory, and facts about entities.
 
-    By meaning, with the model that made the file's vectors; a file without vectors is searched for the text itself. Facts
+    By meaning, with the model that made the vectors; a memory without vectors is searched for the text itself. Facts
     always are.
     """
     from ensemble_ray.errors import ValidationError
 
     if not text.strip():
         raise ValidationError("TEXT must not be blank")
-    file = memory_file(path)
-    names = list(file.scopes()) if scope is None else [_count_entries(file, scope)[0]]
-    found = _find(file, names, text, limit, is_by_words=is_by_words)
-    facts = {} if scope is not None else {n: f for n, f in _facts_of(file).items() if _has(f"{n}: {f}", text)}
+    tables = memory_tables(path, url)
+    names = list(tables.scopes()) if scope is None else [_count_entries(tables, scope)[0]]
+    found = _find(tables, names, text, limit, is_by_words=is_by_words)
+    facts = {} if scope is not None else {n: f for n, f in tables.facts().items() if _has(f"{n}: {f}", text)}
     if as_json:
         rows = [{"scope": name or None, **_as_data(entry)} for name, entries in found for entry in entries]
         show_json({"entries": rows, "entities": facts})
@@ -126,7 +128,7 @@ def search(
         for entity, fact in facts.items():
             show(_indented(f"{entity}: {fact}"))
     if not found and not facts:
-        say(f"Nothing is found in {file.path}")
+        say(f"Nothing is found in {tables.place}")
     return FINE
 
 
@@ -139,6 +141,7 @@ def clear(
     is_long_term: IsLongTerm = False,
     is_entities: IsEntities = False,
     path: MemoryPath = None,
+    url: MemoryUrl = None,
     is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> int:
     """Delete the entries of a scope, for good.
@@ -146,9 +149,9 @@ def clear(
     Asks first. The records of runs still have what their tasks were shown: ensemble-ray delete RUN.
     """
     _check_target(scope, is_long_term=is_long_term, is_entities=is_entities)
-    file = memory_file(path)
-    what, delete = _facts_part(file) if is_entities else _scope_part(file, scope)
-    if not is_sure and not _agrees(f"Delete {what} in {file.path}, for good?"):
+    tables = memory_tables(path, url)
+    what, delete = _facts_part(tables) if is_entities else _scope_part(tables, scope)
+    if not is_sure and not _agrees(f"Delete {what} in {tables.place}, for good?"):
         say("Nothing was deleted")
         return FAILED
     delete()
@@ -156,36 +159,33 @@ def clear(
     return FINE
 
 
-def _scope_part(file: MemoryFile, scope: str | None) -> tuple[str, Callable[[], None]]:
+def _scope_part(tables: MemoryTables, scope: str | None) -> tuple[str, Callable[[], None]]:
     """Return what a scope has, in words, and what deletes it; None: long-term memory."""
-    name, total = _count_entries(file, scope)
+    name, total = _count_entries(tables, scope)
     where = f"scope '{name}'" if name else "long-term memory"
-    return f"{_counted(total, 'entry', 'entries')} of {where}", partial(file.clear, name)
+    return f"{_counted(total, 'entry', 'entries')} of {where}", partial(tables.clear, name)
 
 
-def _facts_part(file: MemoryFile) -> tuple[str, Callable[[], None]]:
+def _facts_part(tables: MemoryTables) -> tuple[str, Callable[[], None]]:
     """Return the facts about entities as `_scope_part` does."""
-    from ensemble_ray.memory.sqlite.memory import SqliteEntityMemory
-
-    entities = SqliteEntityMemory(file)
-    facts = entities.get_all()
+    facts = tables.facts()
 
     def delete() -> None:
         for entity in facts:
-            entities.remove(entity)
+            tables.remove_fact(entity)
 
     return f"{_counted(len(facts), 'fact', 'facts')} about entities", delete
 
 
 def _check_target(scope: str | None, *, is_long_term: bool, is_entities: bool) -> None:
-    """Refuse a command that names no part of the file, or more than one."""
+    """Refuse a command that names no part of the memory, or more than one."""
     from ensemble_ray.errors import ValidationError
 
     if (scope is not None) + is_long_term + is_entities != 1:
         raise ValidationError("Name one of SCOPE, --long-term and --entities. The scopes: ensemble-ray memory ls")
 
 
-def _count_entries(file: MemoryFile, scope: str | None) -> tuple[str, int]:
+def _count_entries(tables: MemoryTables, scope: str | None) -> tuple[str, int]:
     """Return a scope's name and how many entries it has; None: those of long-term memory.
 
     Raises:
@@ -193,30 +193,30 @@ def _count_entries(file: MemoryFile, scope: str | None) -> tuple[str, int]:
     """
     from ensemble_ray.errors import ValidationError
 
-    counts = file.scopes()
+    counts = tables.scopes()
     if scope is None:
         return _long_term(), counts.get(_long_term(), 0)
     if not scope.strip() or scope not in counts:
         known = ", ".join(name for name in counts if name)
-        raise ValidationError(f"There is no scope '{scope}' in {file.path}. Known: [{known}]")
+        raise ValidationError(f"There is no scope '{scope}' in {tables.place}. Known: [{known}]")
     return scope, counts[scope]
 
 
 def _find(
-    file: MemoryFile, scopes: Sequence[str], text: str, limit: int, *, is_by_words: bool
+    tables: MemoryTables, scopes: Sequence[str], text: str, limit: int, *, is_by_words: bool
 ) -> list[tuple[str, Sequence[MemoryEntry]]]:
     """Return the scopes in which something is found, with it."""
-    model = None if is_by_words else model_of(file)
+    model = None if is_by_words else model_of(tables)
     if model is None:
-        if not is_by_words and (unknown := file.embedding_model()) is not None:
-            say(f"The file has vectors of {unknown[0]}, which cannot be asked here: searching for the text itself")
+        if not is_by_words and (unknown := tables.embedding_model()) is not None:
+            say(f"The memory has vectors of {unknown[0]}, which cannot be asked here: searching for the text itself")
         found = [
-            (each, [s.entry for s in reversed(file.entries(each)) if _has(s.entry.content, text)]) for each in scopes
+            (each, [s.entry for s in reversed(tables.entries(each)) if _has(s.entry.content, text)]) for each in scopes
         ]
         return [(each, entries[:limit]) for each, entries in found if entries]
-    from ensemble_ray.memory.sqlite.vectors import VectorSearch
+    from ensemble_ray.memory.vectors import VectorSearch
 
-    vectors = VectorSearch(file, model)
+    vectors = VectorSearch(tables, model)
     near = [(each, vectors.search(each, text, limit)) for each in scopes]
     return [(each, entries) for each, entries in near if entries]
 
@@ -236,15 +236,9 @@ def _agrees(question: str) -> bool:
 
 
 def _long_term() -> str:
-    from ensemble_ray.memory.sqlite.file import LONG_TERM
+    from ensemble_ray.memory.tables import LONG_TERM
 
     return LONG_TERM
-
-
-def _facts_of(file: MemoryFile) -> dict[str, str]:
-    from ensemble_ray.memory.sqlite.memory import SqliteEntityMemory
-
-    return dict(SqliteEntityMemory(file).get_all())
 
 
 def _show_facts(facts: dict[str, str], *, as_json: bool) -> None:

@@ -124,7 +124,8 @@ def run(
 
     Progress goes to standard error, the output to standard output.
 
-    Exit codes: 0 the run completed, 1 it failed or spent its budget, 2 the command or the team is wrong, 130 interrupted.
+    Exit codes: 0 the run completed, 1 it failed or spent its budget, 2 the command or the team is wrong, 4 it waits
+    for reviews, 130 interrupted.
     """
     from ensemble_ray.cli.inputs.arguments import check_inputs, input_warnings, read_inputs
     from ensemble_ray.ensemble import Ensemble
@@ -251,7 +252,7 @@ def show_run(
         if is_terminal() and text is not None:
             say("")
         say("\n".join(view.summarize(output)))
-        if not output.is_complete:
+        if not output.is_complete and not output.open_reviews:
             say(f"The run ended early: {output.exit_reason.value}")
         say_where(str(output.run_id))
     code = INTERRUPTED if is_cancelled else view.exit_code(output)

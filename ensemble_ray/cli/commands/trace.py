@@ -30,6 +30,7 @@ _STYLES = {
     "tool": "magenta",
     "answer": "dim",
     "history": "dim",
+    "context": "yellow",
     "review": "magenta",
     "error": "red",
 }
@@ -119,10 +120,8 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
 async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> MapReduceView:
     """Return what the record of a map-reduce run holds."""
     from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
-    from ensemble_ray.values.outputs import RunState
 
-    is_running = not (run.state.is_final or run.state is RunState.INTERRUPTED)
-    view = MapReduceView(run.run_id, is_running=is_running)
+    view = MapReduceView(run.run_id, is_running=run.state.is_going_on)
     async for page in store.read(run.run_id, kinds=VIEW_KINDS, is_partial=is_partial):
         view.apply(page)
     return view

@@ -19,6 +19,7 @@ from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.prompts.agent import build_system_prompt
 from ensemble_ray.prompts.task import build_user_prompt
 from ensemble_ray.record.resume.run_head import read_head
+from ensemble_ray.text.token_estimate import CHARACTERS_PER_TOKEN
 
 if TYPE_CHECKING:
     from ensemble_ray.items.pulling import ItemEntry
@@ -27,8 +28,6 @@ __all__ = ["check_begin", "estimate", "estimate_lines"]
 
 #: Items whose prompts are looked at, and items that are read at a time.
 _SAMPLE, _AT_ONCE = 100, 1000
-#: Characters of a token (S-MR-60).
-_CHARACTERS = 4
 
 
 def check_begin(team: MapTeam, run_id: str) -> None:
@@ -67,7 +66,7 @@ def estimate(team: MapTeam) -> dict[str, Any]:
     sample = run_blocking(_read(team, _SAMPLE))
     prompts = [_prompt(team, entry[1]) for entry in sample if not isinstance(entry, RefusedItem)]
     count, refused = run_blocking(_count(team))
-    mean = sum(len(prompt) for prompt in prompts) / _CHARACTERS / max(1, len(prompts))
+    mean = sum(len(prompt) for prompt in prompts) / CHARACTERS_PER_TOKEN / max(1, len(prompts))
     tokens = round(mean * (count - refused))
     costs = team.cost_configuration
     money = None if costs is None else costs.estimate(tokens, 0)

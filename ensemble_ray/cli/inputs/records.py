@@ -76,6 +76,7 @@ def age_of(created_at: datetime, now: datetime) -> str:
 #: What can be done with a run that stands so.
 _NEXT: Mapping[str, str] = {
     "interrupted": "Resume it: {command} resume {run}",
+    "waiting": "When it is decided: {command} resume {run}",
     "cancelled": "Resume it: {command} resume {run}",
     "budget_exhausted": "Go on with a larger budget: {command} resume {run} --max-tokens N, or --max-cost C",
     "failed": "Use what it did: {command} fork {run} --from TASK",

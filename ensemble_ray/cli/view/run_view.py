@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble_ray.cli.view.display import Display
 from ensemble_ray.cli.view.item_progress import ItemProgress
 from ensemble_ray.cli.view.progress import TaskProgress, count_noun
-from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, screen_line
+from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, WAITING, own_command, screen_line
 from ensemble_ray.cli.view.unit_progress import UnitProgress
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
@@ -66,8 +66,8 @@ class RunView:
         self.display.add_recorded(len(output.task_outputs))
 
     def to_text(self, output: EnsembleOutput) -> str | None:
-        """Return what goes to standard output; None: nothing."""
-        return self._render(output)
+        """Return what goes to standard output; None: nothing, as of a run that has no answer yet."""
+        return None if output.state.value == "waiting" else self._render(output)
 
     def to_data(self, output: EnsembleOutput) -> dict[str, Any]:
         """Return the same as JSON data; its trace has a command of its own."""
@@ -75,11 +75,24 @@ class RunView:
 
     def summarize(self, output: EnsembleOutput | None) -> Sequence[str]:
         """Return what is said when it has ended; None: it failed."""
-        return [self.display.summary(is_complete=output is not None and output.is_complete)]
+        lines = [self.display.summary(is_complete=output is not None and output.is_complete)]
+        return lines if output is None else [*lines, *_open_reviews(output)]
 
     def exit_code(self, output: EnsembleOutput) -> int:
         """Return the exit code of a run that gave an output and was not cancelled."""
+        if output.state.value == "waiting":
+            return WAITING
         return FAILED if output.exit_reason.value in _UNWANTED_ENDS else FINE
+
+
+def _open_reviews(output: EnsembleOutput) -> list[str]:
+    """Return what a run waits for, and the command that decides (S-REV-122)."""
+    lines: list[str] = []
+    for review in output.open_reviews:
+        asked = f"{review.task_description}: {review.prompt}" if review.prompt else review.task_description
+        lines.append(f"  {screen_line(asked, _TEXT)}")
+        lines.append(f"    {own_command()} review {review.run_id} {review.gate_id} approve | edit FILE | exit")
+    return [f"The run waits for {count_noun(len(output.open_reviews), 'review')}:", *lines] if lines else []
 
 
 class ItemView(RunView):

@@ -25,6 +25,7 @@ __all__ = [
     "INTERRUPTED",
     "PARTLY",
     "USAGE",
+    "WAITING",
     "SafeFormatter",
     "flush_results",
     "guard_streams",
@@ -39,8 +40,8 @@ __all__ = [
     "show_json_text",
 ]
 
-#: Exit codes. Partly: it completed, and items that failed were left out.
-FINE, FAILED, USAGE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 130
+#: Exit codes. Partly: it completed, and items that failed were left out. Waiting: reviews are open.
+FINE, FAILED, USAGE, PARTLY, WAITING, INTERRUPTED = 0, 1, 2, 3, 4, 130
 #: Where results go once standard output is kept for them alone.
 _reserved: list[IO[str]] = []
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import MaxIterationsExceededError
 from ensemble_ray.errors.texts import LONGEST, brief
 from ensemble_ray.events import TaskInputEvent
+from ensemble_ray.execute.agent.context_report import context_data, describe_context, describe_cuts
+from ensemble_ray.execute.agent.context_window import ContextWindow
 from ensemble_ray.execute.agent.model_calls import ModelCalls
 from ensemble_ray.execute.agent.react import ReactMachine, stop_text
 from ensemble_ray.execute.agent.steps import (
@@ -25,17 +27,24 @@ from ensemble_ray.execute.agent.steps import (
 from ensemble_ray.execute.agent.structured import StructuredMachine
 from ensemble_ray.execute.effects import ToolEffect, captured
 from ensemble_ray.execute.memory import recall
+from ensemble_ray.execute.reflection.reflecting import recall_notes
 from ensemble_ray.execute.tools.calls import ToolCalls
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.agent import build_system_prompt
 from ensemble_ray.prompts.context import context_section
-from ensemble_ray.prompts.task import build_user_prompt
+from ensemble_ray.prompts.sections import render_parts
+from ensemble_ray.prompts.task import build_user_prompt, user_prompt_parts
 from ensemble_ray.values.trace import TaskPrompts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.scope import TaskScope
+    from ensemble_ray.prompts.packing import SectionCut
     from ensemble_ray.values.memory import RecalledMemory
+    from ensemble_ray.values.messages import ChatMessage
+    from ensemble_ray.values.reflection import TaskReflection
 
 __all__ = ["AgentLoop"]
 
@@ -55,23 +64,20 @@ class AgentLoop:
         self._is_verbose = scope.context.is_verbose or agent.verbose
         self._models = ModelCalls(scope, agent)
         self._asked_again = 0
+        #: what holds its requests to a budget; None: it has none
+        self._window: ContextWindow | None = None
+        #: what was cut of the latest request
+        self._cuts: tuple[SectionCut, ...] = ()
         #: the latest answer's text
         self._latest = ""
 
     async def run(self) -> tuple[str, object]:
         """Return the answer's text and, with an output type, the parsed object."""
-        system_prompt, user_prompt = self._prompts(await recall(self._scope))
+        memory, notes = await recall(self._scope), await recall_notes(self._scope)
         tools = await ToolCalls.of(self._scope, self._agent)
+        self._begin(memory, notes, tools)
         self._announce_input(tools)
-        machine = ReactMachine(
-            system_prompt=system_prompt,
-            user_prompt=user_prompt,
-            history=self._order.task.history,
-            max_iterations=self._agent.max_iterations,
-            has_tools=bool(tools.specs),
-        )
-        self._machine, self._tools, self._system_prompt = machine, tools, system_prompt
-        return await self._answered(machine.start())
+        return await self._answered(self._machine.start())
 
     @property
     def may_ask_again(self) -> bool:
@@ -95,22 +101,59 @@ class AgentLoop:
             return text, None
         return text, await self._structured(text)
 
-    def _prompts(self, memory: RecalledMemory | None) -> tuple[str, str]:
-        clock = self._scope.ports.clock
+    def _begin(self, memory: RecalledMemory | None, notes: TaskReflection | None, tools: ToolCalls) -> None:
+        """Build the prompts and begin the conversation, as much of it as the context budget allows (S-MEM-131)."""
+        clock, order = self._scope.ports.clock, self._order
         began = clock.now()
         system_prompt = build_system_prompt(self._agent)
-        user_prompt = build_user_prompt(self._order.task, self._order.context, memory)
+        budget = order.task.context_budget or self._scope.context.context_budget
+        if budget is None:
+            user_prompt = build_user_prompt(order.task, order.context, memory, notes)
+        else:
+            parts = user_prompt_parts(order.task, order.context, memory, notes)
+            self._window = ContextWindow(order.key, budget, parts=parts, history=order.task.history, tools=tools.specs)
+            user_prompt = render_parts(parts)
+        self._tools, self._system_prompt = tools, system_prompt
+        self._machine = ReactMachine(
+            system_prompt=system_prompt,
+            user_prompt=user_prompt,
+            history=order.task.history,
+            max_iterations=self._agent.max_iterations,
+            has_tools=bool(tools.specs),
+        )
+        _, *history, asked = self._fitted(0)
         self._effects.prompt_build_s = clock.now() - began
         self._effects.prompts = TaskPrompts(
-            system_prompt=system_prompt, user_prompt=user_prompt, history=captured(self._order.task.history)
+            system_prompt=system_prompt, user_prompt=asked.content or "", history=captured(history)
         )
-        if self._is_verbose:
-            _log.info("System prompt:\n%s", system_prompt)
-            _log.info("User prompt:\n%s", user_prompt)
-        elif _log.isEnabledFor(logging.DEBUG):
-            _log.debug("System prompt (%d characters):\n%s", len(system_prompt), system_prompt)
-            _log.debug("User prompt (%d characters):\n%s", len(user_prompt), user_prompt)
-        return system_prompt, user_prompt
+        self._log_prompts(self._effects.prompts)
+
+    def _log_prompts(self, prompts: TaskPrompts) -> None:
+        for name, text in (("System", prompts.system_prompt), ("User", prompts.user_prompt)):
+            if self._is_verbose:
+                _log.info("%s prompt:\n%s", name, text)
+            elif _log.isEnabledFor(logging.DEBUG):
+                _log.debug("%s prompt (%d characters):\n%s", name, len(text), text)
+
+    def _fitted(self, turn: int) -> Sequence[ChatMessage]:
+        """Return the conversation as it is sent in that turn; what a budget cuts of it is told (S-MEM-136)."""
+        messages = self._machine.messages
+        if self._window is None:
+            return messages
+        fitted = self._window.fit(messages)
+        if fitted.messages is not messages:
+            self._models.begin_anew()
+        if fitted.cuts != self._cuts:
+            self._cuts = fitted.cuts
+            data = context_data(
+                fitted.cuts, turn=turn, budget_tokens=self._window.budget_tokens, needed_tokens=fitted.needed_tokens
+            )
+            self._effects.context_cuts.append(data)
+            _log.info(
+                "Task '%s': model call %d is cut from %d to %d tokens: %s",
+                self._order.key, turn + 1, fitted.needed_tokens, self._window.budget_tokens, describe_context(data),
+            )  # fmt: skip
+        return fitted.messages
 
     def _announce_input(self, tools: ToolCalls) -> None:
         order, agent = self._order, self._agent
@@ -125,6 +168,7 @@ class AgentLoop:
                 agent_background=agent.background,
                 tool_names=tuple(spec.name for spec in tools.specs),
                 assembled_context=context_section(order.context),
+                context_cuts=tuple(cut for data in self._effects.context_cuts for cut in describe_cuts(data)),
                 run_id=order.run_id,
                 instance=order.instance,
             ),
@@ -135,9 +179,11 @@ class AgentLoop:
         while True:
             match step:
                 case CallModel():
-                    response = await self._models.call(machine.messages, tools.specs, step.turn)
+                    sent = self._fitted(step.turn)
+                    response = await self._models.call(sent, tools.specs, step.turn)
                     step = machine.handle(ModelAnswered(response=response))
-                    self._models.capture_answer(machine.messages, is_final=isinstance(step, Finish))
+                    said = machine.messages if sent is machine.messages else (*sent, machine.messages[-1])
+                    self._models.capture_answer(said, is_final=isinstance(step, Finish))
                     self._models.accept()
                 case CallTools():
                     self._effects.tool_call_count = machine.tool_call_count

@@ -35,6 +35,7 @@ from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ToolEffe
 from ensemble_ray.execute.exits import exit_of
 from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import recorded_output, recorded_trace
+from ensemble_ray.execute.review.waiting import ReviewOpenError
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -57,6 +58,8 @@ _log = bounded_logger(__name__)
 _PATIENCE_S = 5.0
 #: What came of a delegation whose asking task was stopped.
 _STOPPED = "Stopped before the worker was done"
+#: What came of a delegation whose worker was put down, in the trace until it is picked up.
+_AT_GATE = "Waits for a review"
 
 
 class Delegations:
@@ -130,6 +133,7 @@ class Delegations:
 
         Raises:
             ExitEarlyError: the worker ended the run (S-DEL-5).
+            ReviewOpenError: the worker waits at an open gate (S-REV-115).
             IllegalStateError: the worker is set up wrongly (S-DEL-5).
             StaleEpochError, RecordError: this run's record is somebody else's, or cannot be written.
         """
@@ -201,6 +205,10 @@ class Delegations:
         finally:
             work.cancel()  # where this task is cancelled itself; else it is done
         del self._open[name]
+        if result.status == "waiting":
+            effect = self._noted(decision, worker.role, _AT_GATE, errors=(_AT_GATE,))
+            effect.is_started, effect.instance, effect.trace = True, order.instance, result.trace
+            raise ReviewOpenError(result.open_reviews)
         if (beyond := _beyond_the_worker(result)) is not None:
             self._beyond = self._beyond or beyond
             reason = message_of(beyond)

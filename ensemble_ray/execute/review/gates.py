@@ -15,7 +15,8 @@ from ensemble_ray.execute.review.asking import decide_at_gate
 from ensemble_ray.execute.review.rules import review_after, review_before
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import find_fact
-from ensemble_ray.facts.reviews import ReviewDecided
+from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import Edit, ExitEarly, Review, ReviewRequest, ReviewTiming
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.values.outputs import TaskOutput
 
-__all__ = ["Reviewed", "ask_before", "exit_reason_of", "recorded_exit", "review_output"]
+__all__ = [
+    "Reviewed",
+    "ask_before",
+    "exit_reason_of",
+    "is_of_work",
+    "recorded_exit",
+    "review_output",
+    "work_ended_at",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ async def ask_before(scope: TaskScope) -> None:
 
 async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
     """Ask about an output, and return what becomes of it (S-REV-31, S-REV-32)."""
-    name = effect_name(scope.order.instance, 0, "after-review")
+    name = _after(scope)
     review = review_after(scope.order, scope.context)
     if scope.recorded(name, ReviewDecided) is not None:
         review = review or Review()  # also where nobody would be asked now
@@ -74,6 +83,21 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
             return Reviewed(_traced(scope, output), exit_reason_of(timed_out=timed_out))
         case _:
             return Reviewed(_traced(scope, output))
+
+
+def is_of_work(fact: Fact) -> bool:
+    """Whether a recorded fact tells that its task was at work: people may take days to decide (S-REV-118)."""
+    return not isinstance(fact.data, LossAccepted | ReviewRequested | ReviewDecided)
+
+
+def work_ended_at(scope: TaskScope) -> float:
+    """Return when the work of a task ended that has just given its text: before it came to its gate, where it came there."""
+    asked = scope.recorded(_after(scope), ReviewRequested)
+    return scope.ports.clock.now() if asked is None else asked.at
+
+
+def _after(scope: TaskScope) -> str:
+    return effect_name(scope.order.instance, 0, "after-review")
 
 
 def _has_ended(scope: TaskScope) -> bool:

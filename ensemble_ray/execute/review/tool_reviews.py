@@ -11,8 +11,10 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.review.asking import decide_at_gate
+from ensemble_ray.execute.review.waiting import ReviewOpenError
+from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-from ensemble_ray.values.reviews import ReviewDecision, ReviewRequest
+from ensemble_ray.values.reviews import OpenReview, ReviewDecision, ReviewRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.tools.time_limit import TimeLimit
 
-__all__ = ["ToolReviews", "is_waiting_for_approval", "tool_reviews"]
+__all__ = ["ToolReviews", "stands_at_gate", "tool_reviews"]
 
 
 def _gate_name(call: str, number: int) -> str:
@@ -39,10 +41,27 @@ def tool_reviews(scope: TaskScope, call: str, limits: Sequence[TimeLimit]) -> To
     return ToolReviews(scope, call, limits) if was_asked or scope.context.review_policy is not None else None
 
 
-def is_waiting_for_approval(scope: TaskScope, call: str) -> bool:
-    """Return whether a call was begun, and had asked for its approval when its process died: nothing else was done (S-REV-89)."""
-    name = _gate_name(call, 0)
-    return scope.recorded(name, ReviewRequested) is not None and scope.recorded(name, ReviewDecided) is None
+def stands_at_gate(scope: TaskScope, call: str, *, asks_first: bool) -> bool:
+    """Return whether a call was begun, came to a gate, and did nothing behind it: then it is made again (S-REV-89, S-REV-117).
+
+    Args:
+        scope: The task.
+        call: Name of the call's effect.
+        asks_first: Whether the tool does nothing before its first gate, so that a process that died there did nothing.
+    """
+    newest, asked = 0, scope.recorded(_gate_name(call, 0), ReviewRequested)
+    if asked is None:
+        return False
+    while (later := scope.recorded(_gate_name(call, newest + 1), ReviewRequested)) is not None:
+        newest, asked = newest + 1, later
+    if not asked.data.detached and not (asks_first and newest == 0):
+        return False
+    decided = scope.recorded(_gate_name(call, newest), ReviewDecided)
+    if decided is None:
+        return True
+    # Somebody else decided, and nobody has made the call again since.
+    intent = scope.recorded(call, ToolIntended)
+    return decided.data.outside and (intent is None or intent.seq < decided.seq)
 
 
 class ToolReviews:
@@ -56,6 +75,8 @@ class ToolReviews:
         self._asked = 0
         #: questions that threads of the call wait for
         self._open: set[Future[ReviewDecision]] = set()
+        #: the gates at which the call was put down
+        self._waits_for: list[OpenReview] = []
 
     async def review(self, request: ReviewRequest) -> ReviewDecision:
         """Ask at a gate of its own."""
@@ -66,6 +87,9 @@ class ToolReviews:
             limit.pause()
         try:
             return await decide_at_gate(self._scope, name, request)
+        except ReviewOpenError as put_down:
+            self._waits_for += put_down.reviews
+            raise
         finally:
             for limit in standing:
                 limit.go_on()
@@ -83,3 +107,12 @@ class ToolReviews:
         """Give up what is still asked: the call is over."""
         for asking in tuple(self._open):
             asking.cancel()
+
+    def check_decided(self) -> None:
+        """Let nothing count that a tool made of an open gate, such as a text for the model.
+
+        Raises:
+            ReviewOpenError: the call came to a gate that is open.
+        """
+        if self._waits_for:
+            raise ReviewOpenError(self._waits_for)

@@ -19,7 +19,8 @@ from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
-from ensemble_ray.execute.review.tool_reviews import ToolReviews, is_waiting_for_approval, tool_reviews
+from ensemble_ray.execute.review.tool_reviews import ToolReviews, stands_at_gate, tool_reviews
+from ensemble_ray.execute.review.waiting import ReviewOpenError
 from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
@@ -112,6 +113,7 @@ class ToolCalls:
             AgentExecutionError: the batch took longer than its limit (S-TOOL-83).
             AgentExecutionError: a tool is set up wrongly (S-ENG-58).
             ExitEarlyError: a tool ended the run (S-TOOL-85).
+            ReviewOpenError: calls wait at open gates; the others are done (S-REV-115).
             UnknownOutcomeError: what was begun before a crash fails the task (S-DUR-24).
         """
         if not calls:
@@ -121,8 +123,8 @@ class ToolCalls:
         self._scope.slot.begin(self._open)
         try:
             await self._decide(calls, turn, resolved)
-            effects = await call_batch(
-                [partial(self._call, call, turn, index, resolved.get(index)) for index, call in enumerate(calls)],
+            ended = await call_batch(
+                [partial(self._ended, call, turn, index, resolved.get(index)) for index, call in enumerate(calls)],
                 agent_role=self._order.agent_role,
                 task_description=self._order.task.description,
                 # A worker or a person may take hours; a worker's limit is the ensemble's, a person's is that of the gate.
@@ -136,6 +138,9 @@ class ToolCalls:
                 self._delegations.stopped()
             raise
         await self._scope.slot.acquire()
+        if waiting := [review for each in ended if isinstance(each, ReviewOpenError) for review in each.reviews]:
+            raise ReviewOpenError(waiting)
+        effects = [each for each in ended if isinstance(each, ToolEffect)]
         for effect in effects:
             self._announce(effect)
         limit = self._scope.context.max_tool_output_length
@@ -175,8 +180,9 @@ class ToolCalls:
             if intent is None and bound is not None and (call.name, call.arguments) not in self._warned:
                 intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
                 warned.add((call.name, call.arguments))
-            if isinstance(bound, BoundAgentTool) and bound.asks_first and is_waiting_for_approval(self._scope, name):
-                continue  # nothing was done yet
+            asks_first = isinstance(bound, BoundAgentTool) and bound.asks_first
+            if stands_at_gate(self._scope, name, asks_first=asks_first):
+                continue  # nothing was done behind it
             if intent is not None and effect_of(intent.data, "none" if bound is None else bound.effect) == "once":
                 text = await resolve_unknown(self._scope, intent)
                 if text is not None:
@@ -221,6 +227,15 @@ class ToolCalls:
         now = self._scope.ports.clock.now()
         return ToolEffect(call=call, outcome="failure", text=text, started_at=now, duration_s=0.0)
 
+    async def _ended(
+        self, call: ToolCall, turn: int, index: int, resolved: ToolEffect | None
+    ) -> ToolEffect | ReviewOpenError:
+        """Return what came of a call, also that it waits at a gate: whatever else ends the turn outranks that."""
+        try:
+            return await self._call(call, turn, index, resolved)
+        except ReviewOpenError as put_down:
+            return put_down
+
     async def _call(self, call: ToolCall, turn: int, index: int, resolved: ToolEffect | None) -> ToolEffect:
         if resolved is not None:
             return resolved
@@ -245,6 +260,8 @@ class ToolCalls:
                 reviews.close()
             self._open -= 1
             self._scope.slot.ended()
+        if reviews is not None:
+            reviews.check_decided()
         effect = ToolEffect(
             call=call,
             outcome=outcome.outcome,

@@ -11,21 +11,18 @@ import os
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import RLock
 from typing import cast
 
 from ensemble_ray.errors import EnsembleError
+from ensemble_ray.memory.tables import StoredEntry
 from ensemble_ray.process.private_files import create_private_file
 from ensemble_ray.values.memory import MemoryEntry
 from ensemble_ray.values.trace import jsonable
 
-__all__ = ["LONG_TERM", "MemoryFile", "StoredEntry"]
-
-#: Where the entries of long-term memory stand: no scope has that name.
-LONG_TERM = ""
+__all__ = ["MemoryFile"]
 
 #: Of the tables below; a file of a later version is refused.
 _VERSION = 1
@@ -52,22 +49,19 @@ _COLUMNS = "id, content, structured, stored_at, metadata, entry_id"
 _PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
-    """An entry and its row."""
-
-    row: int
-    entry: MemoryEntry
-
-
 class MemoryFile:
-    """One file; a connection of its own in each process."""
+    """One file; a connection of its own in each process. Fulfils `MemoryTables`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = RLock()
         self._connection: sqlite3.Connection | None = None
         self._process_id = 0
+
+    @property
+    def place(self) -> str:
+        """The file."""
+        return str(self.path)
 
     @contextmanager
     def reading(self) -> Generator[sqlite3.Connection]:
@@ -127,21 +121,24 @@ class MemoryFile:
             found = {stored.row: stored.entry for stored in map(_stored, connection.execute(query, list(rows)))}
         return [found[row] for row in rows if row in found]
 
-    def replace(self, scope: str, old: Sequence[int], new: Sequence[tuple[MemoryEntry, bytes | None]]) -> None:
-        """Delete rows of a scope, and add entries behind the others."""
+    def replace(self, scope: str, old: Sequence[int], new: Sequence[tuple[MemoryEntry, bytes | None]]) -> bool:
+        """Delete rows of a scope, and add entries behind the others; False: nothing, since some of the rows were gone."""
         with self.changing() as connection:
+            if new and not _has_all(connection, old):
+                return False
             connection.executemany("delete from entries where id = ?", [(row,) for row in old])
             for entry, vector in new:
                 _insert(connection, scope, entry, vector)
         if old:
-            self._erase_traces()
+            self.erase_traces()
+        return True
 
     def clear(self, scope: str) -> None:
         """Delete the entries of a scope, and what ids it took."""
         with self.changing() as connection:
             connection.execute("delete from entries where scope = ?", (scope,))
             connection.execute("delete from taken where scope = ?", (scope,))
-        self._erase_traces()
+        self.erase_traces()
 
     def scopes(self) -> Mapping[str, int]:
         """Return how many entries each scope has."""
@@ -150,6 +147,9 @@ class MemoryFile:
         return {cast("str", scope): cast("int", count) for scope, count in rows}
 
     # Vectors.
+
+    def nearest(self, scope: str, vector: bytes, most: int) -> None:
+        """Return None: SQLite cannot search by vectors itself."""
 
     def extent(self, scope: str) -> tuple[int, int]:
         """Return how many vectors a scope has and the newest one's row: two that are equal have the same vectors."""
@@ -188,6 +188,39 @@ class MemoryFile:
             found: tuple[str, int] | None = connection.execute("select model, dimensions from embedding").fetchone()
         return found
 
+    # Facts about entities.
+
+    def put_fact(self, name: str, fact: str) -> None:
+        """Keep a fact, in place of an earlier one of that name."""
+        with self.changing() as connection:
+            connection.execute(
+                "insert into entities (name, fact) values (?, ?) on conflict (name) do update set fact = excluded.fact",
+                (name, fact),
+            )
+
+    def fact(self, name: str) -> str | None:
+        """Return a fact; None where none is known."""
+        with self.reading() as connection:
+            row = connection.execute("select fact from entities where name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def facts(self) -> dict[str, str]:
+        """Return all facts by name, in order of first put."""
+        with self.reading() as connection:
+            rows = connection.execute("select name, fact from entities order by id").fetchall()
+        return {str(name): str(fact) for name, fact in rows}
+
+    def has_facts(self) -> bool:
+        """Return whether there is any."""
+        with self.reading() as connection:
+            return connection.execute("select 1 from entities limit 1").fetchone() is not None
+
+    def remove_fact(self, name: str) -> None:
+        """Delete a fact."""
+        with self.changing() as connection:
+            connection.execute("delete from entities where name = ?", (name,))
+        self.erase_traces()
+
     # The file.
 
     def _connected(self) -> sqlite3.Connection:
@@ -214,7 +247,7 @@ class MemoryFile:
             raise EnsembleError(f"{self.path} cannot be used as a memory file: {error}") from error
         return connection
 
-    def _erase_traces(self) -> None:
+    def erase_traces(self) -> None:
         """Empty the write-ahead log, which still has what was deleted; where others read, the last of them does it."""
         with suppress(sqlite3.OperationalError), self.reading() as connection, closing(connection.cursor()) as cursor:
             cursor.execute("pragma wal_checkpoint(truncate)")
@@ -232,13 +265,20 @@ def _check_database(connection: sqlite3.Connection, path: Path) -> None:
         raise EnsembleError(f"{path} was written by a later version of ensemble_ray: it cannot be read here")
 
 
+def _has_all(connection: sqlite3.Connection, rows: Sequence[int]) -> bool:
+    found = connection.execute(
+        "select count(*) from entries where id in (select value from json_each(?))", (json.dumps(rows),)
+    )
+    return bool(found.fetchone()[0] == len(rows))
+
+
 def _insert(connection: sqlite3.Connection, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
     structured = None if entry.structured_content is None else json.dumps(jsonable(entry.structured_content))
     connection.execute(
         "insert into entries (scope, content, structured, stored_at, metadata, entry_id, vector) values (?, ?, ?, ?, ?, ?, ?)",
         (
             scope,
-            entry.content,
+            _as_stored(entry.content),
             structured,
             None if entry.stored_at is None else entry.stored_at.isoformat(),
             json.dumps(dict(entry.metadata)),
@@ -248,10 +288,19 @@ def _insert(connection: sqlite3.Connection, scope: str, entry: MemoryEntry, vect
     )
 
 
-def _stored(row: tuple[int, str, str | None, str | None, str, str]) -> StoredEntry:
+def _as_stored(text: str) -> str | bytes:
+    """Return a text as a column takes it; one with halves of surrogate pairs, which are no UTF-8, as bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return text
+
+
+def _stored(row: tuple[int, str | bytes, str | None, str | None, str, str]) -> StoredEntry:
     number, content, structured, stored_at, metadata, entry_id = row
     entry = MemoryEntry(
-        content=content,
+        content=content if isinstance(content, str) else content.decode("utf-8", "surrogatepass"),
         structured_content=None if structured is None else json.loads(structured),
         stored_at=None if stored_at is None else datetime.fromisoformat(stored_at),
         metadata=json.loads(metadata),

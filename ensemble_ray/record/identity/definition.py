@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.graph import Graph
     from ensemble_ray.definition.loop import Loop
     from ensemble_ray.definition.phase import Phase
+    from ensemble_ray.definition.reflection import ReflectionConfig
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.planner import Planned
 
@@ -47,11 +48,13 @@ _TASK_FIELDS = itemgetter(
     "history",
     "revision_feedback",
     "memory_scopes",
+    "context_budget",
     "review",
     "before_review",
+    "reflection_config",
 )
 #: Those of a task of texts alone.
-_PLAIN = (None, None, (), (), (), None, (), None, None)
+_PLAIN = (None, None, (), (), (), None, (), None, None, None)
 #: Request options that may hold keys or places. Of the body only its hash is kept.
 _HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
 _HASHED_OPTIONS = frozenset({"extra_body"})
@@ -74,6 +77,8 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
     }
     if definition.max_tool_output_length >= 0:
         data["max_tool_output_length"] = definition.max_tool_output_length
+    if definition.context_budget is not None:
+        data["context_budget"] = definition.context_budget
     if definition.on_incomplete != "warn":
         data["on_incomplete"] = definition.on_incomplete
     if definition.review_policy != "never":
@@ -161,10 +166,21 @@ def _task(task: Task) -> dict[str, object] | None:
         data["history"] = [{"role": message.role, "content": message.content} for message in task.history]
     if task.memory_scopes:
         data["memory_scopes"] = [scope.to_data() for scope in task.memory_scopes]
+    if task.reflection_config is not None:
+        data["reflection"] = _reflection(task.reflection_config)
+    if task.context_budget is not None:
+        data["context_budget"] = task.context_budget
     if task.revision_feedback is not None:
         revision = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
         data["revision"] = list(revision)
     return data
+
+
+def _reflection(config: ReflectionConfig) -> dict[str, object]:
+    """Return who reflects; of the task's own model nothing, since that stands elsewhere."""
+    if config.strategy is not None:
+        return {"strategy": identity_of(config.strategy)}
+    return {} if config.model is None else {"llm": model_data(config.model)}
 
 
 def _checks(fields: Mapping[str, Any]) -> dict[str, object]:

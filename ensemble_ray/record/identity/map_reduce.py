@@ -103,6 +103,8 @@ def map_reduce_run_data(
     }
     if (model := getattr(definition, "llm", None)) is not None:
         described["llm"] = model_data(model)
+    if (budget := getattr(definition, "context_budget", None)) is not None:
+        described["context_budget"] = budget
     if (length := getattr(definition, "max_tool_output_length", -1)) >= 0:
         described["max_tool_output_length"] = length
     if (policy := getattr(definition, "on_incomplete", "warn")) != "warn":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
     from ensemble_ray.record.postgres.writer import PostgresWriter
 
-__all__ = ["PostgresJournal", "check_whole", "last_seq", "missing_facts", "read_facts", "read_page"]
+__all__ = ["PostgresJournal", "check_whole", "last_seq", "missing_facts", "read_facts", "read_page", "with_bodies"]
 
 #: Where a text among the bodies is named; users' own keys of that look have one `$` more.
 _REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')
@@ -129,7 +129,7 @@ async def read_facts(connection: Connection, run_id: str, place: str, *, instanc
         cursor = await connection.execute(_ALL, [run_id])
     else:
         cursor = await connection.execute(_OF_INSTANCE, [run_id, text_of_name(instance)])
-    return await _with_bodies(connection, run_id, place, await cursor.fetchall())
+    return await with_bodies(connection, run_id, place, await cursor.fetchall())
 
 
 async def read_page(
@@ -158,7 +158,7 @@ async def read_page(
     """
     values = {"run": run_id, "after": after, "size": size, "has_data": has_data, **_of_kinds(kinds)}
     cursor = await connection.execute(_PAGE, values)
-    return await _with_bodies(connection, run_id, place, await cursor.fetchall())
+    return await with_bodies(connection, run_id, place, await cursor.fetchall())
 
 
 async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
@@ -200,8 +200,12 @@ def _of_kinds(kinds: Collection[str] | None) -> dict[str, object]:
     return {"kinds": None if kinds is None else list(kinds), "instance": RUN if is_of_run else None}
 
 
-async def _with_bodies(connection: Connection, run_id: str, place: str, rows: Sequence[tuple[Any, ...]]) -> list[Fact]:
-    """Facts of rows, with the long texts that they name."""
+async def with_bodies(connection: Connection, run_id: str, place: str, rows: Sequence[tuple[Any, ...]]) -> list[Fact]:
+    """Return facts of rows (seq, kind, name, at, epoch, data), with the long texts that they name.
+
+    Raises:
+        RecordError: a fact is damaged.
+    """
     named = {bytes.fromhex(digest) for row in rows for digest in _REFERENCE.findall(row[5])}
     bodies: dict[str, bytes] = {}
     if named:

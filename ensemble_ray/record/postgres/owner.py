@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.postgres.connection import Connection
     from ensemble_ray.record.postgres.database import Database
 
-__all__ = ["Claim", "OwnedPostgresRun", "ask_cancel", "claim_new", "claim_recorded", "remove"]
+__all__ = ["Claim", "OwnedPostgresRun", "ask_cancel", "claim_new", "claim_recorded", "owner_of", "remove"]
 
 _LOCK = """
 SELECT pg_try_advisory_lock(hashtextextended(r.run_id || ':' || r.begun || ':' || r.epoch, 0)) FROM ensemble_ray.runs r
@@ -160,7 +160,7 @@ class OwnedPostgresRun:
             RecordError: it cannot be written.
         """
         await self._claim.write_state(state)
-        if state.is_final or state is RunState.INTERRUPTED:
+        if not state.is_going_on:
             await self._claim.release()
 
     async def is_cancel_asked(self) -> bool:
@@ -310,11 +310,16 @@ async def _lock(connection: Connection, run_id: str, place: str, *, is_free: boo
 
 
 async def _refuse_owned(connection: Connection, run_id: str) -> None:
-    cursor = await connection.execute(_OWNED, {"run": run_id})
-    row = await cursor.fetchone()
-    if row is not None:
-        msg = f"Run '{run_id}' is running ({row[0]}): wait for its end, or choose another run_id"
+    owner = await owner_of(connection, run_id)
+    if owner is not None:
+        msg = f"Run '{run_id}' is running ({owner}): wait for its end, or choose another run_id"
         raise RunExistsError(msg)
+
+
+async def owner_of(connection: Connection, run_id: str) -> str | None:
+    """Return who owns a run now, for people; None: nobody does."""
+    row = await (await connection.execute(_OWNED, {"run": run_id})).fetchone()
+    return None if row is None else str(row[0])
 
 
 #: Claims outlive whoever made them: a run is owned until it is let go or the process ends.

@@ -48,6 +48,7 @@ CREATE TABLE ensemble_ray.facts (
     PRIMARY KEY (run_id, seq)
 );
 CREATE INDEX facts_of_instance ON ensemble_ray.facts (run_id, instance);
+CREATE INDEX facts_of_gates ON ensemble_ray.facts (run_id) WHERE kind IN ('review', 'review_decision');
 CREATE TABLE ensemble_ray.bodies (
     run_id text NOT NULL,
     sha256 bytea NOT NULL,

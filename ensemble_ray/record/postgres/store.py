@@ -14,10 +14,13 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.naming import chosen_id
+from ensemble_ray.record.open_reviews import Gate, Obstacle
 from ensemble_ray.record.postgres.database import Database
+from ensemble_ray.record.postgres.gates import gates_in, read_gates, record_decision
 from ensemble_ray.record.postgres.journal import (
     PostgresJournal,
     check_whole,
@@ -30,7 +33,7 @@ from ensemble_ray.record.postgres.owner import Claim, OwnedPostgresRun, ask_canc
 from ensemble_ray.record.postgres.runs import read_runs
 from ensemble_ray.record.postgres.writer import PostgresWriter
 from ensemble_ray.record.runs import check_run_id
-from ensemble_ray.record.stores import PAGE, OwnedRun, RunSummary, pages
+from ensemble_ray.record.stores import PAGE, GatesOfRun, OwnedRun, RunSummary, pages
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import RunState
 
@@ -209,6 +212,35 @@ class PostgresStore:
         """
         with self._database.translated_errors():
             await ask_cancel(self._database, run_id)
+
+    async def gates(self) -> list[GatesOfRun]:
+        """Return the runs that have not ended and have review gates, oldest first.
+
+        Raises:
+            RecordError: the database cannot be used.
+        """
+        async with self._database.reading() as connection:
+            return [] if connection is None else await gates_in(connection, self._database.place)
+
+    async def gates_of(self, run_id: str) -> list[Fact]:
+        """Return what is recorded of a run's review gates; nothing when there is no such run.
+
+        Raises:
+            RecordError: the record is damaged, or the database cannot be used.
+        """
+        async with self._database.reading() as connection:
+            return [] if connection is None else await read_gates(connection, run_id, self._database.place)
+
+    async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
+        """Record a decision at a gate unless something is in its way, which is returned then; one step for every process.
+
+        Raises:
+            RecordError: the record is damaged, or the database cannot be used.
+            ValidationError: there is no such run.
+        """
+        check_run_id(run_id)
+        with self._database.translated_errors():
+            return await record_decision(self._database, run_id, gate, decision)
 
     async def delete(self, run_id: str) -> None:
         """Remove a run's record.

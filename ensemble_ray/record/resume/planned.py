@@ -122,6 +122,7 @@ class PlannedRecovery:
                     self.head.apply(fact)
                     if not is_restart:
                         self._told.forget_undone()
+                    self._told.apply_continued(fact.at)
                 case _ if fact.is_of_run:
                     self.head.apply(fact)
                 case _:

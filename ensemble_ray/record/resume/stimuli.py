@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.schedule.stimuli import CancelRequested, Exited, Stimulus, decode_stimulus
+from ensemble_ray.schedule.stimuli import (
+    CancelRequested,
+    Continued,
+    Exited,
+    Stimulus,
+    Waiting,
+    decode_stimulus,
+)
 from ensemble_ray.values.outputs import ExitReason
 
 if TYPE_CHECKING:
@@ -28,6 +35,8 @@ class RecordedStimuli:
         self._groups: list[list[Stimulus]] = []
         #: whether more of the last group is to come
         self._is_open = False
+        #: whether tasks wait at gates since the run went on last
+        self._is_waiting = False
         self._exits: dict[str, Exited] = {}
 
     def apply(self, fact: Fact[StimulusRecorded]) -> Stimulus:
@@ -41,7 +50,14 @@ class RecordedStimuli:
         stimulus = _stimulus(fact)
         self._groups[-1].append(stimulus)
         self._is_open = bool(fact.data.more)
+        self._is_waiting = self._is_waiting or isinstance(stimulus, Waiting)
         return stimulus
+
+    def apply_continued(self, at: float) -> None:
+        """Take notice that the run went on at that time, which starts again what waited."""
+        if self._is_waiting:
+            self._groups.append([Continued(at=at)])
+            self._is_open = self._is_waiting = False
 
     def apply_exit(self, exited: Exited) -> None:
         """Take what a task recorded that ended the run early."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -22,7 +23,10 @@ from ensemble_ray.record.rendering import FORMAT
 from ensemble_ray.record.sqlite.commit_count import CountFile, read_count
 from ensemble_ray.record.sqlite.index import abandon, forget, index_of, is_sound, remember
 from ensemble_ray.record.sqlite.losses import RECORD, deleted, log_of
-from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, is_damage, loss_in, unreadable
+from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
 
 __all__ = ["RECORD", "Row", "SqliteFile", "cannot_write", "is_stale"]
 
@@ -44,6 +48,7 @@ CREATE TABLE facts (
   at REAL NOT NULL, epoch INTEGER NOT NULL, data TEXT NOT NULL
 );
 CREATE INDEX facts_of_instance ON facts (instance);
+CREATE INDEX facts_of_gates ON facts (kind) WHERE kind IN ('review', 'review_decision');
 CREATE TABLE bodies (sha256 TEXT PRIMARY KEY, body NOT NULL);
 CREATE TABLE epochs (instance TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TRIGGER refuse_older_epoch BEFORE INSERT ON facts WHEN NEW.epoch < {_NEWEST}
@@ -206,6 +211,15 @@ class SqliteFile:
     def epochs(self) -> dict[str, int]:
         """Return the newest epoch of each instance that has one above 0; of the run as a whole under `run`."""
         return dict(self._connection.execute("SELECT instance, epoch FROM epochs"))
+
+    def facts_named(self, run_id: str, instance: str, name: str) -> list[Fact]:
+        """Return the facts of that instance and name, in order.
+
+        Raises:
+            RecordError: one of them is damaged.
+        """
+        where = "WHERE instance = ? AND name = ? ORDER BY seq"
+        return facts_in(self._connection, run_id, self.path, where, (instance, name))
 
     def raise_epoch(self, instance: str, epoch: int) -> None:
         """From now on facts of that instance (`run`: of all) need that epoch or a newer one."""

@@ -37,6 +37,7 @@ __all__ = [
     "last_seq",
     "loss_in",
     "read_all",
+    "read_from",
     "read_instance",
     "read_page",
     "unreadable",
@@ -72,7 +73,7 @@ def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
     def find(connection: sqlite3.Connection) -> Loss | None:
         return find_loss(connection, count, path, has_texts=has_texts)
 
-    return _reading(directory, find, None, is_partial=True)
+    return read_from(directory, find, None, is_partial=True)
 
 
 def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
@@ -111,7 +112,7 @@ def last_seq(directory: Path, kinds: Collection[str] | None, *, is_partial: bool
         found = connection.execute(query, values).fetchone()
         return 0 if found is None else int(found[0])
 
-    return _reading(directory, last, 0, is_partial=is_partial)
+    return read_from(directory, last, 0, is_partial=is_partial)
 
 
 def read_page(
@@ -145,7 +146,7 @@ def read_page(
     def page(connection: sqlite3.Connection) -> list[Fact]:
         return facts_in(connection, run_id, path, where, (after, *values), has_data=has_data, is_partial=is_partial)
 
-    return _reading(directory, page, [], is_partial=is_partial)
+    return read_from(directory, page, [], is_partial=is_partial)
 
 
 def facts_in(
@@ -236,10 +237,10 @@ def _read(
     def facts(connection: sqlite3.Connection) -> list[Fact]:
         return facts_in(connection, run_id, path, ordered, values, is_partial=is_partial)
 
-    return _reading(directory, facts, [], is_partial=is_partial)
+    return read_from(directory, facts, [], is_partial=is_partial)
 
 
-def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
+def read_from(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
     """Return what a reading of the file gives; `nothing` where there is no file.
 
     Raises:

@@ -17,16 +17,19 @@ from typing import Any, TypeVar
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
+from ensemble_ray.record.open_reviews import Gate, Obstacle
 from ensemble_ray.record.runs import RunDirectory, existing_run, find_run, list_runs
 from ensemble_ray.record.sqlite.commit_lock import PATIENCE_S, CommitLock
 from ensemble_ray.record.sqlite.file import RECORD, Row, SqliteFile, cannot_write
+from ensemble_ray.record.sqlite.gates import gates_in, read_gates, record_decision
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, SqliteJournal
 from ensemble_ray.record.sqlite.losses import keep_log
 from ensemble_ray.record.sqlite.reading import loss_in
-from ensemble_ray.record.stores import OwnedRun, RunSummary, pages
+from ensemble_ray.record.stores import GatesOfRun, OwnedRun, RunSummary, pages
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import RunState
@@ -161,6 +164,32 @@ class SqliteStore:
             RecordError: it cannot be written.
         """
         existing_run(run_id, self._home).ask_cancel()
+
+    async def gates(self) -> list[GatesOfRun]:
+        """Return the runs that have not ended and have review gates, oldest first.
+
+        Raises:
+            RecordError: the home cannot be read.
+        """
+        return await threads.run(gates_in, self._home)
+
+    async def gates_of(self, run_id: str) -> list[Fact]:
+        """Return what is recorded of a run's review gates; nothing when there is no such run.
+
+        Raises:
+            RecordError: the record is damaged, or of a newer format.
+        """
+        return await threads.run(read_gates, RunDirectory(self._home, run_id))
+
+    async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
+        """Record a decision at a gate unless something is in its way, which is returned then; one step for every process.
+
+        Raises:
+            RecordError: the record is damaged, or cannot be written.
+            ValidationError: there is no such run.
+        """
+        directory = existing_run(run_id, self._home)
+        return await threads.run(record_decision, directory, gate, decision, patience_s=self._patience_s)
 
     async def delete(self, run_id: str) -> None:
         """Remove a run's record.

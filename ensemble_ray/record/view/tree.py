@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
+from ensemble_ray.record.view.context import context_lines
 from ensemble_ray.record.view.reviews import review_lines
 from ensemble_ray.record.view.units import branches_of, describe_unit
 from ensemble_ray.text.control_characters import escape_controls
@@ -56,7 +57,9 @@ _ASKED = "(tool calls)"
 #: Tools that hand work on; a malformed call of theirs leaves no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
-RowKind = Literal["run", "level", "unit", "verdict", "task", "history", "review", "model", "tool", "answer", "error"]
+RowKind = Literal[
+    "run", "level", "unit", "verdict", "task", "history", "context", "review", "model", "tool", "answer", "error"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,11 +269,7 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     role = row_text(task.agent_role or "?", _TITLE)
     title = f"{role}: {row_text(task.task_description, _TITLE)}"
     yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
-    if task.prompts is not None and task.prompts.history:
-        said = task.prompts.history
-        last = row_text(said[-1].content or "", _QUOTE)
-        title = f"continues a conversation of {format_count(len(said), 'message')}, the last: {last}"
-        yield TreeRow(depth=depth + 1, kind="history", title=title)
+    yield from _input_rows(task, depth + 1)
     left = deque(task.delegations)
     for interaction in task.llm_interactions:
         yield from _interaction_rows(interaction, left, depth + 1)
@@ -279,6 +278,17 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     yield from _review_rows(task, depth + 1)
     if task.final_output:
         yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {row_text(task.final_output, _QUOTE)}")
+
+
+def _input_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
+    """Return the rows of what a task was given, and of what a context budget cut of that."""
+    if task.prompts is not None and task.prompts.history:
+        said = task.prompts.history
+        last = row_text(said[-1].content or "", _QUOTE)
+        title = f"continues a conversation of {format_count(len(said), 'message')}, the last: {last}"
+        yield TreeRow(depth=depth, kind="history", title=title)
+    for title, details in context_lines(task.metadata):
+        yield TreeRow(depth=depth, kind="context", title=row_text(title, _LOST), details=details)
 
 
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:

@@ -28,7 +28,7 @@ from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.output_types import output_types_of
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
-from ensemble_ray.errors import RecordError, StaleEpochError, message_of
+from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError, message_of
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
@@ -95,8 +95,17 @@ class MapReduceLauncher:
         return self._coordinator is not None
 
     async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
-        """Tell what will run; no item is pulled yet."""
+        """Tell what will run; no item is pulled yet.
+
+        Raises:
+            ValidationError: it is to wait for reviews in its record (S-REV-121).
+        """
         del scope
+        if self.definition.is_detached:
+            raise ValidationError(
+                "review_wait 'detach' is for ensembles with a plan: the tasks of this one are made while it runs, and its "
+                "gates are asked in its own program. Leave out review_wait, and give a review_handler"
+            )
         definition, count = self.definition, self.definition.item_source.count
         return Prepared(
             workflow=definition.shown_workflow,

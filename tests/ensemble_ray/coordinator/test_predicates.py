@@ -128,6 +128,8 @@ async def test_error_of_a_predicate_is_logged_and_returned(caplog: pytest.LogCap
     failed = await asked(predicate).holds(until(1), known=0, new=[iteration("w", "c")])
     assert isinstance(failed, EvaluationFailed)
     assert (failed.error_type, failed.message, type(failed.error)) == ("RuntimeError", "boom", RuntimeError)
+    (note,) = getattr(failed.error, "__notes__", ())
+    assert note.startswith("raised by the predicate 'loop:refine/until/0', asked about ")
     (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert "loop:refine/until/0" in record.message
 

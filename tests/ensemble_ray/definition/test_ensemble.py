@@ -204,6 +204,11 @@ def test_options_win_when_a_run_gives_them() -> None:
     assert made.with_options(None) is made
     assert (made.tool_log_truncate_length, made.max_parallel_tasks) == (200, 4)
     assert RunOptions() == RunOptions(max_tool_output_length=None)
+    held = made.replace(context_budget=8000)
+    assert [held.with_options(RunOptions(context_budget=n)).context_budget for n in (None, 9)] == [8000, 9]
+    for owner in (EnsembleDefinition, RunOptions):
+        with pytest.raises(ValidationError, match=r" context_budget must be > 0 when set, got: -1$"):
+            owner(context_budget=-1)
 
 
 def test_exporter_is_kept_when_it_is_a_callable_or_an_object() -> None:

@@ -165,7 +165,7 @@ def test_only_the_first_failure_is_told_when_several_checks_fail() -> None:
         {"memory_scopes": 5},
         {"review": True},
         {"streaming_llm": MODEL},
-        {"reflection_config": True},
+        {"reflection_config": "yes"},
         {"agent": "Writer"},
         {"context": ["facts"]},
         {"context": "facts"},
@@ -355,3 +355,14 @@ def test_effect_of_a_task_is_refused_when_it_cannot_be() -> None:
     wrong.effect = "twice"
     with pytest.raises(ValidationError, match=r"^Tool 'echo' effect must be one of"):
         Task(**GIVEN, handler=wrong)
+
+
+def test_context_budget_is_a_positive_number_of_tokens() -> None:
+    """S-MEM-131, S-DET-3: a handler has no prompt."""
+    fields = {"description": "d", "expected_output": "e"}
+    assert Task(**fields).context_budget is None
+    assert Task(**fields, context_budget=8000).context_budget == 8000
+    with pytest.raises(ValidationError, match=r"^Task context_budget must be > 0 when set, got: 0$"):
+        Task(**fields, context_budget=0)
+    with pytest.raises(ValidationError, match=r"^Task cannot have both a handler and a context_budget\."):
+        Task(**fields, context_budget=1, handler=lambda _: "done")

@@ -24,6 +24,7 @@ from ensemble_ray.events import (
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
+    TaskReflectedEvent,
     TaskStartEvent,
     TokenEvent,
     ToolCallEvent,
@@ -32,6 +33,7 @@ from ensemble_ray.events import (
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.messages import ChatMessage, ToolCall
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.reflection import TaskReflection
 from ensemble_ray.values.value import utc_of
 
 SECOND = timedelta(seconds=1)
@@ -69,6 +71,7 @@ EVERY: list[Event] = [
         agent_background=None,
         tool_names=("search",),
         assembled_context="",
+        context_cuts=("Writer cut by 1,200 of 2,000 tokens",),
     ),
     LlmIterationStartedEvent(
         **WHERE,
@@ -150,6 +153,13 @@ EVERY: list[Event] = [
         next_state="__END__",
         step_duration=SECOND,
     ),
+    TaskReflectedEvent(
+        run_id="run-1",
+        instance="write#0",
+        task_description="Write",
+        reflection=TaskReflection(refined_description="Better", refined_expected_output="Good"),
+        is_first_reflection=True,
+    ),
 ]
 
 
@@ -177,6 +187,7 @@ def test_every_event_type_is_registered_in_table_order() -> None:
         "on_file_changed",
         "on_loop_iteration_completed",
         "on_graph_state_completed",
+        "on_task_reflected",
     ]
 
 
@@ -239,7 +250,7 @@ def test_tool_requests_are_the_models_own() -> None:
 
 def test_end_of_an_iteration_and_of_a_step_say_where_and_what() -> None:
     """S-LOOP-108, S-GRAPH-75: in JSON too."""
-    iteration, step = EVERY[-2].to_dict(), EVERY[-1].to_dict()
+    iteration, step = EVERY[-3].to_dict(), EVERY[-2].to_dict()
     assert list(iteration) == [
         *("event", "run_id", "instance", "loop_name", "iteration_number", "max_iterations"),
         *("iteration_outputs", "iteration_duration"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ensemble_ray.definition import Agent, Task
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+from ensemble_ray.execute.ports import RunReflections
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
@@ -74,6 +75,7 @@ class Bench:
         policies: Sequence[object] = (),
         reviewer: Reviewer | None = None,
         memory: RunMemory | None = None,
+        reflections: RunReflections | None = None,
     ) -> None:
         self.clock = ManualClock(start=1000.0)
         self.journal = journal or MemoryJournal("run", known)
@@ -97,6 +99,7 @@ class Bench:
             ask_unknown=ask_unknown,
             reviewer=reviewer,
             memory=memory,
+            reflections=reflections,
         )
         self.runner = TaskRunner(context, ports, self.agents)
 

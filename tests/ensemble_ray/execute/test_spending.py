@@ -13,7 +13,8 @@ import pytest
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.events import TaskFailedEvent
-from ensemble_ray.execute.spending import Spending, estimated_input, output_limit, spending_here
+from ensemble_ray.execute.request_size import estimated_input
+from ensemble_ray.execute.spending import Spending, output_limit, spending_here
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.limits.account import LocalAccount
 from ensemble_ray.llm.openai import OpenAIChatModel

@@ -27,6 +27,10 @@ PLAN = {
     "budget": {"max_tokens": 5, "max_cost": None}, "origin": "", "overrides": {}, "runtime": "inline",
     "capture_mode": "off", "started_at": 100.0, "forked_from": {"run": "q", "task": "t"},
 }  # fmt: skip
+REFLECTION = {
+    "refined_description": "d", "refined_expected_output": "e", "observations": ["o"], "suggestions": [],
+    "reflected_at": "2026-01-02T03:04:05Z", "run_count": 2,
+}  # fmt: skip
 #: Data of every kind as it is in records, with its keys in their order.
 RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ("plan", PLAN),
@@ -118,7 +122,19 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
         },
     ),
     ("memory_recalled", {}),
+    (
+        "memory_recalled",
+        {"short_term": json.dumps([["Writer", "Write", f"é {number}"] for number in range(16)], ensure_ascii=False)},
+    ),
     ("memory_stored", {"scopes": ["notes"], "taken_by": ["short_term"]}),
+    ("reflection_recalled", {"key": "k", "reflection": REFLECTION}),
+    ("reflection_recalled", {"key": "k"}),
+    (
+        "reflection_made",
+        {"key": "k", "reflection": REFLECTION, "input_tokens": 3, "output_tokens": 4, "is_first": True},
+    ),
+    ("reflection_made", {"key": "k", "reflection": REFLECTION}),
+    ("reflection_stored", {"key": "k"}),
     ("approval", {"by": "Ann"}),
 ]
 
@@ -217,6 +233,8 @@ def test_instance_and_fence_follow_from_the_kind() -> None:
         ("plan", {"forked_from": {"run": "r"}}, "its forked_from is not an object whose task is a text"),
         ("stimulus", {"type": "TaskFailed", "at": 1e300}, "its at is not an instant"),
         ("items", {"first": True}, "its first is not a whole number"),
+        ("memory_recalled", {"short_term": "[[1, 2, 3]]"}, "its short_term is not a list"),
+        ("memory_recalled", {"short_term": "["}, "its short_term is not JSON text of a list"),
     ],
 )
 def test_damaged_fact_is_refused(kind: str, data: Mapping[str, object], text: str) -> None:

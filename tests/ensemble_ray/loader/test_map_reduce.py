@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
+from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_rules import Watched
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
@@ -163,7 +164,7 @@ def test_what_needs_a_plan_refuses_it(loaded: Loaded) -> None:
 def test_the_keys_are_those_of_the_class() -> None:
     """S-MR-175: every field has its key, and no key is without its field."""
     fields = {info.alias or name for name, info in MapReduceDefinition.model_fields.items()}
-    rules = {info.alias or name for name, info in Watched.model_fields.items()}
+    rules = {info.alias or name for name, info in (Watched.model_fields | Reflects.model_fields).items()}
     agents = {"map_agent", "reduce_agent", "direct_agent"}  # a section names its agent
     sides = {"map": "map_task", "reduce": "reduce_task", "direct": "direct_task"}
     assert {sides.get(name, name) for name in MapReduceKeys.model_fields} == fields - rules - agents

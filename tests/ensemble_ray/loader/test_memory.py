@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import LocalEmbeddingModel, MemoryScope, SqliteMemory
-from ensemble_ray.memory.sqlite.memory import SqliteEntityMemory, SqliteLongTermMemory
+from ensemble_ray import LocalEmbeddingModel, MemoryScope, PostgresMemory, SqliteMemory
+from ensemble_ray.memory.lasting import StoredEntityMemory, StoredLongTermMemory
 from ensemble_ray.memory.store import InMemoryStore
 from tests.ensemble_ray.loader.conftest import Load, Refused
 from tests.ensemble_ray.loader.test_json_schema import schema_errors
@@ -51,6 +51,16 @@ tasks:
     description: do b
     memory_scopes: [notes, {name: last, keep_last_entries: 5}, {name: new, keep_entries_within: 60}]
 """
+IN_DATABASE = """
+llm: local
+memory_store:
+  postgres: {url_env: TEAM_MEMORY, embedding_model: local}
+memory:
+  long_term: {postgres: {url: "postgresql://${DB_HOST:-db}/team", embedding_model: local}}
+  entity_memory: {postgres: {url: postgresql://db/team}}
+tasks:
+  a: {description: do a, memory_scopes: notes}
+"""
 REST = "llm: local\ntasks: {t: {description: d}}\n"
 
 
@@ -58,6 +68,14 @@ REST = "llm: local\ntasks: {t: {description: d}}\n"
 def code(folder: Path) -> None:
     """The user's own."""
     (folder / "own.py").write_text(CODE, encoding="utf-8")
+
+
+def test_context_budgets_in_a_file(load: Load) -> None:
+    """S-MEM-131: of the team, and of a task."""
+    team = load(
+        "llm: local\ncontext_budget: 8000\ntasks:\n  a: {description: d, context_budget: 500}\n  b: {description: e}\n"
+    )
+    assert (team.context_budget, [task.context_budget for task in team.tasks]) == (8000, [500, None])
 
 
 def test_memory_in_a_file(load: Load, folder: Path) -> None:
@@ -68,8 +86,8 @@ def test_memory_in_a_file(load: Load, folder: Path) -> None:
     assert store.path == folder / "data" / "memory.db"
     assert not store.path.exists()
     assert memory is not None
-    assert isinstance(memory.long_term, SqliteLongTermMemory)
-    assert isinstance(memory.entity_memory, SqliteEntityMemory)
+    assert isinstance(memory.long_term, StoredLongTermMemory)
+    assert isinstance(memory.entity_memory, StoredEntityMemory)
     assert (memory.short_term, memory.long_term_max_results) == (True, 3)
     assert memory.extractor is not None
     assert [task.memory_scopes for task in team.tasks] == [
@@ -81,6 +99,19 @@ def test_memory_in_a_file(load: Load, folder: Path) -> None:
         ),
     ]
     assert store._model == LocalEmbeddingModel()
+
+
+def test_memory_in_a_database(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-MEM-145: a URL with a password comes from the environment; nothing is connected yet."""
+    monkeypatch.setenv("TEAM_MEMORY", "postgresql://me:secret@elsewhere:5433/team")
+    team = load(IN_DATABASE)
+    store, memory = team.memory_store, team.memory
+    assert isinstance(store, PostgresMemory)
+    assert repr(store) == "PostgresMemory('postgresql://elsewhere:5433/team')"
+    assert store._model == LocalEmbeddingModel()
+    assert memory is not None
+    assert isinstance(memory.long_term, StoredLongTermMemory)
+    assert isinstance(memory.entity_memory, StoredEntityMemory)
 
 
 def test_memory_of_ones_own(load: Load) -> None:
@@ -95,7 +126,12 @@ def test_memory_of_ones_own(load: Load) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [FILED, f"{REST}memory_store: in_memory\n", f"{REST}memory_store: own:Store\nmemory: {{short_term: true}}\n"],
+    [
+        FILED,
+        IN_DATABASE,
+        f"{REST}memory_store: in_memory\n",
+        f"{REST}memory_store: own:Store\nmemory: {{short_term: true}}\n",
+    ],
 )
 def test_the_schema_knows_memory(text: str) -> None:
     """S-MEM-122: editors accept what the loader takes."""
@@ -108,15 +144,29 @@ def test_the_schema_knows_memory(text: str) -> None:
         ("memory: {long_term_max_results: 3}\n", "at least one memory type enabled"),
         (
             "memory_store: redis\n",
-            "must be `in_memory`, {sqlite: {path: FILE}}, or module:attribute, which names a memory store",
+            "must be `in_memory`, {sqlite: {path: FILE}}, {postgres: {url: URL}}, or module:attribute, which names a memory store",
         ),
         (
             "memory: {entity_memory: redis}\n",
-            "must be {sqlite: {path: FILE}}, or module:attribute, which names an entity memory",
+            "must be {sqlite: {path: FILE}}, {postgres: {url: URL}}, or module:attribute, which names an entity memory",
         ),
         ("memory_store: own:Long\n", "not a memory store"),
         ("memory_store: {sqlite: {}}\n", "needs the key 'path'"),
         ("memory_store: {redis: {}}\n", "unknown key"),
+        ("memory_store: {}\n", "must have one of the keys 'sqlite' and 'postgres'"),
+        (
+            "memory_store: {sqlite: {path: a.db}, postgres: {url: postgresql:///a}}\n",
+            "must have one of the keys 'sqlite'",
+        ),
+        ("memory_store: {postgres: {}}\n", "must have one of the keys 'url' and 'url_env'"),
+        (
+            "memory_store: {postgres: {url: postgresql:///a, url_env: A}}\n",
+            "must have one of the keys 'url' and 'url_env'",
+        ),
+        ("memory_store: {postgres: {url_env: NOBODY_SETS_THIS}}\n", "'NOBODY_SETS_THIS' is not set"),
+        ("memory_store: {postgres: {url: 'postgresql://me:pw@db/a'}}\n", "a password does not belong in a file"),
+        ("memory_store: {postgres: {url: 'http://db'}}\n", "write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"),
+        ("memory_store: {postgres: {dsn: 'postgresql://db'}}\n", "the key is 'url'"),
         ("memory_store: {sqlite: {path: a.db, embedding_model: best}}\n", "Unknown embedding_model 'best'"),
         ("memory: {long_term: {sqlite: {path: a.db}}}\n", "needs an embedding_model"),
         ("memory: {entity_memory: own:Long}\n", "not an entity memory"),

@@ -154,6 +154,13 @@ def test_difference_has_a_path_when_another_conversation_is_continued() -> None:
     assert found.startswith("tasks.write.history")
 
 
+def test_difference_has_a_path_when_a_context_budget_changed() -> None:
+    """S-MEM-138: it decides what a model sees; without one the data is what it was."""
+    before = _data(_task(agent=_agent()))
+    after = _data(_task(agent=_agent(), context_budget=500), context_budget=8000)
+    assert {line.partition(":")[0] for line in differences(before, after)} == {"context_budget", "tasks.write"}
+
+
 def test_nothing_differs_when_captured_values_and_places_do() -> None:
     """S-DUR-36: a definition is its code and texts; where the model is and what a tool holds is the caller's matter."""
     here = _agent(llm=OpenAIChatModel("m", base_url="http://here/v1", api_key="a"), tools=[Shop("a")])

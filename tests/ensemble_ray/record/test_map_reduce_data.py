@@ -68,6 +68,8 @@ def test_data_of_a_fed_run_tells_its_code_and_its_rules() -> None:
     assert isinstance(told, dict)
     assert sorted(told) == ["llm", "map_task", "reduce_task"]
     assert sorted(told["map_task"]) == ["callable", "source"]
+    held = _data(_definition(context_budget=8000)).definition
+    assert held == {**told, "context_budget": 8000}  # S-MEM-138
     assert "secret" not in json.dumps(data.to_data())
     assert "pw@" not in json.dumps(data.to_data())
 

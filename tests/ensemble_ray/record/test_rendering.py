@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.rendering import BODY_LIMIT, body_digest, data_of, in_json_form, plain_data, text_of
+from ensemble_ray.record.rendering import (
+    BODY_LIMIT,
+    WHOLE_LIMIT,
+    body_digest,
+    data_of,
+    in_json_form,
+    plain_data,
+    text_of,
+)
 from ensemble_ray.values.outputs import RunState, TaskOutput
 from ensemble_ray.values.value import utc_of
 
@@ -23,11 +31,12 @@ JSON_VALUES = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text()
     | st.just("x" * 2000)
-    | st.just("{" * 1025),
+    | st.just("{" * 1025)
+    | st.just("one " * 5000 + "\ud800"),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["$body", "$$body", "body"]), inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["$body", "$$body", "body", "$pieces", "$$pieces"]), inner, max_size=2)
     ),
     max_leaves=8,
 )
@@ -67,6 +76,40 @@ class Point:
     """A user's object."""
 
     x: int
+
+
+def test_very_long_text_lies_there_in_pieces() -> None:
+    """S-MEM-150: each is named where it would stand as a text of its own, so that whoever looks for bodies finds it."""
+    text = "".join(f"{number} " for number in range(WHOLE_LIMIT))
+    written = json.loads(text_of({"a": text[:WHOLE_LIMIT], "b": text}, body_digest))
+    assert written["a"] == {"$body": body_digest(text[:WHOLE_LIMIT])}
+    pieces = [text[start : start + 8192] for start in range(0, len(text), 8192)]
+    assert written["b"] == {"$pieces": [{"$body": body_digest(piece)} for piece in pieces]}
+
+
+def test_texts_that_grow_at_their_end_share_what_they_begin_with() -> None:
+    """S-MEM-150: what a thousand of them take grows as their number does, not as its square."""
+    bodies: dict[str, int] = {}
+    sizes: list[int] = []
+
+    def keep(text: str) -> str:
+        return bodies.setdefault(body_digest(text), len(text)) and body_digest(text)
+
+    text = ""
+    for number in range(1000):
+        text += f"note {number} " + "x" * 250
+        written = text_of({"prompt": text}, keep)
+        sizes.append(sum(bodies.values()) + len(written))
+    first, second = sizes[499] - sizes[99], sizes[999] - sizes[599]
+    assert second < 1.2 * first
+    assert sizes[-1] < 60 * len(text)  # all of them: 500 times as much
+
+
+def test_users_data_of_before_there_were_pieces_is_left_as_it_is() -> None:
+    """S-MEM-150: a key of theirs that looks the same was not escaped then."""
+    for data in ({"$pieces": "x"}, {"$pieces": ["x", 5]}, {"$pieces": []}, {"$pieces": [{"$$body": "x"}]}):
+        read = data_of(json.dumps({"theirs": data}), {}.__getitem__)
+        assert read == {"theirs": {"$pieces": [{"$body": "x"}]} if data["$pieces"] == [{"$$body": "x"}] else data}
 
 
 def test_objects_are_written_in_their_json_form() -> None:

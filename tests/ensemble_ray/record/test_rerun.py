@@ -48,11 +48,18 @@ def test_answer_is_refused_when_definition_or_inputs_differ(current: dict[str, o
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("state", [RunState.PENDING, RunState.RUNNING, RunState.WAITING])
+@pytest.mark.parametrize("state", [RunState.PENDING, RunState.RUNNING])
 def test_run_exists_while_it_is_running(state: RunState) -> None:
     """S-SET-39: an EnsembleError of its own."""
     with pytest.raises(RunExistsError, match="Run 'run-1' is running"):
         recorded_output(RUN, state, begun(READ), HEADER)
+
+
+def test_run_that_waits_is_not_begun_again() -> None:
+    """S-REV-114: it goes on when its gates are decided."""
+    facts = [*begun(READ), ended(9.0, "waiting")]
+    with pytest.raises(ValidationError, match=r"waits for reviews .*: decide them, and resume it"):
+        recorded_output(RUN, RunState.WAITING, facts, HEADER)
 
 
 def test_resume_is_named_when_the_run_was_interrupted() -> None:

@@ -22,15 +22,17 @@ def _run(home: Path, run_id: str, state: RunState = RunState.COMPLETED, at: floa
     return directory
 
 
-@pytest.mark.parametrize("state", [RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.INTERRUPTED])
+@pytest.mark.parametrize(
+    "state", [RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.INTERRUPTED, RunState.WAITING]
+)
 def test_state_is_kept_and_the_owner_gone_when_a_run_ended(tmp_path: Path, state: RunState) -> None:
-    """S-SET-14: what lists show afterwards, from any process."""
+    """S-SET-14, S-REV-114: what lists show afterwards, from any process."""
     _run(tmp_path, "a", state)
     assert RunDirectory(tmp_path, "a").state() is state
     assert not RunDirectory(tmp_path, "a").ownership.is_held()
 
 
-@pytest.mark.parametrize("state", [RunState.PENDING, RunState.RUNNING, RunState.WAITING])
+@pytest.mark.parametrize("state", [RunState.PENDING, RunState.RUNNING])
 def test_run_is_interrupted_when_its_owner_is_gone(tmp_path: Path, state: RunState) -> None:
     """S-SET-14, S-SET-39: nobody can say so after a crash; the lock of the operating system tells."""
     owner = _run(tmp_path, "a", state)

@@ -11,7 +11,7 @@ from ensemble_ray.schedule.states import TRANSITIONS, InvalidTransitionError, Ta
 from tests.ensemble_ray.schedule.plans import STARTED, CheckedMachine, sequence
 
 FORBIDDEN = [pair for pair in product(TaskState, repeat=2) if pair not in TRANSITIONS]
-OPEN = {TaskState.PENDING, TaskState.READY, TaskState.RUNNING}
+OPEN = {TaskState.PENDING, TaskState.READY, TaskState.RUNNING, TaskState.WAITING}
 
 
 def test_resolved_states_are_left_by_no_transition() -> None:

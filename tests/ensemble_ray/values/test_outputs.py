@@ -123,6 +123,7 @@ def test_exit_reasons_and_run_states() -> None:
         "error",
         "cancelled",
         "budget_exhausted",
+        "waiting",
     ]
     assert {state.value for state in RunState} == {
         "pending",

@@ -42,7 +42,7 @@ def test_parts_of_a_file_are_listed(call: Call, memory: SqliteMemory) -> None:
     assert (called.code, called.said) == (0, "")
     assert called.printed.splitlines() == ["letters     2 entries", "sea         1 entry", "(entities)  2 facts"]
     assert json.loads(call("memory", "ls", "--json").printed) == {
-        "file": str(memory.path),
+        "place": str(memory.path),
         "embedding_model": None,
         "scopes": {"letters": 2, "sea": 1},
         "long_term": 0,

@@ -1,18 +1,19 @@
-"""VectorSearch: exact search by meaning in a memory file. Package: memory.
+"""VectorSearch: exact search by meaning in memory that lasts. Package: memory.
 
-The vectors of the scopes that were searched last stay in memory, as one float32 matrix each; a search reads what is new.
+Tables that can search by vectors do it themselves. Of the others the vectors of the scopes that were searched last stay in
+memory, as one float32 matrix each; a search reads what is new.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.memory.sqlite.file import MemoryFile
+from ensemble_ray.memory.tables import MemoryTables
 from ensemble_ray.values.memory import MemoryEntry
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["VectorSearch"]
 
+_EmbedAll = Callable[[Sequence[str]], Sequence[Sequence[float]]]
+#: Entries that get their vectors in one go.
+_AT_ONCE = 1000
 #: Scopes whose vectors stay in memory.
 _MOST_SCOPES = 8
 
@@ -37,9 +41,9 @@ class _Scope:
 
 
 class VectorSearch:
-    """Searches the scopes of one file with one model."""
+    """Searches the scopes of one place with one model."""
 
-    def __init__(self, file: MemoryFile, model: EmbeddingModel) -> None:
+    def __init__(self, tables: MemoryTables, model: EmbeddingModel) -> None:
         """Make one.
 
         Raises:
@@ -50,7 +54,7 @@ class VectorSearch:
         except ImportError:
             raise ValidationError('Memory by meaning needs numpy: pip install "ensemble-ray[memory]"') from None
         self._np = np
-        self._file = file
+        self._tables = tables
         self._model = model
         self._scopes: OrderedDict[str, _Scope] = OrderedDict()
         self._lock = Lock()
@@ -60,26 +64,42 @@ class VectorSearch:
         """Return the vector of a text as it is kept: of length 1.
 
         Raises:
-            ValidationError: the file was filled with another model.
+            ValidationError: the place was filled with another model.
         """
         return self._embed(text).tobytes()
 
     def search(self, scope: str, query: str, most: int) -> list[MemoryEntry]:
         """Return the entries whose angle to the query is the smallest, none beyond a right angle; nearest first."""
-        if missing := self._file.without_vector(scope):
-            self._file.give_vectors([(self.vector_of(stored.entry.content), stored.row) for stored in missing])
+        self._add_missing(scope)
         wanted = self._embed(query)
+        if (nearest := self._tables.nearest(scope, wanted.tobytes(), most)) is not None:
+            return nearest
         known = self._read(scope)
         if not len(known.rows):
             return []
         scores = known.vectors @ wanted
         best = self._np.argpartition(-scores, most - 1)[:most] if most < len(scores) else self._np.arange(len(scores))
         order = sorted((int(place) for place in best), key=lambda place: (-float(scores[place]), place))
-        return self._file.entries_of([int(known.rows[place]) for place in order if scores[place] >= 0.0])
+        return self._tables.entries_of([int(known.rows[place]) for place in order if scores[place] >= 0.0])
+
+    def _add_missing(self, scope: str) -> None:
+        """Give vectors to the entries that were stored without a model; a model that takes many texts at once gets them so."""
+        missing = self._tables.without_vector(scope)
+        embed_all = cast("_EmbedAll | None", getattr(self._model, "embed_all", None))
+        for start in range(0, len(missing), _AT_ONCE):
+            some = missing[start : start + _AT_ONCE]
+            texts = [stored.entry.content for stored in some]
+            vectors = map(self._model.embed, texts) if embed_all is None else embed_all(texts)
+            self._tables.give_vectors(
+                [(self._as_kept(vector).tobytes(), stored.row) for vector, stored in zip(vectors, some, strict=True)]
+            )
 
     def _embed(self, text: str) -> NDArray[np.float32]:
+        return self._as_kept(self._model.embed(text))
+
+    def _as_kept(self, numbers_of_text: Sequence[float]) -> NDArray[np.float32]:
         numbers = self._np
-        vector: NDArray[np.float32] = numbers.array(self._model.embed(text), dtype=numbers.float32)
+        vector: NDArray[np.float32] = numbers.array(numbers_of_text, dtype=numbers.float32)
         if not self._is_checked:
             self._check(len(vector))
             self._is_checked = True
@@ -90,18 +110,18 @@ class VectorSearch:
 
     def _check(self, dimensions: int) -> None:
         name = f"{type(self._model).__name__} {getattr(self._model, 'model', '')}".strip()
-        model, found = self._file.embedding(name, dimensions)
+        model, found = self._tables.embedding(name, dimensions)
         if (model, found) != (name, dimensions):
             raise ValidationError(
-                f"{self._file.path} has vectors of {model} ({found} numbers each), which cannot be compared with those of "
-                f"{name} ({dimensions}). Use that model, or another file"
+                f"{self._tables.place} has vectors of {model} ({found} numbers each), which cannot be compared with those of "
+                f"{name} ({dimensions}). Use that model, or another place"
             )
 
     def _read(self, scope: str) -> _Scope:
         """Return the vectors of a scope as they are now."""
         with self._lock:
             known = self._scopes.pop(scope, None)
-            extent = self._file.extent(scope)
+            extent = self._tables.extent(scope)
             if known is None or known.extent != extent:
                 known = self._updated(scope, known, extent)
             self._scopes[scope] = known
@@ -112,11 +132,11 @@ class VectorSearch:
     def _updated(self, scope: str, known: _Scope | None, extent: tuple[int, int]) -> _Scope:
         np = self._np
         if known is not None:
-            added = self._file.vectors(scope, known.extent[1])
+            added = self._tables.vectors(scope, known.extent[1])
             # Rows are never changed, and numbers never used again: as many as there are means that none is gone.
             if known.extent[0] + sum(row <= extent[1] for row, _ in added) == extent[0]:
                 return self._joined(known, added)
-        found = self._file.vectors(scope, 0)
+        found = self._tables.vectors(scope, 0)
         empty = _Scope((0, 0), np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32))
         return self._joined(empty, found)
 

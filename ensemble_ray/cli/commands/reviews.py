@@ -1,0 +1,257 @@
+"""`ensemble-ray reviews` and `review`: which review gates wait in records, and a decision at one. Package: cli."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.inputs.records import RunName, age_of, own_store, where
+from ensemble_ray.cli.view.terminal import FINE, own_command, say, screen_line, show, show_json
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ensemble_ray.record.open_reviews import Gate
+    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.recovery.deciding import PendingReview
+    from ensemble_ray.values.reviews import OpenReview, ReviewDecision
+
+__all__ = ["Verdict", "review", "reviews"]
+
+#: Characters of a gate's id in a list; more where two gates begin with the same ones.
+_SHOWN_ID = 8
+_SHOWN_TASK = 80
+#: How long a run may take to go on by itself on its cluster, which looks once a second, s.
+_CLUSTER_S = 4.0
+_POLL_S = 0.2
+_TIMINGS = {"before_execution": "before", "during_execution": "during", "after_execution": "after"}
+
+
+class Verdict(StrEnum):
+    """What can be decided."""
+
+    APPROVE = "approve"
+    EDIT = "edit"
+    EXIT = "exit"
+
+
+def reviews(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> int:
+    """List the review gates that wait for a decision, of all recorded runs, oldest first.
+
+    With run, gate, time left and task. Decide with: ensemble-ray review RUN GATE approve | edit FILE | exit.
+    """
+    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.recovery.deciding import find_decided_runs, find_pending
+
+    store = own_store()
+    pending = run_blocking(find_pending(store))
+    if as_json:
+        show_json([each.review.model_dump(mode="json") for each in pending])
+        return FINE
+    _list(pending)
+    command = own_command()
+    if pending:
+        say(f"Look at one: {command} review RUN GATE. Decide: {command} review RUN GATE approve | edit FILE | exit")
+    else:
+        say(f"No review waits in {where()}")
+    for run in run_blocking(find_decided_runs(store)):
+        say(f"Run {run.run_id} has its decisions, and goes on with: {command} resume {run.run_id}")
+    return FINE
+
+
+def review(
+    run: RunName,
+    gate: Annotated[
+        str, typer.Argument(metavar="GATE", help="The gate's id, or the beginning of it.", show_default=False)
+    ],
+    verdict: Annotated[
+        Verdict | None, typer.Argument(help="What is decided. Without: the gate is shown.", show_default=False)
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE]", help="Of an edit: the file with the new text; -: standard input."),
+    ] = None,
+    *,
+    comment: Annotated[
+        str | None, typer.Option("--comment", metavar="TEXT", help="Why; it is recorded with the decision.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="NAME", help="Who decides; default: your user name.")
+    ] = None,
+    resumes: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run at once, and print its output.")
+    ] = False,
+) -> int:
+    """Decide at a review gate of a run that waits or was interrupted, or show it.
+
+    approve: the run goes on with what there is. edit: with the text of FILE, without its last line break. exit: the run ends
+    with what is done. The first decision counts.
+
+    Exit codes: 0 it is decided, 1 somebody was first or the time is up, 2 there is no such run or gate; with --resume as run.
+    """
+    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.recovery.deciding import find_gate, record_decision
+
+    store = own_store()
+    if verdict is None:
+        _, found_gate = run_blocking(find_gate(store, run, gate))
+        _show(found_gate)
+        return FINE
+    decision = _decision_of(verdict, file)
+    found, decided = run_blocking(record_decision(store, run, gate, decision, by=by, comment=comment))
+    show(f"Decided gate {decided.gate_id} of run {found.run_id}: {verdict.value}")
+    if resumes:
+        from ensemble_ray.cli.commands.resume import resume
+
+        return resume(found.run_id)
+    say(run_blocking(_next_of(store, found)))
+    return FINE
+
+
+def _list(pending: Sequence[PendingReview]) -> None:
+    from ensemble_ray.values.value import utc_now
+
+    now = utc_now()
+    ids = _short([each.review.gate_id for each in pending])
+    rows = [
+        (
+            each.review.run_id,
+            name,
+            _TIMINGS[each.review.timing.value],
+            f"{age_of(each.review.created_at, now)} ago",
+            _time_left(each, now),
+            screen_line(_title(each.review), _SHOWN_TASK),
+        )
+        for each, name in zip(pending, ids, strict=True)
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)] if rows else []
+    for row in rows:
+        show("  ".join([*(f"{text:<{width}}" for text, width in zip(row[:5], widths, strict=True)), row[5]]))
+
+
+def _short(ids: Sequence[str]) -> list[str]:
+    """Return the beginnings of ids, as long as they must be to tell all of them apart."""
+    length = _SHOWN_ID
+    longest = max(map(len, ids), default=0)
+    while length < longest and len({each[:length] for each in ids}) < len(set(ids)):
+        length += 1
+    return [each[:length] for each in ids]
+
+
+def _title(review: OpenReview) -> str:
+    return f"{review.task_description}: {review.prompt}" if review.prompt else review.task_description
+
+
+def _time_left(pending: PendingReview, now: datetime) -> str:
+    from ensemble_ray.record.open_reviews import Obstacle
+
+    review = pending.review
+    if pending.obstacle is Obstacle.ATTACHED:
+        return f"asked in {pending.run.owner}"
+    if review.expires_at is None:
+        return "no limit"
+    if review.expires_at <= now:
+        return f"time is up: {review.on_timeout.value}"
+    return f"{age_of(now, review.expires_at)} left"
+
+
+def _show(gate: Gate) -> None:
+    """Print a gate whole, for somebody who is to decide."""
+    review, decided = gate.review(), gate.decided
+    lines = [f"Run:    {review.run_id}", f"Gate:   {review.gate_id} ({_TIMINGS[review.timing.value]} the task)"]
+    lines += [f"Task:   {review.task_description}"]
+    lines += [f"Prompt: {review.prompt}"] if review.prompt else []
+    lines += [f"Role:   {review.required_role}"] if review.required_role else []
+    if decided is not None:
+        lines.append(f"Decided: {decided.data.verdict}, by {decided.data.by}")
+    elif review.expires_at is not None:
+        lines.append(f"Until:  {review.expires_at:%Y-%m-%d %H:%M:%S} UTC, then {review.on_timeout.value}")
+    show("\n".join([*lines, *(["", review.task_output] if review.task_output else [])]))
+
+
+def _decision_of(verdict: Verdict, file: str | None) -> ReviewDecision:
+    """Return the decision that was asked for.
+
+    Raises:
+        ValidationError: an edit has no text, another verdict has one, or the file cannot be read.
+    """
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.values.reviews import ReviewDecision
+
+    match verdict:
+        case Verdict.EDIT if file is None:
+            raise ValidationError("edit needs the file with the new text, or - for standard input")
+        case Verdict.EDIT:
+            return ReviewDecision.edit(_text_of(str(file)))
+        case _ if file is not None:
+            raise ValidationError(f"{verdict.value} takes no file, got: '{file}'")
+        case Verdict.APPROVE:
+            return ReviewDecision.continue_execution()
+        case Verdict.EXIT:
+            return ReviewDecision.exit_early()
+
+
+def _text_of(file: str) -> str:
+    from ensemble_ray.errors import ValidationError
+
+    try:
+        if file == "-":
+            if sys.stdin.isatty():
+                say("The new text, then Ctrl-D:")
+            text = sys.stdin.buffer.read().decode("utf-8-sig")
+        else:
+            text = Path(file).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ValidationError(f"cannot read '{file}': {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValidationError(f"'{file}' is not UTF-8 text") from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+async def _next_of(store: RunStore, run: RunSummary) -> str:
+    """Return what happens with a run at one of whose gates somebody has decided."""
+    from ensemble_ray.record.open_reviews import open_reviews
+
+    left = len(open_reviews(await store.gates_of(run.run_id)))
+    more = f"{left} more {'gate waits' if left == 1 else 'gates wait'}: {own_command()} reviews. " if left else ""
+    resume = f"{own_command()} resume {run.run_id}"
+    if run.owner:
+        return f"{more}The run is at work in {run.owner}. When its call has ended, go on with: {resume}"
+    if await _goes_on(store, run):
+        return f"{more}The run goes on by itself on its cluster"
+    return f"{more}Go on with: {resume}"
+
+
+async def _goes_on(store: RunStore, run: RunSummary) -> bool:
+    """Whether a run that waited on a cluster is seen to go on there; another one nobody lets go on by itself."""
+    import asyncio
+    import time
+
+    from ensemble_ray.record.resume.run_head import read_head
+
+    if (await read_head(store, run.run_id)).header.runtime != "ray":
+        return False
+    last = await _last_end(store, run.run_id)
+    deadline = time.monotonic() + _CLUSTER_S
+    while time.monotonic() < deadline:
+        found = await store.summary(run.run_id)
+        # It may have come to its next gate already.
+        if found is not None and (found.state is not run.state or await _last_end(store, run.run_id) != last):
+            return True
+        await asyncio.sleep(_POLL_S)
+    return False
+
+
+async def _last_end(store: RunStore, run_id: str) -> int:
+    """Return the position of the fact that says how a run stands now."""
+    from ensemble_ray.record.resume.run_head import head_facts
+
+    return max((fact.seq for fact in await head_facts(store, run_id)), default=0)

@@ -1,0 +1,166 @@
+"""The requests of one task, held to its context budget. Package: execute. Pure.
+
+In: the conversation of a task as it is. Out: as much of it as may be sent, and what was cut. What fits is sent as it is. The
+task, its expected output and format, revision feedback, the system prompt, the model's own words and the descriptions of tools
+are never cut (S-MEM-132); where they alone are too much, no request is made (S-MEM-137).
+Must never happen: a request over the budget; another request for the same conversation, since a resumed run builds it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.execute.request_size import request_characters
+from ensemble_ray.prompts.packing import fixed_size, pack_sections
+from ensemble_ray.prompts.sections import SEPARATOR, Piece, Section, SectionKind, render_parts
+from ensemble_ray.text.token_estimate import CHARACTERS_PER_TOKEN
+from ensemble_ray.values.messages import ChatMessage
+
+if TYPE_CHECKING:
+    from ensemble_ray.prompts.packing import PackedSection, SectionCut
+    from ensemble_ray.prompts.sections import PromptPart
+    from ensemble_ray.values.messages import ToolSpec
+
+__all__ = ["ContextWindow", "FittedRequest", "check_context_budget"]
+
+_SYSTEM = 1
+#: A question of the history and its answer.
+_TURN = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedRequest:
+    """A conversation as it is sent."""
+
+    messages: Sequence[ChatMessage]
+    #: in the order of the request; empty: all of it is sent
+    cuts: tuple[SectionCut, ...] = ()
+    #: tokens of the whole
+    needed_tokens: int = 0
+
+
+def check_context_budget(name: str, budget_tokens: int, characters: int) -> None:
+    """Refuse a budget that what is never cut does not fit into (S-MEM-137).
+
+    Args:
+        name: Of the task.
+        budget_tokens: Its budget.
+        characters: What is never cut.
+
+    Raises:
+        ValidationError: it is too small; the text says what is needed.
+    """
+    if characters > budget_tokens * CHARACTERS_PER_TOKEN:
+        needed = -(-characters // CHARACTERS_PER_TOKEN)
+        raise ValidationError(
+            f"Task '{name}': context_budget {budget_tokens:,} is too small: what is never cut (instructions, tools, the task "
+            f"with its expected output, format and revision feedback, and the model's own words) needs at least {needed:,} tokens"
+        )
+
+
+class ContextWindow:
+    """Fits the requests of one task into its budget."""
+
+    def __init__(
+        self,
+        name: str,
+        budget_tokens: int,
+        *,
+        parts: Sequence[PromptPart],
+        history: Sequence[ChatMessage] = (),
+        tools: Sequence[ToolSpec] = (),
+    ) -> None:
+        """Make one for a task.
+
+        Args:
+            name: Of the task, for errors.
+            budget_tokens: Most tokens of a request.
+            parts: What its user prompt is made of.
+            history: What was said before it.
+            tools: What is offered with each request.
+        """
+        self.budget_tokens = budget_tokens
+        self._name = name
+        self._parts = parts
+        self._history = history
+        self._tool_characters = request_characters((), tools)
+        self._first_answer = _SYSTEM + len(history) + 1
+
+    def fit(self, messages: Sequence[ChatMessage]) -> FittedRequest:
+        """Return as much of a conversation as fits; the same messages where all of it does.
+
+        Args:
+            messages: System prompt, history, user prompt, and what was said and called since.
+
+        Raises:
+            ValidationError: what is never cut does not fit.
+        """
+        characters = request_characters(messages, ()) + self._tool_characters
+        room = self.budget_tokens * CHARACTERS_PER_TOKEN - characters
+        if room >= 0:
+            return FittedRequest(messages=messages)
+        prompt = [part for part in self._parts if isinstance(part, Section)]
+        sections = [*prompt, _history_section(self._history), _results_section(messages[self._first_answer :])]
+        sizes = [
+            *(len(part.render()) + len(SEPARATOR) for part in prompt),
+            *(sum(piece.size - fixed_size(each, piece) for piece in each.pieces) for each in sections[len(prompt) :]),
+        ]
+        room += sum(sizes)
+        check_context_budget(self._name, self.budget_tokens, characters - sum(sizes))
+        packed = pack_sections(sections, sizes, room)
+        return FittedRequest(
+            messages=self._rebuild(messages, packed),
+            cuts=tuple(cut for each in (packed[-2], *packed[:-2], packed[-1]) for cut in each.cuts),
+            needed_tokens=-(-characters // CHARACTERS_PER_TOKEN),
+        )
+
+    def _rebuild(self, messages: Sequence[ChatMessage], packed: Sequence[PackedSection]) -> list[ChatMessage]:
+        """Return the conversation with the packed sections in place of the whole ones."""
+        *prompt, history, results = (each.section for each in packed)
+        sections = iter(prompt)
+        parts = [next(sections) if isinstance(part, Section) else part for part in self._parts]
+        texts = iter(results.pieces)
+        return [
+            *messages[:_SYSTEM],
+            *self._kept_history(history, packed[-2].kept),
+            replace(messages[self._first_answer - 1], content=render_parts(parts)),
+            *(
+                replace(message, content=next(texts).text) if message.role == "tool" else message
+                for message in messages[self._first_answer :]
+            ),
+        ]
+
+    def _kept_history(self, section: Section, kept: Sequence[int]) -> list[ChatMessage]:
+        """Return the turns that are kept; the first question says what was left out before it."""
+        found: list[ChatMessage] = []
+        for turn, piece in zip(kept, section.pieces, strict=True):
+            question, answer = self._history[turn * _TURN : (turn + 1) * _TURN]
+            if section.note and not found:
+                question = replace(question, content=f"{section.note}{SEPARATOR}{question.content}")
+            found += [question, replace(answer, content=piece.text)]
+        return found
+
+
+def _history_section(history: Sequence[ChatMessage]) -> Section:
+    label = SectionKind.HISTORY.value
+    turns = zip(history[::_TURN], history[1::_TURN], strict=True)
+    return Section(
+        kind=SectionKind.HISTORY,
+        label=label if history else "",
+        pieces=tuple(Piece(label=label, before=asked.content or "", text=said.content or "") for asked, said in turns),
+        first_to_go="first",
+    )
+
+
+def _results_section(messages: Sequence[ChatMessage]) -> Section:
+    """Return what tools gave; each request of the model keeps an answer, if only a marker."""
+    results = [message for message in messages if message.role == "tool"]
+    return Section(
+        kind=SectionKind.TOOL_RESULTS,
+        pieces=tuple(Piece(label=each.name or "tool", text=each.content or "") for each in results),
+        first_to_go="first",
+        keeps_all=True,
+    )

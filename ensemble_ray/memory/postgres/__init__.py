@@ -1,0 +1,1 @@
+"""Memory that lasts, in a PostgreSQL database."""

@@ -1,0 +1,114 @@
+"""How a PostgreSQL server is reached, what its sessions are told, and which of its failures pass. Package: process.
+
+In: a URL. Out: parameters of connections, texts for people. Never: a password in a text of ours; psycopg imported before a
+database is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from ensemble_ray.errors import ValidationError, message_of
+
+__all__ = ["BACKOFF_S", "SESSION", "SET_SESSION", "advice_for", "first_line", "is_passing", "parameters_of", "place_of"]
+
+#: Waits between tries to reach the server again, s; the last one repeats.
+BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+#: How a dead peer is noticed, for what the URL leaves open: after about 15 s in silence, 10 s with data under way.
+_REACH = {
+    "connect_timeout": "5",
+    "keepalives_idle": "5",
+    "keepalives_interval": "3",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+    "application_name": "ensemble_ray",
+}
+#: What every session is told: commits are on the disk; a client that freezes inside a transaction, or dies with its
+#: host, holds its locks for seconds, not for the hours of TCP's defaults.
+SESSION: Mapping[str, str] = {
+    "synchronous_commit": "on",
+    "client_encoding": "UTF8",
+    "idle_in_transaction_session_timeout": "10s",
+    "lock_timeout": "10s",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "3",
+    "tcp_keepalives_count": "3",
+}
+#: Tells a session; takes names and values.
+SET_SESSION = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS s (name, value)"
+#: SQLSTATE of failures that pass: lost connections, restarts, too many clients, deadlocks, locks that took long.
+_PASSING = ("08", "57P01", "57P02", "57P03", "53300", "40001", "40P01", "55P03", "25P03")
+_ADVICE = {
+    "53100": "The server's disk is full: free space there",
+    "53200": "The server has no memory left",
+    "25006": "The server only reads: use the URL of the primary",
+}
+
+
+def parameters_of(url: str, *, needed_by: str) -> dict[str, Any]:
+    """Return the parameters of connections to the database of a URL.
+
+    Args:
+        url: The URL.
+        needed_by: What needs the driver, for messages: `Records in PostgreSQL need`.
+
+    Raises:
+        ValidationError: the driver is not installed, or it is no URL of a database.
+    """
+    try:
+        importlib.import_module("psycopg")
+    except ImportError as error:
+        msg = f"{needed_by} the package psycopg: pip install 'ensemble-ray[postgres]'"
+        raise ValidationError(msg) from error
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        given = {key: value for key, value in conninfo_to_dict(url).items() if value is not None}
+    except psycopg.Error:
+        msg = "The URL of the store cannot be read: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        raise ValidationError(msg) from None  # the driver's text repeats the URL, with its password
+    return {**_REACH, **given}
+
+
+def place_of(parameters: Mapping[str, Any]) -> str:
+    """Return the database for people: no user, no password."""
+    host, port, name = (
+        str(parameters.get("host", "")),
+        str(parameters.get("port", "5432")),
+        str(parameters.get("dbname", "")),
+    )
+    if not host or host.startswith("/"):
+        return f"postgresql:///{name}" + (f"?host={host}" if host else "")
+    return f"postgresql://{host}:{port}/{name}"
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether trying again may help."""
+    import psycopg
+
+    if isinstance(error, TimeoutError):
+        return True
+    state = getattr(error, "sqlstate", None)
+    if state is None:  # no answer of a server at all
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return str(state).startswith(_PASSING)
+
+
+def advice_for(error: BaseException, *, schema: str) -> str:
+    """Return what a person can do about a failure, who uses tables of that schema."""
+    if is_passing(error):
+        return "Check that the server runs and that URL, user and password are right"
+    state = str(getattr(error, "sqlstate", None) or "")
+    if state == "42501":
+        return f"The user needs the right to create the schema '{schema}', or to use its tables"
+    return _ADVICE.get(state, "The server's log may tell more")
+
+
+def first_line(error: BaseException) -> str:
+    """Return what a failure says, in one line without its full stop."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer"
+    return message_of(error).strip().splitlines()[0].rstrip(".")

@@ -1,0 +1,264 @@
+"""Review gates that wait in records, decided by whoever comes (S-REV-125 to S-REV-131). Package: recovery.
+
+In: a run's id, a gate's id, a decision. Out: the gates that are open; a decision on record, told with who took it. Never: a
+second decision for a gate, a decision taken from the handler of a process that waits.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import EnsembleError, ReviewDecidedError, RunExistsError, ValidationError
+from ensemble_ray.execute.review.asking import TIMEOUT
+from ensemble_ray.facts.reviews import ReviewDecided
+from ensemble_ray.process.loop import bridge, run_blocking
+from ensemble_ray.record.open_reviews import Gate, Obstacle, fold_gates, obstacle_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.runtime import connect
+from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.reviews import (
+    Continue,
+    Edit,
+    ExitEarly,
+    OpenReview,
+    ReviewAnswer,
+    ReviewDecision,
+)
+from ensemble_ray.values.value import utc_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.runs.ports import Runtime
+
+__all__ = [
+    "PendingReview",
+    "adecide",
+    "apending_reviews",
+    "decide",
+    "find_decided_runs",
+    "find_gate",
+    "find_pending",
+    "pending_reviews",
+    "record_decision",
+]
+
+_SHOWN_GATES = 5
+
+
+def pending_reviews(*, runtime: Runtime | str | None = None) -> tuple[OpenReview, ...]:
+    """Return the review gates that wait for a decision, of all recorded runs that have not ended, oldest first.
+
+    Args:
+        runtime: Where the runs are recorded; default: where the environment says.
+
+    Raises:
+        RecordError: the records cannot be read.
+    """
+    return run_blocking(_pending(runtime))
+
+
+async def apending_reviews(*, runtime: Runtime | str | None = None) -> tuple[OpenReview, ...]:
+    """`pending_reviews` for async code."""
+    return await bridge(_pending(runtime))
+
+
+def decide(
+    run_id: str,
+    gate_id: str,
+    decision: ReviewDecision,
+    *,
+    by: str | None = None,
+    comment: str | None = None,
+    runtime: Runtime | str | None = None,
+) -> RunState:
+    """Decide at a review gate of a run, from whichever process. The decision is on the disk when this returns.
+
+    Args:
+        run_id: The run's id, the beginning of it, or `latest`.
+        gate_id: The gate's id, or the beginning of it.
+        decision: `ReviewDecision.continue_execution()`, `.edit(text)` or `.exit_early()`.
+        by: Who decides; default: the user of this process.
+        comment: Why; it is recorded with the decision.
+        runtime: Where the run is recorded; default: where the environment says.
+
+    Returns:
+        How the run stands: where it is `waiting` or `interrupted`, `resume(run_id)` goes on with it.
+
+    Raises:
+        ReviewDecidedError: somebody was first, or the gate's time was up; says who, when and what.
+        RunExistsError: a process waits for the decision of its own handler.
+        ValidationError: there is no such run or gate, it waits for nobody any more, or that is no decision.
+        RecordError: the record cannot be read or written.
+    """
+    return run_blocking(_decide(run_id, gate_id, decision, by=by, comment=comment, runtime=runtime))
+
+
+async def adecide(
+    run_id: str,
+    gate_id: str,
+    decision: ReviewDecision,
+    *,
+    by: str | None = None,
+    comment: str | None = None,
+    runtime: Runtime | str | None = None,
+) -> RunState:
+    """`decide` for async code, with the same contract."""
+    return await bridge(_decide(run_id, gate_id, decision, by=by, comment=comment, runtime=runtime))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingReview:
+    """A gate that waits, and its run."""
+
+    review: OpenReview
+    run: RunSummary
+    #: why nobody can decide there, though it waits
+    obstacle: Obstacle | None
+
+
+async def find_pending(store: RunStore) -> list[PendingReview]:
+    """Return the gates that wait for a decision, of all runs of a store, oldest first.
+
+    Raises:
+        RecordError: the store cannot be read.
+    """
+    found: list[PendingReview] = []
+    for run, facts in await store.gates():
+        gates = (gate for gate in fold_gates(facts) if gate.is_open)
+        found += [PendingReview(review=gate.review(), run=run, obstacle=_obstacle(run, gate)) for gate in gates]
+    return sorted(found, key=lambda each: (each.review.created_at, each.review.run_id, each.review.gate_id))
+
+
+async def find_decided_runs(store: RunStore) -> list[RunSummary]:
+    """Return the runs that wait and have all their decisions, so that they can go on, oldest first.
+
+    Raises:
+        RecordError: the store cannot be read.
+    """
+    return [
+        run
+        for run, facts in await store.gates()
+        if run.state is RunState.WAITING and not any(gate.is_open for gate in fold_gates(facts))
+    ]
+
+
+async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[RunSummary, Gate]:
+    """Return a run and a gate of it, decided or not.
+
+    Raises:
+        ValidationError: there is no such run or gate, or there are several.
+        RecordError: the record cannot be read.
+    """
+    run = await store.find(run_id)
+    return run, _chosen(run, fold_gates(await store.gates_of(run.run_id)), gate_id)
+
+
+async def record_decision(
+    store: RunStore, run_id: str, gate_id: str, decision: ReviewDecision, *, by: str | None, comment: str | None
+) -> tuple[RunSummary, Gate]:
+    """Record a decision; see `decide`. Gives the run as it stands then, and the gate."""
+    if not isinstance(decision, Continue | Edit | ExitEarly):
+        raise ValidationError(
+            f"decision must be a ReviewDecision, got: {type(decision).__name__}. Use "
+            "ReviewDecision.continue_execution(), .edit(text) or .exit_early()"
+        )
+    run, gate = await find_gate(store, run_id, gate_id)
+    answer = ReviewAnswer(decision=decision, by=by or _this_user())
+    data = ReviewDecided.of(answer, comment=comment or "", outside=True)
+    obstacle = _obstacle(run, gate)
+    if obstacle is None and run.state.is_final:
+        raise ValidationError(f"Run '{run.run_id}' has ended: it is {run.state.value}, and its gates wait for nobody")
+    if obstacle is None and (refused := await store.decide(run.run_id, gate.asked.name, data)) is not None:
+        gate, obstacle = refused
+    if obstacle is not None:
+        raise _refusal(run, gate, obstacle)
+    return await store.summary(run.run_id) or run, gate
+
+
+async def _pending(runtime: Runtime | str | None) -> tuple[OpenReview, ...]:
+    return tuple(each.review for each in await find_pending(_store(runtime)))
+
+
+async def _decide(
+    run_id: str,
+    gate_id: str,
+    decision: ReviewDecision,
+    *,
+    by: str | None,
+    comment: str | None,
+    runtime: Runtime | str | None,
+) -> RunState:
+    run, _ = await record_decision(_store(runtime), run_id, gate_id, decision, by=by, comment=comment)
+    return run.state
+
+
+def _store(runtime: Runtime | str | None) -> RunStore:
+    return store_at(connect(runtime or "inline").store_address)
+
+
+def _obstacle(run: RunSummary, gate: Gate) -> Obstacle | None:
+    return obstacle_at(gate, at=time.time(), is_owned=bool(run.owner))
+
+
+def _chosen(run: RunSummary, gates: Sequence[Gate], gate_id: str) -> Gate:
+    """Return the gate of that id, or the only one whose id begins so.
+
+    Raises:
+        ValidationError: there is none, or several.
+    """
+    found = [gate for gate in gates if gate_id and gate.gate_id.startswith(gate_id)]
+    exact = [gate for gate in found if gate.gate_id == gate_id]
+    if exact or len(found) == 1:
+        return (exact or found)[0]
+    if found:
+        shown = ", ".join(gate.gate_id for gate in found[:_SHOWN_GATES])
+        raise ValidationError(f"Several gates of run '{run.run_id}' begin with '{gate_id}': [{shown}]")
+    waiting = [gate.gate_id for gate in gates if gate.is_open][:_SHOWN_GATES]
+    known = f"Those that wait: [{', '.join(waiting)}]" if waiting else "None of its gates waits"
+    raise ValidationError(f"Run '{run.run_id}' has no gate '{gate_id}'. {known}. All that wait: ensemble-ray reviews")
+
+
+def _refusal(run: RunSummary, gate: Gate, obstacle: Obstacle) -> EnsembleError:
+    """Return what to tell somebody who decides at a gate where nobody can (any more)."""
+    named = f"Gate '{gate.gate_id}' of run '{run.run_id}'"
+    match obstacle:
+        case Obstacle.DECIDED if gate.decided is not None:
+            data, at = gate.decided.data, utc_of(gate.decided.at)
+            why = f' ("{data.comment}")' if data.comment else ""
+            return ReviewDecidedError(
+                f"{named} has been decided: {data.verdict}, by {data.by or 'somebody'} at {_shown(at)}{why}. The first "
+                "decision counts",
+                run.run_id, gate.gate_id, data.verdict, data.by, at, data.comment,
+            )  # fmt: skip
+        case Obstacle.EXPIRED:
+            action, at = gate.asked.data.on_timeout, utc_of(gate.expires_at or 0.0)
+            return ReviewDecidedError(
+                f"{named} was open until {_shown(at)}, and nobody had decided: on_timeout={action.value} applies. The run "
+                f"goes on with it: ensemble-ray resume {run.run_id}",
+                run.run_id, gate.gate_id, action.value, TIMEOUT, at,
+            )  # fmt: skip
+        case Obstacle.ATTACHED:
+            return RunExistsError(
+                f"{named} is asked in {run.owner or 'the process that owns the run'}, by the run's own review handler: "
+                "decide there. Gates of an ensemble with review_wait='detach' are decided from anywhere"
+            )
+        case _:
+            return ValidationError(f"{named} waits for nobody: what it was asked for has ended without a decision")
+
+
+def _shown(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _this_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container's user without a name
+        return f"user {os.getuid()}" if hasattr(os, "getuid") else "a user"

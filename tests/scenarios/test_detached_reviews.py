@@ -1,0 +1,369 @@
+"""Runs that wait for decisions in their records, on both runtimes: what goes on first, what is done again, what ends them."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray import (
+    AbstractAgentTool,
+    Ensemble,
+    EnsembleOutput,
+    ExitReason,
+    Graph,
+    GraphEdge,
+    HumanInputTool,
+    InlineRuntime,
+    Loop,
+    Phase,
+    Review,
+    ReviewDecision,
+    ReviewRequest,
+    RunState,
+    Runtime,
+    Task,
+    TaskExecutionError,
+    TaskHandlerContext,
+    ToolResult,
+    ValidationError,
+    decide,
+    resume,
+)
+from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.testing import ScriptedModel
+from tests.builders import agent, call, task
+from tests.scenarios.teams import Marks, Watcher
+
+
+def gates_of(output: EnsembleOutput) -> dict[str, str]:
+    """Ids of the open gates, by what they ask about."""
+    return {each.task_description: each.gate_id for each in output.open_reviews}
+
+
+APPROVE, LEAVE = ReviewDecision.continue_execution(), ReviewDecision.exit_early()
+
+
+def never(request: ReviewRequest) -> ReviewDecision:
+    """A handler that must not be asked."""
+    raise AssertionError(request)
+
+
+class Given:
+    """Notes on the disk which tasks were done; the handlers of a team."""
+
+    def __init__(self, path: Path) -> None:
+        self._marks = Marks(path)
+
+    def __call__(self, context: TaskHandlerContext) -> str:
+        """Say what it was given."""
+        self._marks.add(context.description)
+        return "+".join([context.description, *(each.raw for each in context.context_outputs)])
+
+    @property
+    def done(self) -> list[str]:
+        """Descriptions of the tasks that were done, in order."""
+        return self._marks.lines
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Given:
+    """The handler of every task of a test."""
+    return Given(tmp_path / "done")
+
+
+def team(*tasks: Task, **fields: object) -> Ensemble:
+    """A detached team."""
+    return Ensemble(tasks=tasks, review_wait="detach", **fields)  # type: ignore[arg-type]
+
+
+def raws(output: EnsembleOutput) -> list[str]:
+    """The texts of an output."""
+    return [each.raw for each in output.task_outputs]
+
+
+def test_a_run_waits_in_its_record_and_goes_on_when_decided(runtime: Runtime, given: Given) -> None:
+    """S-REV-113 to S-REV-117: both gates of a task; no handler is asked, nothing recorded is done again."""
+    model, watcher = ScriptedModel("written", "sent"), Watcher()
+    worker = agent(model)
+    first = task("a", worker, review=Review(prompt="Polite?", timeout=3600, required_role="editor"))
+    second = task("b", handler=given, context=[first], before_review=Review.required("Send it?"))
+    ensemble = team(first, second, review_handler=never, listeners=[watcher])
+    output = ensemble.run(runtime=runtime)
+    assert (output.state, output.exit_reason, output.is_complete) == (RunState.WAITING, ExitReason.WAITING, False)
+    assert (output.task_outputs, output.raw, watcher.lines) == ((), "", ["start a"])
+    (gate,) = output.open_reviews
+    assert (gate.run_id, gate.task_description, gate.task_output) == (output.run_id, "a", "written")
+    assert (gate.timing, gate.prompt, gate.required_role) == ("after_execution", "Polite?", "editor")
+    assert gate.expires_at == gate.created_at + timedelta(hours=1)
+    assert output.trace.task_traces[0].metadata["reviews"][0]["verdict"] == "waiting"  # type: ignore[index]
+    run_id = str(output.run_id)
+    assert run_blocking(store_at(runtime.store_address).find(run_id)).state is RunState.WAITING
+
+    again = resume(run_id, ensemble, runtime=runtime)
+    assert ([each.gate_id for each in again.open_reviews], again.state) == ([gate.gate_id], RunState.WAITING)
+    assert again.open_reviews == output.open_reviews
+
+    decide(run_id, gate.gate_id, ReviewDecision.edit("edited"), runtime=runtime)
+    third = resume(run_id, ensemble, runtime=runtime)
+    assert (raws(third), third.raw, third.state) == (["edited"], "edited", RunState.WAITING)
+    (before,) = third.open_reviews
+    assert (before.task_description, before.timing, before.prompt) == ("b", "before_execution", "Send it?")
+    decide(run_id, before.gate_id, APPROVE, runtime=runtime)
+    last = resume(run_id, ensemble, runtime=runtime)
+    assert (raws(last), last.state, last.open_reviews) == (["edited", "b+edited"], RunState.COMPLETED, ())
+    assert (len(model.calls), given.done) == (1, ["b"])
+
+
+def test_what_depends_on_no_gate_goes_on_first(runtime: Runtime, given: Given) -> None:
+    """S-REV-116: with one place for all tasks, those that wait do not hold it."""
+    first = task("a", handler=given, review=Review.required())
+    second = task("b", handler=given, before_review=Review.required())
+    third = task("c", handler=given)
+    last = task("d", handler=given, context=[first, third])
+    ensemble = team(first, second, third, last, workflow="parallel", max_parallel_tasks=1)
+    output = ensemble.run(runtime=runtime)
+    assert (raws(output), sorted(gates_of(output)), given.done) == (["c"], ["a", "b"], ["a", "c"])
+    for name in "ba":
+        decide(str(output.run_id), gates_of(output)[name], APPROVE, runtime=runtime)
+    done = resume(str(output.run_id), ensemble, runtime=runtime)
+    assert (sorted(raws(done)), done.state) == (["a", "b", "c", "d+a+c"], RunState.COMPLETED)
+    assert sorted(given.done) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("abc")))
+@pytest.mark.parametrize("is_resumed_between", [True, False])
+def test_gates_are_decided_in_any_order(
+    inline_runtime: InlineRuntime, given: Given, order: tuple[str, ...], *, is_resumed_between: bool
+) -> None:
+    """S-REV-116, S-REV-117: the outputs are the same, whatever the order, and however often the run went on between."""
+    tasks = [task(name, handler=given, review=Review.required()) for name in "abc"]
+    ensemble = team(*tasks, task("d", handler=given, context=tasks), workflow="parallel")
+    output = ensemble.run(runtime=inline_runtime)
+    run_id, gates = str(output.run_id), gates_of(output)
+    for count, name in enumerate(order, start=1):
+        decide(run_id, gates[name], ReviewDecision.edit(name.upper()), runtime=inline_runtime)
+        if is_resumed_between and count < len(order):
+            output = resume(run_id, ensemble, runtime=inline_runtime)
+            assert gates_of(output) == {other: gates[other] for other in order[count:]}
+    done = resume(run_id, ensemble, runtime=inline_runtime)
+    assert {each.task_description: each.raw for each in done.task_outputs} == {
+        "a": "A",
+        "b": "B",
+        "c": "C",
+        "d": "d+A+B+C",
+    }
+    assert sorted(given.done) == ["a", "b", "c", "d"]
+
+
+class Payment(AbstractAgentTool):
+    """Asks, and pays once."""
+
+    name = "pay"
+    description = "Pays."
+    effect = "once"
+
+    def __init__(self, path: Path) -> None:
+        self._marks = Marks(path)
+
+    def do_execute(self, text: str, /) -> ToolResult:
+        """Ask twice, and pay."""
+        try:
+            for question in (f"Pay {text}?", f"Really pay {text}?"):
+                if isinstance(self.request_approval(question), ReviewDecision.ExitEarly):
+                    return ToolResult.failure(f"Rejected: {text}")
+        except Exception as error:  # noqa: BLE001  as tools do that let nothing out
+            return ToolResult.failure(str(error))
+        self._marks.add(text)
+        return ToolResult.success(f"paid {text}")
+
+
+class Note(AbstractAgentTool):
+    """Asks nobody."""
+
+    name = "note"
+    description = "Notes."
+    effect = "once"
+
+    def __init__(self, path: Path) -> None:
+        self._marks = Marks(path)
+
+    def do_execute(self, text: str, /) -> ToolResult:
+        """Note."""
+        self._marks.add(text)
+        return ToolResult.success(f"noted {text}")
+
+
+def test_gates_inside_calls_wait_beside_the_other_calls_of_the_turn(runtime: Runtime, tmp_path: Path) -> None:
+    """S-REV-115, S-REV-117: what ended is not done again; a call that asked is made again, and pays once."""
+    model = ScriptedModel(
+        [
+            call("pay", '{"input": "5"}', number=1),
+            call("note", '{"input": "x"}', number=2),
+            call("human_input", '{"input": "Which colour?"}', number=3),
+        ],
+        "done",
+    )
+    tools = [Payment(tmp_path / "paid"), Note(tmp_path / "noted"), HumanInputTool(timeout=0)]
+    ensemble = team(task("a", agent(model, tools=tools)))
+    output = ensemble.run(runtime=runtime)
+    run_id = str(output.run_id)
+    assert sorted(gates_of(output)) == ["Pay 5?", "Which colour?"]
+    assert Marks(tmp_path / "noted").lines == ["x"]
+    decide(run_id, gates_of(output)["Which colour?"], ReviewDecision.edit("blue"), runtime=runtime)
+    output = resume(run_id, ensemble, runtime=runtime)
+    assert list(gates_of(output)) == ["Pay 5?"]
+    decide(run_id, gates_of(output)["Pay 5?"], APPROVE, runtime=runtime)
+    output = resume(run_id, ensemble, runtime=runtime)
+    assert list(gates_of(output)) == ["Really pay 5?"]
+    assert Marks(tmp_path / "paid").lines == []
+    decide(run_id, gates_of(output)["Really pay 5?"], APPROVE, runtime=runtime)
+    output = resume(run_id, ensemble, runtime=runtime)
+    trace = output.task_outputs[0].trace
+    assert trace is not None
+    results = [made.result for turn in trace.llm_interactions for made in turn.tool_calls]
+    assert results == ["paid 5", "noted x", "blue"]
+    assert (Marks(tmp_path / "paid").lines, Marks(tmp_path / "noted").lines, len(model.calls)) == (["5"], ["x"], 2)
+
+
+def test_a_worker_that_asks_puts_its_manager_down(runtime: Runtime) -> None:
+    """S-REV-115, S-REV-18: the workers of the turn that do not ask are done, and not asked again."""
+    manager = ScriptedModel(
+        [
+            call("delegate_task", '{"agent_role": "Asker", "task_description": "ask"}', number=1),
+            call("delegate_task", '{"agent_role": "Writer", "task_description": "write"}', number=2),
+        ],
+        "all done",
+    )
+    asking = ScriptedModel(call("human_input", '{"input": "Which colour?"}'), "it is blue")
+    writing = ScriptedModel("written")
+    workers = [agent(asking, "Asker", tools=[HumanInputTool(timeout=0)]), agent(writing, "Writer")]
+    ensemble = team(task("a"), agents=workers, llm=manager, manager_llm=manager, workflow="hierarchical")
+    output = ensemble.run(runtime=runtime)
+    assert (output.state, list(gates_of(output)), len(writing.calls)) == (RunState.WAITING, ["Which colour?"], 1)
+    decide(str(output.run_id), gates_of(output)["Which colour?"], ReviewDecision.edit("blue"), runtime=runtime)
+    output = resume(str(output.run_id), ensemble, runtime=runtime)
+    assert (output.raw, output.state) == ("all done", RunState.COMPLETED)
+    assert (len(manager.calls), len(asking.calls), len(writing.calls)) == (2, 2, 1)
+    assert "blue" in str(asking.calls[1].messages[-1].content)
+
+
+def test_gates_inside_units_wait(runtime: Runtime, given: Given) -> None:
+    """S-REV-80, S-REV-116: a loop, while another task of the phase goes on; its second iteration has a gate of its own."""
+    body = task("refine", handler=given, review=Review.required())
+    loop = Loop(name="polish", body=[body], max_iterations=2, until=lambda _context: False)
+    beside = task("beside", handler=given)
+    first = Phase(name="draft", tasks=[beside], loops=[loop], workflow="parallel")
+    second = Phase(name="end", tasks=[task("end", handler=given)], after=[first])
+    ensemble = Ensemble(phases=[first, second], review_wait="detach")
+    output = ensemble.run(runtime=runtime)
+    assert (output.state, list(gates_of(output)), sorted(given.done)) == (
+        RunState.WAITING,
+        ["refine"],
+        ["beside", "refine"],
+    )
+    decide(str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("one"), runtime=runtime)
+    output = resume(str(output.run_id), ensemble, runtime=runtime)
+    assert (output.state, len(output.open_reviews)) == (RunState.WAITING, 1)
+    decide(str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("two"), runtime=runtime)
+    output = resume(str(output.run_id), ensemble, runtime=runtime)
+    assert output.state is RunState.COMPLETED
+    assert [each["refine"].raw for each in output.get_loop_history("polish")] == ["one", "two"]
+    assert given.done.count("refine") == 2
+    assert output.raw == "end"
+
+
+def test_a_gate_in_a_graph_waits(inline_runtime: InlineRuntime, given: Given) -> None:
+    """S-REV-116: what routes behind it hears the decision."""
+    graph = Graph(
+        name="triage",
+        start="a",
+        states={"a": task("a", handler=given, review=Review.required()), "b": task("b", handler=given)},
+        edges=[GraphEdge(from_state="a", to_state="b"), GraphEdge(from_state="b", to_state=Graph.END)],
+    )
+    ensemble = Ensemble(graph=graph, review_wait="detach")
+    output = ensemble.run(runtime=inline_runtime)
+    assert list(gates_of(output)) == ["a"]
+    decide(str(output.run_id), gates_of(output)["a"], APPROVE, runtime=inline_runtime)
+    output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
+    assert (output.state, given.done) == (RunState.COMPLETED, ["a", "b"])
+
+
+@pytest.mark.parametrize("workflow", ["parallel", "phases"])
+def test_a_gate_that_ends_the_run_lets_the_others_go(
+    inline_runtime: InlineRuntime, given: Given, workflow: str
+) -> None:
+    """S-REV-119, S-REV-32: what waits is cancelled, what was done stays."""
+    tasks = [task(name, handler=given, review=Review.required()) for name in "ab"]
+    ensemble = (
+        team(*tasks, workflow="parallel")
+        if workflow == "parallel"
+        else Ensemble(phases=[Phase(name="p", tasks=tasks, workflow="parallel")], review_wait="detach")
+    )
+    output = ensemble.run(runtime=inline_runtime)
+    decide(str(output.run_id), gates_of(output)["a"], LEAVE, runtime=inline_runtime)
+    output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
+    assert (raws(output), output.exit_reason, output.open_reviews) == (["a"], ExitReason.USER_EXIT_EARLY, ())
+    assert output.state is RunState.COMPLETED
+
+
+def test_a_failure_ends_a_run_with_open_gates(inline_runtime: InlineRuntime, given: Given) -> None:
+    """S-REV-119, S-PAR-21: nobody is asked about a run that failed."""
+
+    def broken(_context: TaskHandlerContext) -> str:
+        raise ValueError("no")
+
+    first = task("a", handler=given, review=Review.required())
+    ensemble = team(first, task("b", handler=broken), workflow="parallel", max_parallel_tasks=1)
+    with pytest.raises(TaskExecutionError):
+        ensemble.run(runtime=inline_runtime)
+
+
+def test_a_run_past_a_timeout_applies_its_action(inline_runtime: InlineRuntime, given: Given) -> None:
+    """S-REV-120, S-REV-84: the instant counts, and not who was there to see it pass."""
+    first = task("a", handler=given, review=Review(timeout=0.01, on_timeout="continue"))
+    second = task("b", handler=given, before_review=Review(timeout=0.02, on_timeout="exit_early"))
+    ensemble = team(first, second, workflow="parallel")
+    output = ensemble.run(runtime=inline_runtime)
+    assert output.state is RunState.WAITING
+    while output.state is RunState.WAITING:
+        output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
+    assert (raws(output), output.exit_reason) == (["a"], ExitReason.TIMEOUT)
+
+
+def test_a_cancelled_run_that_waited_goes_on(inline_runtime: InlineRuntime, given: Given) -> None:
+    """S-REV-117, S-DUR-35: its gates are what they were."""
+    first = task("a", handler=given, review=Review.required())
+    ensemble = team(first, task("b", handler=given, context=[first]))
+    output = ensemble.run(runtime=inline_runtime)
+    attached = Ensemble(
+        tasks=ensemble.tasks, review_handler=lambda request: ReviewDecision.edit(request.task_output * 2)
+    )
+    done = resume(str(output.run_id), attached, runtime=inline_runtime)
+    assert (raws(done), given.done) == (["aa", "b+aa"], ["a", "b"])
+
+
+def test_waits_are_in_no_duration(inline_runtime: InlineRuntime, given: Given) -> None:
+    """S-REV-118: a task that was put down before and behind it took what its work took."""
+    asked = task("a", handler=given, before_review=Review.required(), review=Review.required())
+    ensemble = team(asked)
+    output = ensemble.run(runtime=inline_runtime)
+    decide(str(output.run_id), output.open_reviews[0].gate_id, APPROVE, runtime=inline_runtime)
+    first_decided = output.open_reviews[0].created_at
+    output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
+    behind = output.open_reviews[0]
+    decide(str(output.run_id), behind.gate_id, APPROVE, runtime=inline_runtime)
+    output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
+    given_output = output.task_outputs[0]
+    assert given_output.completed_at == behind.created_at
+    assert given_output.completed_at - given_output.duration > first_decided
+
+
+def test_a_detached_run_needs_a_record(inline_runtime: InlineRuntime, given: Given) -> None:
+    """S-REV-113: said before anything is done."""
+    with pytest.raises(ValidationError, match="review_wait 'detach' needs a record"):
+        team(task("a", handler=given), durability="off").run(runtime=inline_runtime)
+    assert given.done == []
