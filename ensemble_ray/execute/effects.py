@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.execute.memory_use import MemoryUse
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.ports.memory import MemoryOperationListener
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import is_inside_unit
@@ -36,7 +37,10 @@ from ensemble_ray.values.trace import (
 )
 from ensemble_ray.values.value import utc_of
 
-__all__ = ["CallOutcome", "DelegationEffect", "ModelEffect", "TaskEffects", "ToolEffect", "captured"]
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import FactData
+
+__all__ = ["CallOutcome", "DelegationEffect", "ModelEffect", "TaskEffects", "ToolEffect", "captured", "is_doing"]
 
 #: What came of a tool request (S-TRC-31, S-DUR-26).
 CallOutcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
@@ -154,6 +158,11 @@ def _parsed_input(arguments: str) -> dict[str, object] | None:
     return cast("dict[str, object]", parsed) if isinstance(parsed, dict) else None
 
 
+def is_doing(data: FactData) -> bool:
+    """Whether a fact tells of something that a task did; what it remembered stands in its prompts."""
+    return data.IS_EFFECT and not isinstance(data, MemoryRecalled | MemoryStored)
+
+
 @dataclass(slots=True, kw_only=True)
 class TaskEffects:
     """Everything one task did so far."""
@@ -181,6 +190,8 @@ class TaskEffects:
     is_outcome_unknown: bool = False
     #: path of the execution
     instance: str = ""
+    #: whether the record has anything that it did
+    is_recorded: bool = False
     #: what a context budget cut, request by request where that changed (S-MEM-136)
     context_cuts: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
     #: tokens that an endpoint of embeddings read for its memory (S-MEM-128)
@@ -244,6 +255,10 @@ class TaskEffects:
             metrics=metrics,
             metadata=self.metadata,
         )
+
+    def stopped(self, trace: TaskTrace) -> TaskTrace | None:
+        """Return the trace of a task that was stopped; None where it had done nothing that its record tells of (S-DUR-138)."""
+        return trace.replace(metadata={**trace.metadata, "state": "cancelled"}) if self.is_recorded else None
 
     @property
     def metadata(self) -> dict[str, object]:

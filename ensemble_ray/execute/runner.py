@@ -28,7 +28,7 @@ from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskS
 from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.checks import check_guardrails
-from ensemble_ray.execute.effects import TaskEffects
+from ensemble_ray.execute.effects import TaskEffects, is_doing
 from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.memory import memory_counted, remember
@@ -49,13 +49,11 @@ from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import Fact, FactData, find_fact
-from ensemble_ray.ports import Persistence
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
-from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -141,6 +139,7 @@ class TaskRunner:
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
             instance=order.instance,
+            is_recorded=any(is_doing(fact.data) for fact in recorded_facts.values()),
         )
         return TaskScope(
             context=self.context,
@@ -248,7 +247,7 @@ class TaskRunner:
         facts: list[FactData] = [OutputRecorded(output=reviewed.output)]
         if reviewed.exit_reason is not None:
             facts.append(ExitRecorded(reason=reviewed.exit_reason))
-        await scope.note(scope.order.instance, *facts, until=Persistence.COMMITTED)
+        await scope.note_end(*facts)
         return self._report_completion(scope, reviewed)
 
     def _report_completion(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
@@ -284,13 +283,13 @@ class TaskRunner:
             text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
-            delegated=_delegated(scope),
-            failed_delegations=_failed_delegations(scope),
+            delegated=scope.delegated,
+            failed_delegations=scope.failed_delegations,
         )
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Persistence.COMMITTED)
+        await scope.note_end(ExitRecorded(reason=result.exit_reason))
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
@@ -306,7 +305,7 @@ class TaskRunner:
             attempts=result.attempts,
         )
         try:
-            await scope.note(scope.order.instance, failure, until=Persistence.COMMITTED)
+            await scope.note_end(failure)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear
@@ -337,6 +336,8 @@ class TaskRunner:
         order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
         metrics = effects.metrics(self.context.cost)
+        trace = effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
+        shown = effects.stopped(trace) if status == "cancelled" else trace
         return TaskResult(
             key=order.key,
             instance=order.instance,
@@ -344,15 +345,13 @@ class TaskRunner:
             status=status,
             at=at,
             duration_s=max(0.0, at - effects.started_at),
-            failure=TaskFailure(
-                error=error, trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
-            ),
+            failure=None if shown is None else TaskFailure(error=error, trace=shown),
             total_tokens=metrics.total_tokens,
             tool_call_count=effects.tool_call_count,
             attempts=effects.attempts,
             exit_reason=reason_of(error),
-            delegated=_delegated(scope),
-            failed_delegations=_failed_delegations(scope),
+            delegated=scope.delegated,
+            failed_delegations=scope.failed_delegations,
         )
 
     def _announce(self, scope: TaskScope) -> None:
@@ -400,18 +399,3 @@ class TaskRunner:
             fields["task.index"] = f"{order.index}/{self._total(order)}"
             fields["task.description"] = cut(order.task.description, 80)
         return fields
-
-
-def _delegated(scope: TaskScope) -> tuple[tuple[str, TaskOutput], ...]:
-    """Return the outputs of a manager's workers, by role, in the order in which they were done (S-HIER-6)."""
-    if not scope.is_manager:
-        return ()
-    outputs = [(each.output.agent_role, each.output) for each in scope.effects.delegations if each.output is not None]
-    return tuple(sorted(outputs, key=lambda pair: pair[1].completed_at))
-
-
-def _failed_delegations(scope: TaskScope) -> tuple[TaskTrace, ...]:
-    """Return the traces of a manager's workers that failed; their tokens were spent (S-TRC-43)."""
-    if not scope.is_manager:
-        return ()
-    return tuple(each.trace for each in scope.effects.delegations if each.output is None and each.trace is not None)

@@ -34,7 +34,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.testing import ScriptedModel, replay
 from tests.builders import agent, call, task
 from tests.scenarios.teams import Marks, Watcher
 
@@ -360,6 +360,19 @@ def test_waits_are_in_no_duration(inline_runtime: InlineRuntime, given: Given) -
     given_output = output.task_outputs[0]
     assert given_output.completed_at == behind.created_at
     assert given_output.completed_at - given_output.duration > first_decided
+
+
+def test_a_detached_run_is_replayed_while_it_waits_and_when_it_completed(inline_runtime: InlineRuntime) -> None:
+    """S-REV-117, S-DUR-55: the gates are where they were, and their decisions are taken from the record."""
+    first = task("a", agent(ScriptedModel("written", "sent")), review=Review(timeout=0))
+    ensemble = team(first, task("b", first.agent, context=[first], before_review=Review(timeout=0)))
+    output = ensemble.run(runtime=inline_runtime)
+    for _ in range(2):
+        assert replay(output, ensemble).difference is None
+        decide(str(output.run_id), output.open_reviews[0].gate_id, APPROVE, runtime=inline_runtime)
+        output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
+    assert output.state is RunState.COMPLETED
+    assert replay(output, ensemble).difference is None
 
 
 def test_a_detached_run_needs_a_record(inline_runtime: InlineRuntime, given: Given) -> None:
