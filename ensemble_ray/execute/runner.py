@@ -216,6 +216,8 @@ class TaskRunner:
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
         """How the task ended, when an earlier process recorded it and died before it could tell."""
         instance, recorded_facts = scope.order.instance, scope.recorded_facts
+        if not recorded_facts:  # as a rule
+            return None
         if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
             reviewed = Reviewed(output, recorded_exit(recorded_facts, instance))
             return await self._with_workers(scope, self._report_completion(scope, reviewed))
