@@ -39,6 +39,7 @@ from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Completed,
+    Continued,
     Decided,
     Evaluated,
     Exited,
@@ -136,6 +137,10 @@ class Coordinator(Generic[Order, Result, Outcome]):
         self._gates.remove(gate)
         self.notify(Decided(at=self._journal.now(), gate=gate, verdict=verdict, text=text))
         return True
+
+    def go_on(self, instances: Sequence[str]) -> None:
+        """Start these tasks again, which were put down at gates."""
+        self.notify(Continued(at=self._journal.now(), instances=tuple(instances)))
 
     def deliver(self, results: Sequence[Result]) -> None:
         """Take results of the executor."""

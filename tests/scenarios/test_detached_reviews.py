@@ -30,13 +30,14 @@ from ensemble_ray import (
     ToolResult,
     ValidationError,
     decide,
+    pending_reviews,
     resume,
 )
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.testing import ScriptedModel, replay
 from tests.builders import agent, call, task
-from tests.scenarios.teams import Marks, Watcher
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, until
 
 
 def gates_of(output: EnsembleOutput) -> dict[str, str]:
@@ -360,6 +361,33 @@ def test_waits_are_in_no_duration(inline_runtime: InlineRuntime, given: Given) -
     given_output = output.task_outputs[0]
     assert given_output.completed_at == behind.created_at
     assert given_output.completed_at - given_output.duration > first_decided
+
+
+def test_a_task_goes_on_while_others_are_at_work(runtime: Runtime, tmp_path: Path) -> None:
+    """S-REV-124: the run's call does not end before it; what it had done is not done again."""
+    marks, model = Marks(tmp_path / "marks"), ScriptedModel("written", "sent")
+    worker = agent(model)
+
+    def slow(_context: TaskHandlerContext) -> str:
+        marks.wait("sent")
+        return "slow"
+
+    def sent(context: TaskHandlerContext) -> str:
+        marks.add("sent")
+        return context.context_outputs[0].raw
+
+    first = task("a", worker, review=Review(timeout=0))
+    ensemble = team(first, task("b", handler=slow), task("c", handler=sent, context=[first]), workflow="parallel")
+    run = ensemble.start(runtime=runtime)
+    until(lambda: pending_reviews(runtime=runtime) != (), "an open gate")
+    (gate,) = pending_reviews(runtime=runtime)
+    decide(run.id, gate.gate_id, ReviewDecision.edit("edited"), runtime=runtime)
+    output = run.result(timeout_s=PATIENCE_S)
+    assert (output.state, sorted(raws(output)), len(model.calls)) == (
+        RunState.COMPLETED,
+        ["edited", "edited", "slow"],
+        1,
+    )
 
 
 def test_a_detached_run_is_replayed_while_it_waits_and_when_it_completed(inline_runtime: InlineRuntime) -> None:
