@@ -62,8 +62,8 @@ def test_reflections_are_paid_for_once() -> None:
     """S-REFL-35: by the run that made them, and not by its forks."""
     facts = [fact("a#0/0/reflection", made(1200))]
     assert spent_of(facts, None).tokens == 1200
-    reused = ForkPlan(reused=("a",), again=(), keys=("a",), instances=frozenset({"a#0"}))
-    (copy,) = copied_facts(facts, "fork", reused)
+    plan = ForkPlan(reused=("a",), again=(), keys=("a",), instances=frozenset({"a#0"}))
+    (copy,) = copied_facts(facts, "fork", plan)
     assert spent_of([copy], None).tokens == 0
 
 
@@ -75,4 +75,4 @@ def test_a_definition_says_who_reflects() -> None:
     with_model = definition_of(task("a", by, name="a", reflection_config=ReflectionConfig(model=ScriptedModel("y"))))
     assert with_model == {"a": {"reflection": {"llm": {"class": "ensemble_ray.testing.scripted.ScriptedModel"}}}}
     asked = definition_of(task("a", by, name="a", reflection_config=ReflectionConfig(strategy=strategy)))
-    assert "strategy" in str(asked)
+    assert "strategy" in asked["a"]["reflection"]  # type: ignore[index]  nested data
