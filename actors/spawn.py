@@ -26,12 +26,15 @@ __all__ = [
     "journal_actor",
     "on_node",
     "rate_limiter",
+    "run_driver",
     "scheduler",
 ]
 
 NAMESPACE = "ensemble_ray"
 #: How the names of journals begin; the node's id follows.
 _JOURNAL = "journal-"
+#: What the head node alone has.
+_ON_HEAD = {"node:__internal_head__": 0.001}
 #: A ceiling far above use; the real limits are agents' slots and plans' caps.
 _CONCURRENCY = 100_000
 
@@ -54,15 +57,27 @@ def actor_class(cls: type[object], *, max_restarts: int) -> Any:
     return _classes[name]
 
 
-def _shared(cls: type[object], name: str, **options: object) -> Any:
+def _shared(cls: type[object], name: str, *arguments: object, **options: object) -> Any:
     """Return the cluster's one actor of that name; made if there is none. It outlives its drivers."""
     actor = actor_class(cls, max_restarts=-1)
-    return actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **options).remote()
+    options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    return actor.options(**options).remote(*arguments)
 
 
 def scheduler(cls: type[object]) -> Any:
     """Return the cluster's scheduler. It stays on the head node, where its runs' files are: elsewhere it could not go on."""
-    return _shared(cls, "scheduler", resources={"node:__internal_head__": 0.001})
+    return _shared(cls, "scheduler", resources=_ON_HEAD)
+
+
+def run_driver(cls: type[object], name: str, config: object) -> Any:
+    """Return what drives the runs of an endpoint. It stays on the head node, where their files are.
+
+    Args:
+        cls: Its class.
+        name: Which endpoint's.
+        config: What it is made with; plain data, since Ray makes it again with the same.
+    """
+    return _shared(cls, name, config, resources=_ON_HEAD)
 
 
 def journal_actor(cls: type[object], node_id: str) -> Any:
