@@ -29,6 +29,7 @@ __all__ = [
     "journal_actor",
     "on_node",
     "rate_limiter",
+    "run_driver",
     "scheduler",
     "scheduler_name",
 ]
@@ -38,6 +39,8 @@ NAMESPACE = "ensemble_ray"
 SCHEDULER = "scheduler"
 #: How the names of journals begin; the node's id follows.
 _JOURNAL = "journal-"
+#: What the head node alone has.
+_ON_HEAD = {"node:__internal_head__": 0.001}
 #: A ceiling far above use; the real limits are agents' slots and plans' caps.
 _CONCURRENCY = 100_000
 
@@ -62,10 +65,9 @@ def actor_class(cls: type[object], *, max_restarts: int) -> Any:
 
 def _shared(cls: type[object], name: str, *arguments: object, **options: object) -> Any:
     """Return the cluster's one actor of that name; made with these arguments if there is none. It outlives its drivers."""
-    actor = actor_class(cls, max_restarts=-1).options(
-        name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **options
-    )
-    return actor.remote(*arguments)
+    actor = actor_class(cls, max_restarts=-1)
+    options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    return actor.options(**options).remote(*arguments)
 
 
 def scheduler_name(shard: int) -> str:
@@ -76,12 +78,23 @@ def scheduler_name(shard: int) -> str:
 def scheduler(cls: type[object], shard: int = 0) -> Any:
     """Return a scheduler of the cluster. It stays on the head node, where its runs' files are: elsewhere it could not go on."""
     name = scheduler_name(shard)
-    return _shared(cls, name, name, resources={"node:__internal_head__": 0.001})
+    return _shared(cls, name, name, resources=_ON_HEAD)
 
 
 def existing_schedulers() -> dict[str, Any]:
     """Return the cluster's schedulers by their names."""
     return {name: found for name in _names(SCHEDULER) if (found := existing(name)) is not None}
+
+
+def run_driver(cls: type[object], name: str, config: object) -> Any:
+    """Return what drives the runs of an endpoint. It stays on the head node, where their files are.
+
+    Args:
+        cls: Its class.
+        name: Which endpoint's.
+        config: What it is made with; plain data, since Ray makes it again with the same.
+    """
+    return _shared(cls, name, config, resources=_ON_HEAD)
 
 
 def journal_actor(cls: type[object], node_id: str) -> Any:

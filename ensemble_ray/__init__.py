@@ -85,7 +85,7 @@ _EXPORTS = {
     "ensemble_ray.plan.plan": "AgentEntry Node Plan",
     "ensemble_ray.plan.synthesis": "AgentSynthesizer SynthesisContext",
     "ensemble_ray.plan.templates": "resolve_template",
-    "ensemble_ray.ports": "ChatModel StreamingChatModel StructuredChatModel ToolMetrics",
+    "ensemble_ray.ports": "ChatModel CustomToolMetrics StreamingChatModel StructuredChatModel ToolMetrics",
     "ensemble_ray.ports.memory": """
         EmbeddingModel EmbeddingStore EntityMemory LongTermMemory MemoryOperationListener
     """,

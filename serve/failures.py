@@ -6,6 +6,7 @@ Rule: 4xx is what the client can mend by another request, 502 what a model or a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -33,10 +34,19 @@ from ensemble_ray import (
     UnknownOutcomeError,
     ValidationError,
 )
+from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.schemas import Failure, FinishedTask
 
-__all__ = ["failure_of", "is_refusal", "status_of"]
+__all__ = ["code_of", "failure_of", "is_refusal", "refused", "status_of"]
 
+#: Codes that are not the name of the class.
+_CODES = {
+    "PromptTemplateError": "INPUTS_MISSING",
+    "RunExistsError": "RUN_EXISTS",
+    "ValidationError": "INVALID_RUN",
+    "InternalError": "INTERNAL_ERROR",
+}
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 #: The first row whose class is anywhere in the chain of causes decides; hence the particular before the general.
 _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
     (RunExistsError, HTTPStatus.CONFLICT),
@@ -88,11 +98,30 @@ def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
     shown = [cause for cause in causes if isinstance(cause, EnsembleError | IllegalStateError)]
     return Failure(
         error=type(error).__name__,
+        code=code_of(type(error).__name__),
+        status=status_of(error),
         message=str(error) or type(error).__name__,
         run_id=getattr(error, "run_id", None) or run_id,
         missing=list(error.missing_variables) if isinstance(error, PromptTemplateError) else [],
         causes=[f"{type(cause).__name__}: {cause}" for cause in shown],
         tasks=[FinishedTask.of(output) for output in getattr(error, "completed_task_outputs", ())],
+    )
+
+
+def code_of(name: str) -> str:
+    """Return the stable code of an error by the name of its class: `TASK_EXECUTION_ERROR` (S-SRV-4)."""
+    return _CODES.get(name) or _WORD.sub("_", name).upper()
+
+
+def refused(refusal: Refusal) -> Failure:
+    """Return the body that a refusal is answered with."""
+    return Failure(
+        error=refusal.error,
+        code=refusal.code,
+        status=refusal.status,
+        message=refusal.message,
+        run_id=refusal.run_id,
+        missing=list(refusal.missing),
     )
 
 

@@ -33,8 +33,8 @@ __all__ = [
 
 #: Environment variable with the longest body, for replicas and for Serve's proxy.
 BODY_VARIABLE = "ENSEMBLE_RAY_MAX_BODY_BYTES"
-#: Inputs are values for texts; what is larger belongs into a file that a task reads.
-DEFAULT_MAX_BODY_BYTES = 1_048_576
+#: Inputs are values for texts, and items of a map-reduce; what is larger belongs into a file.
+DEFAULT_MAX_BODY_BYTES = 8_388_608
 #: So much beyond the limit is read and thrown away: a client that is refused while it sends often loses the answer.
 _DISCARDED_BYTES = 8_388_608
 _LONGEST_NUMBER = 30
@@ -96,7 +96,7 @@ class HostCheck:
             f"The host '{shown[:200]}' is not served here: served are the names of this machine's loopback. What to do: the "
             "operator names others with allowed_hosts=NAME, as an argument of the application"
         )
-        await _refusal(HTTPStatus.MISDIRECTED_REQUEST, text)(scope, receive, send)
+        await _refusal(HTTPStatus.MISDIRECTED_REQUEST, "HOST_NOT_SERVED", text)(scope, receive, send)
 
 
 class BodyLimit:
@@ -123,7 +123,7 @@ class BodyLimit:
                 f"The body is longer than {self._max_bytes:,} bytes. What to do: send less, or let the operator raise "
                 "max_body_bytes"
             )
-            await _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)(scope, receive, send)
+            await _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", text)(scope, receive, send)
             return
         await self._app(scope, _Replayed(body, receive), send)
 
@@ -211,6 +211,6 @@ def _headers(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
 
 
-def _refusal(status: HTTPStatus, message: str) -> JSONResponse:
-    failure = Failure(error="InvalidRequest", message=message)
+def _refusal(status: HTTPStatus, code: str, message: str) -> JSONResponse:
+    failure = Failure(error="InvalidRequest", code=code, status=status, message=message)
     return JSONResponse(failure.model_dump(mode="json"), status_code=status, headers={"connection": "close"})

@@ -17,11 +17,7 @@ from ensemble_ray.text.foreign_text import whole_data, whole_text
 if TYPE_CHECKING:
     from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput
 
-__all__ = ["Cost", "Failure", "FinishedRun", "FinishedTask", "Health", "Metrics", "NewRun"]
-
-
-#: Ids that name a record are shorter; the text of a longer one need not be repeated to anybody.
-_LONGEST_ID = 256
+__all__ = ["Cost", "Data", "Expressible", "Failure", "FinishedRun", "FinishedTask", "Health", "Metrics", "Text", "Wire"]
 
 
 def _expressible(value: object) -> object:
@@ -42,30 +38,20 @@ def _expressible(value: object) -> object:
     return whole_data(value)
 
 
+#: Data that a client sent.
+Expressible = BeforeValidator(_expressible)
 #: A text of an answer: models write what they like.
-_Text = Annotated[str, AfterValidator(whole_text)]
-_Data = Annotated[JsonValue, BeforeValidator(whole_data)]
+Text = Annotated[str, AfterValidator(whole_text)]
+Data = Annotated[JsonValue, BeforeValidator(whole_data)]
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
     """Refuses fields that it does not know, so that a misspelt one is not taken for none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class NewRun(_Wire):
-    """Body of `POST /runs`.
-
-    Attributes:
-        inputs: Values of the variables in the team's texts.
-        run_id: Name of the run and of its record; asking again under it answers from the record.
-    """
-
-    inputs: Annotated[dict[str, JsonValue], BeforeValidator(_expressible)] = Field(default_factory=dict)
-    run_id: Annotated[str | None, Field(max_length=_LONGEST_ID), BeforeValidator(whole_data)] = None
-
-
-class Cost(_Wire):
+class Cost(Wire):
     """Money for tokens, as decimal text."""
 
     input: str
@@ -86,7 +72,7 @@ class Cost(_Wire):
         )
 
 
-class Metrics(_Wire):
+class Metrics(Wire):
     """What a task or a run cost."""
 
     input_tokens: int | None
@@ -127,7 +113,7 @@ class Metrics(_Wire):
         )
 
 
-class FinishedTask(_Wire):
+class FinishedTask(Wire):
     """What one task gave.
 
     Attributes:
@@ -137,10 +123,10 @@ class FinishedTask(_Wire):
         structured: The answer as data, where the task declares a type.
     """
 
-    role: _Text
-    description: _Text
-    text: _Text
-    structured: _Data
+    role: Text
+    description: Text
+    text: Text
+    structured: Data
     completed_at: datetime
     duration_s: float
     metrics: Metrics
@@ -159,8 +145,8 @@ class FinishedTask(_Wire):
         )
 
 
-class FinishedRun(_Wire):
-    """Answer to `POST /runs`.
+class FinishedRun(Wire):
+    """What a run gave.
 
     Attributes:
         raw: Text of the last task.
@@ -169,7 +155,7 @@ class FinishedRun(_Wire):
     """
 
     run_id: str | None
-    raw: _Text
+    raw: Text
     exit_reason: str
     duration_s: float
     metrics: Metrics
@@ -188,11 +174,13 @@ class FinishedRun(_Wire):
         )
 
 
-class Failure(_Wire):
+class Failure(Wire):
     """Every answer that is not 2xx.
 
     Attributes:
         error: Class of the error, such as `PromptTemplateError`.
+        code: Stable name of the reason for programs, such as `RUN_NOT_FOUND`.
+        status: HTTP status of the answer; of a run that failed, the one that its error is answered with.
         message: What happened, where, and what to do.
         run_id: The run, where there is one or one was named.
         missing: Inputs that the team needs and did not get.
@@ -201,18 +189,19 @@ class Failure(_Wire):
     """
 
     error: str
-    message: _Text
+    code: str
+    status: int
+    message: Text
     run_id: str | None = None
-    missing: list[_Text] = Field(default_factory=list)
-    causes: list[_Text] = Field(default_factory=list)
+    missing: list[Text] = Field(default_factory=list)
+    causes: list[Text] = Field(default_factory=list)
     tasks: list[FinishedTask] = Field(default_factory=list[FinishedTask])
 
 
-class Health(_Wire):
-    """Answer to `GET /healthz`."""
+class Health(Wire):
+    """Answer to `GET /healthz` and `GET /readyz`."""
 
     status: str
-    team: str
 
 
 def _count_or_none(tokens: int) -> int | None:

@@ -1,23 +1,29 @@
-"""Which team is served, and where it is found. Package: serve.
+"""Which teams are served, and where they are found. Package: serve.
 
-In: a name from Serve's arguments or the environment. Out: a loaded ensemble. A team travels to the replicas by name,
-never by value: what it holds, such as keys, is read where it is used and does not reach the cluster's store.
+In: names from Serve's arguments or the environment. Out: loaded teams, each under a name of its own. A team travels to the processes
+that run it by name, never by value: what it holds, such as keys, is read where it is used and does not reach the cluster's store.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-from ensemble_ray import Ensemble, PromptTemplateError, ValidationError
-from ensemble_ray.loader import load_ensemble
+from ensemble_ray import Ensemble, MapReduceEnsemble, PromptTemplateError, ValidationError
+from ensemble_ray.loader import Runnable, load_runnable
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.serve.run_schemas import EnsembleInfo
 
-__all__ = ["TEAM_VARIABLE", "TeamName", "team_name"]
+__all__ = ["TEAM_VARIABLE", "ServedTeam", "TeamName", "load_teams", "served_team", "team_names"]
 
-#: Environment variable that names the team where Serve's arguments do not.
+#: Environment variable that names the teams where Serve's arguments do not; several with commas between them.
 TEAM_VARIABLE = "ENSEMBLE_RAY_TEAM"
+#: Rounds in which a team's variables are found; each names those of one text more.
+_MOST_ROUNDS = 1000
+_log = bounded_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +35,16 @@ class TeamName:
     #: the file in full, where the name is one of a file; else empty
     path: str
 
-    def load(self, *, needs_keys: bool = True) -> Ensemble:
+    @property
+    def shown(self) -> str:
+        """The name that clients know it by: the stem of its file, or the attribute (S-SRV-1)."""
+        return Path(self.name).stem if self.path or ":" not in self.name else self.name.rpartition(":")[2]
+
+    def load(self, *, needs_keys: bool = True) -> ServedTeam:
         """Return the team, checked as far as it can be without inputs.
 
         Args:
-            needs_keys: False where it is deployed from: keys of models are needed by the replicas alone.
+            needs_keys: False where it is deployed from: keys of models are needed where it runs alone.
 
         Raises:
             ValidationError: it cannot be found, read or run.
@@ -41,23 +52,115 @@ class TeamName:
         # A node that has the deployer's files finds them under their full path, also from another directory; one that
         # got a copy of the working directory finds them under the name as it was given.
         target = self.path if self.path and Path(self.path).is_file() else self.name
-        ensemble = load_ensemble(target, needs_keys=needs_keys)
-        with contextlib.suppress(PromptTemplateError):  # inputs come with the requests
-            ensemble.plan()
-        return ensemble
+        return served_team(self.shown, load_runnable(target, needs_keys=needs_keys))
 
 
-def team_name(configured: str | None) -> TeamName:
-    """Return the team to serve: the one given, else the environment's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedTeam:
+    """A team as requests run it."""
+
+    definition: Runnable
+    info: EnsembleInfo
+    #: whether answers of models come in fragments
+    is_streaming: bool = False
+
+    def with_items(self, items: object) -> Runnable:
+        """Return the definition over other items."""
+        return self.definition.replace(items=items)
+
+
+def served_team(name: str, definition: Runnable) -> ServedTeam:
+    """Return a team as it is served, checked as far as it can be without inputs.
 
     Raises:
-        ValidationError: neither names one.
+        ValidationError: it cannot run.
     """
-    name = (configured or "").strip() or os.environ.get(TEAM_VARIABLE, "").strip()
-    if not name:
+    planned = _planned(definition)
+    if planned is None:
+        return ServedTeam(
+            definition=_without_files(name, definition),
+            info=EnsembleInfo(name=name, inputs=[], workflow="map-reduce", tasks=None, takes_items=True),
+            is_streaming=definition.is_streaming,
+        )
+    inputs = _variables(planned)
+    plan = planned.plan(dict.fromkeys(inputs, "x"))
+    info = EnsembleInfo(
+        name=name,
+        inputs=inputs,
+        workflow=plan.shown_workflow,
+        tasks=len(plan.nodes),
+        takes_items=not isinstance(definition, Ensemble),
+    )
+    return ServedTeam(definition=definition, info=info, is_streaming=any(node.is_streaming for node in plan.nodes))
+
+
+def _planned(definition: Runnable) -> Ensemble | None:
+    """Return the definition as one with a plan; None where its tasks are made while it runs."""
+    if isinstance(definition, Ensemble):
+        return definition
+    if isinstance(definition, MapReduceEnsemble) and definition.is_planned:
+        return definition.to_ensemble()
+    return None
+
+
+def _variables(ensemble: Ensemble) -> list[str]:
+    """Return the inputs that a run has to give, in the order in which its texts name them."""
+    found: dict[str, str] = {}
+    for _ in range(_MOST_ROUNDS):
+        try:
+            ensemble.plan(found)
+        except PromptTemplateError as error:
+            found |= dict.fromkeys(error.missing_variables, "x")
+        else:
+            break
+    return list(found)
+
+
+def _without_files(name: str, definition: Runnable) -> Runnable:
+    """Return a map-reduce that writes no files: runs of several clients would write into the same ones."""
+    if isinstance(definition, Ensemble) or (definition.results is None and definition.dead_letters is None):
+        return definition
+    _log.warning("Team '%s' is served without its files of results and dead letters", name)
+    return definition.replace(results=None, dead_letters=None)
+
+
+def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
+    """Return the teams to serve: those given, else the environment's.
+
+    Raises:
+        ValidationError: neither names one, or two have the same name.
+    """
+    given = [each.strip() for each in configured if each.strip()]
+    named = given or [each.strip() for each in os.environ.get(TEAM_VARIABLE, "").split(",") if each.strip()]
+    if not named:
         raise ValidationError(
             f"No team to serve: set {TEAM_VARIABLE}, or pass team=... after ensemble_ray.serve.app:app, "
             "to a YAML path or module:attribute"
         )
+    names = tuple(_team_name(each) for each in named)
+    _check_distinct(names)
+    return names
+
+
+def _team_name(name: str) -> TeamName:
     file = Path(name).expanduser()
     return TeamName(name=name, path=str(file.resolve()) if file.is_file() else "")
+
+
+def _check_distinct(names: Iterable[TeamName]) -> None:
+    seen: dict[str, TeamName] = {}
+    for each in names:
+        if each.shown in seen:
+            raise ValidationError(
+                f"Two teams are called '{each.shown}': {seen[each.shown].name} and {each.name}. Rename one of them"
+            )
+        seen[each.shown] = each
+
+
+def load_teams(names: Iterable[TeamName], *, needs_keys: bool = True) -> Mapping[str, ServedTeam]:
+    """Return the teams by the names that clients know them by.
+
+    Raises:
+        ValidationError: one of them cannot be found, read or run.
+    """
+    return MappingProxyType({each.shown: each.load(needs_keys=needs_keys) for each in names})

@@ -20,6 +20,7 @@ from ensemble_ray.execute.review.asking import REVIEW_SERVICE, answer_review
 from ensemble_ray.execute.tools.unknown import ask_unknown
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.process.threads import threads
+from ensemble_ray.tools.metrics import record_metric
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.reflection_input import ReflectionInput
@@ -38,8 +39,8 @@ def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
     """Return the services of a run's driver, by name."""
 
     async def count_tool_call(payload: Mapping[str, object]) -> object:
-        method = getattr(run.tool_metrics, str(payload["method"]))
-        return await threads.run(method, *cast("Sequence[object]", payload["arguments"]))
+        arguments = cast("Sequence[object]", payload["arguments"])
+        return await threads.run(record_metric, run.tool_metrics, str(payload["method"]), *arguments)
 
     async def ask_about_effect(payload: Mapping[str, object]) -> object:
         how = run.on_unknown

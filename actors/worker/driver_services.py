@@ -82,5 +82,13 @@ class ReportedToolMetrics:
         """Note how long a call took, s."""
         self._send("record_duration", tool_name, agent_role, duration_s)
 
+    def increment_counter(self, metric: str, tool_name: str, tags: Mapping[str, str] | None = None) -> None:
+        """Count something of a tool's own."""
+        self._send("increment_counter", metric, tool_name, tags)
+
+    def record_value(self, metric: str, tool_name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
+        """Note a value of a tool's own."""
+        self._send("record_value", metric, tool_name, value, tags)
+
     def _send(self, method: str, *arguments: object) -> None:
         self._services.notify("tool_metrics", {"method": method, "arguments": arguments})

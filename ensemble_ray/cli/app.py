@@ -26,6 +26,7 @@ from ensemble_ray.cli.commands.reviews import review, reviews
 from ensemble_ray.cli.commands.run import run
 from ensemble_ray.cli.commands.runs import runs
 from ensemble_ray.cli.commands.schema import schema
+from ensemble_ray.cli.commands.serve import serve
 from ensemble_ray.cli.commands.trace import trace
 from ensemble_ray.cli.demo.command import demo
 from ensemble_ray.cli.view.terminal import INTERRUPTED, USAGE, SafeFormatter, say, show
@@ -70,7 +71,7 @@ def version() -> None:
 
 app.command("map")(map_items)
 for command in (
-    run, plan, runs, trace, reviews, review, resume, fork, cancel, delete, prune, demo, doctor, schema, version
+    run, plan, runs, trace, reviews, review, resume, fork, cancel, delete, prune, serve, demo, doctor, schema, version
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(memory, name="memory")

@@ -152,6 +152,7 @@ class RunOptions(Value):
         durability: How safe facts are before the run goes on: `"effects"`, `"run"` or `"off"`.
         max_tokens: Tokens of input and output together that the run may spend; > 0.
         max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
+        tags: Words of the caller's own about the run, by name; they are recorded and change nothing.
     """
 
     context_budget: StrictInt | None = None
@@ -161,6 +162,7 @@ class RunOptions(Value):
     durability: OptionalDurabilityField = initially(None)
     max_tokens: StrictInt | None = None
     max_cost: StrictAmount | None = None
+    tags: Mapping[str, str] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -287,7 +289,7 @@ class RunRules(Value):
         """Return this ensemble as one run sees it; options that are None change nothing (S-DOM-68)."""
         if options is None:
             return self
-        chosen = {name: getattr(options, name) for name in RunOptions.model_fields}
+        chosen = {name: getattr(options, name) for name in RunOptions.model_fields if name != "tags"}
         return self.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
 

@@ -22,9 +22,15 @@ KEPT_EVENTS = 10_000
 class EventLog:
     """Keeps a run's events and wakes its readers. Thread-safe."""
 
-    def __init__(self, *, is_open: bool) -> None:
-        """`is_open` False: nobody will read, nothing is kept."""
+    def __init__(self, *, is_open: bool, kept: int | None = None) -> None:
+        """Make an empty log.
+
+        Args:
+            is_open: False: nobody will read, nothing is kept.
+            kept: How many events are kept, older ones are dropped; None: `KEPT_EVENTS`.
+        """
         self._is_open = is_open
+        self._most = KEPT_EVENTS if kept is None else kept
         self._kept: deque[Event] = deque()
         self._first = 0
         self._is_closed = False
@@ -46,7 +52,7 @@ class EventLog:
             return
         with self._changed:
             self._kept.append(event)
-            if len(self._kept) > KEPT_EVENTS:
+            if len(self._kept) > self._most:
                 self._kept.popleft()
                 self._first += 1
             self._wake()
@@ -73,15 +79,27 @@ class EventLog:
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._first + len(self._kept) > cursor)
 
-    def subscribe(self, waiter: asyncio.Event) -> None:
-        """Set that event of the library's loop whenever something changes."""
+    async def changed(self, cursor: int, *, timeout_s: float | None = None) -> bool:
+        """Return True when there is something behind the cursor or the log is closed, False when the time is up.
+
+        On the library's loop.
+        """
+        waiter = asyncio.Event()
         with self._changed:
             self._waiters.add(waiter)
-
-    def unsubscribe(self, waiter: asyncio.Event) -> None:
-        """Stop setting it."""
-        with self._changed:
-            self._waiters.discard(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    _, reached, is_closed = self.read(cursor)
+                    if is_closed or reached > cursor:
+                        return True
+                    waiter.clear()
+                    await waiter.wait()
+        except TimeoutError:
+            return False
+        finally:
+            with self._changed:
+                self._waiters.discard(waiter)
 
     def _wake(self) -> None:
         self._changed.notify_all()
@@ -118,18 +136,4 @@ class EventStream:
                 yield event
             if is_closed:
                 return
-            await asyncio.wrap_future(submit(self._changed(cursor)))
-
-    async def _changed(self, cursor: int) -> None:
-        """Return when there is more behind the cursor; runs on the library's loop."""
-        waiter = asyncio.Event()
-        self._log.subscribe(waiter)
-        try:
-            while True:
-                _, reached, is_closed = self._log.read(cursor)
-                if is_closed or reached > cursor:
-                    return
-                waiter.clear()
-                await waiter.wait()
-        finally:
-            self._log.unsubscribe(waiter)
+            await asyncio.wrap_future(submit(self._log.changed(cursor)))

@@ -22,6 +22,7 @@ __all__ = [
     "ChatModel",
     "Clock",
     "CpuPool",
+    "CustomToolMetrics",
     "DriverServices",
     "EventSink",
     "Journal",
@@ -246,4 +247,16 @@ class ToolMetrics(Protocol):
 
     def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:
         """How long a call took, s."""
+        ...
+
+
+class CustomToolMetrics(ToolMetrics, Protocol):
+    """Metrics that also take what the code of tools counts itself (S-TM-1, S-TM-2)."""
+
+    def increment_counter(self, metric: str, tool_name: str, tags: Mapping[str, str] | None = None) -> None:
+        """Count something of the tool's own."""
+        ...
+
+    def record_value(self, metric: str, tool_name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
+        """Note a value of the tool's own."""
         ...

@@ -155,6 +155,7 @@ class RunStore(Protocol):
         self,
         run_id: str,
         *,
+        after: int = 0,
         kinds: Collection[str] | None = None,
         has_data: bool = True,
         is_partial: bool = False,
@@ -163,6 +164,7 @@ class RunStore(Protocol):
 
         Args:
             run_id: The run's id; where there is no such run, there are no pages.
+            after: Position of the last fact that is not wanted any more.
             kinds: Only facts of these kinds; None: all.
             has_data: Whether their data is read; without it they are only named, which costs much less.
             is_partial: As for `facts`.
@@ -257,7 +259,11 @@ class StoreAddress:
 
 
 async def pages(
-    last_seq: Callable[[], Awaitable[int]], page: Callable[[int], Awaitable[Sequence[Fact]]], run_id: str
+    last_seq: Callable[[], Awaitable[int]],
+    page: Callable[[int], Awaitable[Sequence[Fact]]],
+    run_id: str,
+    *,
+    after: int = 0,
 ) -> AsyncGenerator[Sequence[Fact]]:
     """Return the pages of a record as it stands when the first one is asked for: what `RunStore.read` gives.
 
@@ -265,11 +271,12 @@ async def pages(
         last_seq: Gives the position of the last fact to give.
         page: Gives the facts behind a position, in order; none when there is nothing more.
         run_id: The run's id, for messages.
+        after: Position behind which they begin.
 
     Raises:
         RecordError: facts that were there are not there any more.
     """
-    after, last = 0, await last_seq()
+    last = await last_seq()
     while after < last:
         found = await page(after)
         if not found:

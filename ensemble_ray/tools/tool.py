@@ -26,10 +26,11 @@ from typing import Any, final, get_args
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
 from ensemble_ray.errors.texts import titled, user_traceback
 from ensemble_ray.events import Event
-from ensemble_ray.ports import ToolMetrics
+from ensemble_ray.ports import CustomToolMetrics, ToolMetrics
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import is_async_callable, threads
 from ensemble_ray.tools.approval import approval_request, ask, ask_from_thread
+from ensemble_ray.tools.metrics import NoOpToolMetrics
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.time_limit import TimeLimit
 from ensemble_ray.tools.waiting import run_to_end
@@ -98,22 +99,6 @@ def as_result(value: object) -> ToolResult:
     return value if isinstance(value, ToolResult) else ToolResult.success(value)
 
 
-class NoOpToolMetrics:
-    """Counts nothing; the default `ToolMetrics`."""
-
-    def increment_success(self, tool_name: str, agent_role: str) -> None:
-        """Ignore it."""
-
-    def increment_failure(self, tool_name: str, agent_role: str) -> None:
-        """Ignore it."""
-
-    def increment_error(self, tool_name: str, agent_role: str) -> None:
-        """Ignore it."""
-
-    def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:
-        """Ignore it."""
-
-
 _NO_METRICS = NoOpToolMetrics()
 
 
@@ -130,7 +115,8 @@ class ToolContext:
     agent_role: str = "unknown"
     #: `ensemble_ray.tool.{name}` when a tool name is given, else this module's
     logger: logging.Logger = _of_tools
-    metrics: ToolMetrics = _NO_METRICS
+    #: counts calls, and what the tool's code counts itself; never raises
+    metrics: CustomToolMetrics = _NO_METRICS
     #: name of the effect: the same when a call is repeated after a crash, so that the tool can do its work once
     idempotency_key: str = ""
     #: takes an event of the tool's own (a changed file); may be called from any thread

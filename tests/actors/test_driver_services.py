@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 
 import cloudpickle
 import pytest
 
-from ensemble_ray import EnsembleMemory, IllegalStateError, MemoryEntry, MemoryScope, MemoryStore
+from ensemble_ray import (
+    EnsembleMemory,
+    IllegalStateError,
+    InMemoryReflectionStore,
+    MemoryEntry,
+    MemoryScope,
+    MemoryStore,
+    ReflectionConfig,
+    ReflectionInput,
+    Task,
+    TaskOutput,
+    TaskReflection,
+)
 from ensemble_ray.actors.driver.services import driver_services
 from ensemble_ray.actors.link.run_memory import MEMORY_SERVICE, RemoteMemoryResets, RemoteRunMemory
+from ensemble_ray.actors.link.run_reflections import RemoteRunReflections
 from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.execute.reflection.local import LocalRunReflections
 from ensemble_ray.memory.run_memory import LocalRunMemory
 from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.runs.ports import RunRequest
@@ -94,3 +109,31 @@ async def test_a_run_without_memory_has_no_such_service() -> None:
     with pytest.raises(IllegalStateError, match="Run run has no memory"):
         await RemoteRunMemory(Driver(REQUEST)).recall(MemoryQuery(text="x"))
     assert MEMORY_SERVICE in driver_services(REQUEST)
+
+
+async def test_tasks_reach_the_reflections_of_the_driver() -> None:
+    """S-REFL-31: the store and the strategy are the user's own objects; what goes wrong there is raised to whoever asked."""
+    store = InMemoryReflectionStore()
+    store.store("k", TaskReflection(refined_description="Old", refined_expected_output="x"))
+    reflections = RemoteRunReflections(Driver(replace(REQUEST, reflections=LocalRunReflections(store))))
+    found = await reflections.recall("k")
+    assert found is not None
+    made = found.replace(refined_description="New")
+    await reflections.store("k", made)
+    assert store.retrieve("k") == made
+    assert (await reflections.find_prior("k"), await reflections.recall("k")) == (made, found)
+    task = Task(description="d", expected_output="e", reflection_config=ReflectionConfig(strategy=lambda _: made))
+    output = TaskOutput(
+        raw="r", task_description="d", agent_role="R", completed_at=made.reflected_at, duration=timedelta()
+    )
+    asked = ReflectionInput(task=task, task_output=output)
+    assert await reflections.ask_strategy(asked) == made
+    plain = asked.replace(task=Task(description="d", expected_output="e", reflection_config=True))
+    with pytest.raises(IllegalStateError, match="the strategy is not in this process"):
+        await reflections.ask_strategy(plain)
+
+
+async def test_a_run_without_reflections_says_so() -> None:
+    """S-REFL-31."""
+    with pytest.raises(IllegalStateError, match=r"^Run run has no store of reflections$"):
+        await RemoteRunReflections(Driver(REQUEST)).recall("k")

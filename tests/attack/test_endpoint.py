@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 from httpx import ASGITransport, AsyncClient
 
-from ensemble_ray import InlineRuntime
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, host_name
 from ensemble_ray.testing import ScriptedModel
 from tests.processes import Program, free_ports, own_directory, own_environment, program
+from tests.serve.driving import driven
 from tests.serve.teams import INPUTS, pair
 
 _SERVER = """
 import sys, uvicorn
-from ensemble_ray import InlineRuntime
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.serve.api import build_api
+from tests.serve.driving import driven
 from tests.serve.teams import pair
-uvicorn.run(build_api(pair(ScriptedModel(otherwise="fine")), InlineRuntime()), host="127.0.0.1", port=int(sys.argv[1]))
+uvicorn.run(build_api(driven(pair(ScriptedModel(otherwise="fine")))), host="127.0.0.1", port=int(sys.argv[1]))
 """
 _MB = 1_000_000
 _JSON = {"content-type": "application/json"}
@@ -99,7 +99,7 @@ def test_long_body_is_refused_by_its_header_alone(server: Server) -> None:
 @pytest.mark.parametrize("is_announced", [True, False])
 def test_long_body_does_not_fill_the_servers_memory(server: Server, *, is_announced: bool) -> None:
     """S-SEC-80: 100 MB, announced or in chunks without a length, from a client that does not listen to refusals."""
-    assert server.status("POST", "/runs", _RUN) == 200  # what a first run loads does not count
+    assert server.status("POST", "/runs?wait=60", _RUN) == 200  # what a first run loads does not count
     before = server.peak_bytes
     with socket.create_connection(("127.0.0.1", server.port), timeout=300) as opened:
         how = f"content-length: {100 * _MB}" if is_announced else "transfer-encoding: chunked"
@@ -110,7 +110,7 @@ def test_long_body_does_not_fill_the_servers_memory(server: Server, *, is_announ
         with contextlib.suppress(OSError):  # the server has had enough
             for _ in range(100):
                 opened.sendall(part if is_announced else b"%x\r\n%s\r\n" % (len(part), part))
-    assert server.status("POST", "/runs", _RUN) == 200
+    assert server.status("POST", "/runs?wait=60", _RUN) == 200
     assert server.peak_bytes - before < 30 * _MB
 
 
@@ -187,9 +187,8 @@ _STUMBLES = {
 @pytest.fixture
 async def client() -> AsyncGenerator[AsyncClient, None]:
     """A client of the interface in this process."""
-    api = build_api(
-        pair(ScriptedModel(otherwise="fine")), InlineRuntime(), allowed_hosts=["team.example", "*.team.example"]
-    )
+    runs = driven(pair(ScriptedModel(otherwise="fine")))
+    api = build_api(runs, allowed_hosts=["team.example", "*.team.example"])
     transport = ASGITransport(api, raise_app_exceptions=False)
     async with (
         api.router.lifespan_context(api),
@@ -210,7 +209,7 @@ async def test_body_that_a_reader_stumbles_over_is_the_clients_mistake(client: A
 async def test_body_is_taken_up_to_the_limit_and_not_beyond(client: AsyncClient) -> None:
     """S-SEC-80: to the byte."""
     fits = _RUN + b" " * (DEFAULT_MAX_BODY_BYTES - len(_RUN))
-    assert (await client.post("/runs", content=fits, headers=_JSON)).status_code == 200
+    assert (await client.post("/runs", content=fits, headers=_JSON)).status_code == 202
     assert (await client.post("/runs", content=fits + b" ", headers=_JSON)).status_code == 413
 
     async def parts() -> AsyncGenerator[bytes, None]:
@@ -239,14 +238,14 @@ async def test_hosts_that_the_operator_names_are_served(client: AsyncClient, hos
 
 async def test_half_a_character_of_a_model_does_not_lose_its_answer() -> None:
     """S-SEC-100: the run is paid for; the half is shown as U+FFFD."""
-    api = build_api(pair(ScriptedModel("one \ud800", "two \udfff")), InlineRuntime())
+    api = build_api(driven(pair(ScriptedModel("one \ud800", "two \udfff"))))
     transport = ASGITransport(api, raise_app_exceptions=False)
     async with (
         api.router.lifespan_context(api),
         AsyncClient(transport=transport, base_url="http://localhost") as opened,
     ):
-        answer = await opened.post("/runs", content=_RUN, headers=_JSON)
-    assert (answer.status_code, answer.json()["raw"]) == (200, "two \N{REPLACEMENT CHARACTER}")
+        answer = await opened.post("/runs?wait=60", content=_RUN, headers=_JSON)
+    assert (answer.status_code, answer.json()["result"]["raw"]) == (200, "two \N{REPLACEMENT CHARACTER}")
 
 
 @pytest.mark.parametrize(

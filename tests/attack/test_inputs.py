@@ -18,7 +18,6 @@ from ensemble_ray import (
     AgentTool,
     CaptureMode,
     Ensemble,
-    InlineRuntime,
     OpenAIChatModel,
     OutputParsingError,
     RetryPolicy,
@@ -32,6 +31,7 @@ from ensemble_ray.testing import Fault, ModelServer, Reply, ScriptedModel
 from ensemble_ray.values.messages import ToolCall
 from tests.command_line import COMMAND, environment_of
 from tests.processes import own_directory
+from tests.serve.driving import driven
 
 #: Half of a surrogate pair, and what becomes of it.
 HALF, WHOLE = "\ud800", "\ufffd"
@@ -214,14 +214,14 @@ def test_log_lines_are_bounded_when_an_endpoint_and_a_model_write_pages(caplog: 
 @asynccontextmanager
 async def endpoint(team: Ensemble) -> AsyncGenerator[AsyncClient, None]:
     """The HTTP interface of a team."""
-    api = build_api(team, InlineRuntime())
+    api = build_api(driven(team))
     transport = ASGITransport(api, raise_app_exceptions=False)
     async with api.router.lifespan_context(api), AsyncClient(transport=transport, base_url="http://team") as client:
         yield client
 
 
 async def _post(client: AsyncClient, body: str) -> tuple[int, dict[str, object]]:
-    response = await client.post("/runs", content=body, headers={"content-type": "application/json"})
+    response = await client.post("/runs?wait=60", content=body, headers={"content-type": "application/json"})
     response.content.decode()
     found = response.json()
     json.dumps(found, ensure_ascii=False).encode()
@@ -233,8 +233,10 @@ async def test_the_endpoint_answers_when_inputs_and_answers_hold_half_a_pair(hom
     task = Task(description="About {topic}", expected_output="A text", llm=ScriptedModel(f"an{HALF}swer"))
     async with endpoint(Ensemble(tasks=[task])) as client:
         status, found = await _post(client, '{"inputs": {"topic": "\\ud800", "\\udc00": ["\\ud800"]}}')
-    assert (status, found["raw"]) == (200, f"an{WHOLE}swer"), home
-    assert found["tasks"][0]["description"] == f"About {WHOLE}"  # type: ignore[index]
+    assert (status, found["status"]) == (200, "completed"), home
+    result = found["result"]
+    assert isinstance(result, dict)
+    assert (result["raw"], result["tasks"][0]["description"]) == (f"an{WHOLE}swer", f"About {WHOLE}")
 
 
 async def test_the_endpoint_says_what_failed_when_the_error_holds_half_a_pair(home: str) -> None:

@@ -86,7 +86,7 @@ def test_an_id_is_taken_once_by_long_term_memory(place: Place) -> None:
 
 
 def test_facts_are_kept_by_trimmed_names(place: Place) -> None:
-    """S-MEM-40, S-MEM-41, S-MEM-118, S-MEM-141: as in memory; and they can be removed."""
+    """S-MEM-40, S-MEM-41, S-MEM-118, S-MEM-140, S-MEM-147: as in memory; and they can be removed."""
     facts = place(None).entities
     assert facts.is_empty()
     facts.put(" Bolt ", "a screw")

@@ -270,7 +270,7 @@ def test_a_store_behaves_like_lists_of_entries(
     metadata=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
 )
 def test_any_text_comes_back(forgetting: tuple[Adapter, MemoryStore], content: str, metadata: dict[str, str]) -> None:
-    """S-MEM-10, S-MEM-143: models may say whatever a Python text can hold, NUL and halves of surrogate pairs too."""
+    """S-MEM-10, S-MEM-147: models may say whatever a Python text can hold, NUL and halves of surrogate pairs too."""
     _, store = forgetting
     store.clear("a")
     store.store("a", entry(content, metadata=metadata, structured_content={"text": content}))

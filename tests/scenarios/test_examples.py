@@ -324,3 +324,21 @@ def test_approval_runs(tmp_path: Path) -> None:
     assert decided.returncode == 0, decided.stderr
     printed, server = _run("approval.py", script, home, "--go-on", command[2], "openai:m")
     assert (printed, len(server.requests)) == ("Dear customer\n", 1)
+
+
+def test_improving_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-REFL-8, S-REFL-30: the second run is told what the first one taught, and teaches more."""
+    monkeypatch.chdir(tmp_path)
+
+    def script(request: ServedRequest) -> Answer:
+        if "You improve the instructions" in request.text:
+            return "REFINED_DESCRIPTION:\nExplain it with the sea\nSUGGESTIONS:\n- use a picture"
+        return "The moon pulls the sea"
+
+    first, server = _run("improving.py", script, tmp_path / "home", "tides", "openai:m")
+    lines = ["Learned in execution 1: Explain it with the sea", "- use a picture", "The moon pulls the sea"]
+    assert first.splitlines() == lines
+    assert "## Task Improvement Notes" not in server.requests[0].text
+    second, server = _run("improving.py", script, tmp_path / "home", "tides", "openai:m")
+    assert second.splitlines()[0] == "Learned in execution 2: Explain it with the sea"
+    assert "Explain it with the sea" in server.requests[0].text

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from httpx import ASGITransport, AsyncClient
 
-from ensemble_ray import Ensemble, InlineRuntime
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.team import TEAM_VARIABLE
+from tests.serve.driving import driven
 
 Connect = Callable[..., AbstractAsyncContextManager[AsyncClient]]
 
@@ -26,11 +26,11 @@ def records(home: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def connect() -> Connect:
-    """Opens a client of a team's interface, without a socket; runs are inline."""
+    """Opens a client of the interface of one team or several, without a socket."""
 
     @asynccontextmanager
-    async def client(ensemble: Ensemble, runtime: Any = None) -> AsyncGenerator[AsyncClient, None]:
-        api = build_api(ensemble, runtime or InlineRuntime())
+    async def client(teams: Any, runtime: Any = None, **options: Any) -> AsyncGenerator[AsyncClient, None]:
+        api = build_api(driven(teams, runtime, **options))
         transport = ASGITransport(api, raise_app_exceptions=False)
         async with api.router.lifespan_context(api), AsyncClient(transport=transport, base_url="http://team") as opened:
             yield opened

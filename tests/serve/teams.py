@@ -39,6 +39,19 @@ def summaries() -> MapReduceEnsemble:
     )
 
 
+def mapped(llm: ChatModel) -> MapReduceEnsemble:
+    """A map-reduce whose tasks are made while it runs, over one item unless told otherwise."""
+    return MapReduceEnsemble(
+        items=["salt"],
+        map_task=lambda item: Task(
+            description=f"Read {item}".replace("{", "(").replace("}", ")"), expected_output="A text"
+        ),
+        reduce_task=lambda group: Task(description="Join", expected_output="A text", context=group),
+        mode="pipelined",
+        llm=llm,
+    )
+
+
 INPUTS: dict[str, JsonValue] = {"topic": "Ray", "reader": "children"}
 
 #: The key that the models of the team file ask for, and the environment variable that holds it.

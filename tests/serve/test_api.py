@@ -23,6 +23,7 @@ from ensemble_ray import (
     TokenUsage,
     Workflow,
 )
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.conftest import Connect
 from tests.serve.teams import INPUTS, pair, summaries
@@ -38,8 +39,8 @@ def error_of(response: Response) -> tuple[int, str, str]:
 async def test_the_tree_of_a_map_reduce_is_run_by_a_request(connect: Connect) -> None:
     """S-MR-165: as any parallel team; the last task is the final reduce."""
     async with connect(summaries().to_ensemble()) as client:
-        response = await client.post("/runs", json={"inputs": {"topic": "Ray"}})
-    body = response.json()
+        response = await client.post("/runs?wait=60", json={"inputs": {"topic": "Ray"}})
+    body = response.json()["result"]
     assert (response.status_code, body["raw"], body["metrics"]["llm_calls"]) == (200, "joined", 6)
     assert sorted(each["description"] for each in body["tasks"])[3:] == [
         f"Read {it} of Ray" for it in ("kelp", "salt", "tides")
@@ -55,8 +56,8 @@ async def test_a_run_is_answered_with_its_output(connect: Connect) -> None:
         cost_configuration=CostConfiguration(input_token_rate=Decimal("0.5"), output_token_rate=Decimal(1))
     )
     async with connect(ensemble) as client:
-        response = await client.post("/runs", json={"inputs": INPUTS})
-    body = response.json()
+        response = await client.post("/runs?wait=60", json={"inputs": INPUTS})
+    body = response.json()["result"]
     assert response.status_code == 200
     assert (body["raw"], body["exit_reason"]) == ("a line", "completed")
     assert [(each["role"], each["description"], each["text"]) for each in body["tasks"]] == [
@@ -75,7 +76,7 @@ async def test_a_run_is_answered_with_its_output(connect: Connect) -> None:
 async def test_unknown_token_counts_are_null(connect: Connect) -> None:
     """No -1 travels over HTTP."""
     async with connect(pair(ScriptedModel(ChatResponse(text="a"), ChatResponse(text="b")))) as client:
-        body = (await client.post("/runs", json={"inputs": INPUTS})).json()
+        body = (await client.post("/runs?wait=60", json={"inputs": INPUTS})).json()["result"]
     assert body["metrics"]["total_tokens"] is None
     assert body["tasks"][0]["metrics"]["input_tokens"] is None
 
@@ -91,17 +92,18 @@ async def test_a_typed_answer_is_data_beside_its_text(connect: Connect) -> None:
     """`structured` is null for the task without a type."""
     ensemble = pair(ScriptedModel("a draft", '{"title": "Ray", "words": 3}'), output_type=Note)
     async with connect(ensemble) as client:
-        body = (await client.post("/runs", json={"inputs": INPUTS})).json()
+        body = (await client.post("/runs?wait=60", json={"inputs": INPUTS})).json()["result"]
     assert [each["structured"] for each in body["tasks"]] == [None, {"title": "Ray", "words": 3}]
 
 
 async def test_all_missing_inputs_are_named(connect: Connect) -> None:
-    """S-TPL-6: 422 with every missing name; no model was asked."""
+    """S-TPL-6, S-SRV-12: 422 with every missing name, of all texts; no model was asked."""
     model = ScriptedModel()
     async with connect(pair(model)) as client:
-        response = await client.post("/runs", json={})
+        response = await client.post("/runs?wait=60", json={})
     assert error_of(response)[:2] == (422, "PromptTemplateError")
-    assert response.json()["missing"] == ["topic"]
+    assert response.json()["missing"] == ["topic", "reader"]
+    assert response.json()["code"] == "INPUTS_MISSING"
     assert not model.calls
 
 
@@ -136,7 +138,7 @@ async def test_a_body_that_is_not_declared_as_json_is_refused(connect: Connect, 
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/runs", 405), ("POST", "/run", 404), ("GET", "/docs", 404)]
+    ("method", "path", "status"), [("PUT", "/runs", 405), ("POST", "/run", 404), ("GET", "/docs", 404)]
 )
 async def test_other_paths_and_methods_are_answered_as_json(
     connect: Connect, method: str, path: str, status: int
@@ -145,34 +147,34 @@ async def test_other_paths_and_methods_are_answered_as_json(
     async with connect(pair(ScriptedModel())) as client:
         response = await client.request(method, path)
     assert error_of(response)[:2] == (status, "InvalidRequest")
-    assert "POST /runs" in response.json()["message"]
+    assert "/openapi.json" in response.json()["message"]
 
 
 async def test_a_run_id_that_cannot_name_a_record_is_refused(connect: Connect) -> None:
     """It would be a path."""
     async with connect(pair(ScriptedModel())) as client:
-        response = await client.post("/runs", json={"inputs": INPUTS, "run_id": "../up"})
+        response = await client.post("/runs?wait=60", json={"inputs": INPUTS, "run_id": "../up"})
     assert error_of(response)[:2] == (400, "ValidationError")
     assert response.json()["run_id"] == "../up"
 
 
 async def test_asking_again_under_a_finished_id_answers_from_the_record(connect: Connect) -> None:
-    """S-SET-39: the same output without a model call; other inputs under that id are refused."""
+    """S-SET-39, S-SRV-14: the same output without a model call; other inputs under that id are refused."""
     model = ScriptedModel("a draft", "a line")
     async with connect(pair(model)) as client:
-        first = await client.post("/runs", json={"inputs": INPUTS, "run_id": "first"})
-        again = await client.post("/runs", json={"inputs": INPUTS, "run_id": "first"})
-        other = await client.post("/runs", json={"inputs": {**INPUTS, "topic": "Rust"}, "run_id": "first"})
+        first = await client.post("/runs?wait=60", json={"inputs": INPUTS, "run_id": "first"})
+        again = await client.post("/runs?wait=60", json={"inputs": INPUTS, "run_id": "first"})
+        other = await client.post("/runs?wait=60", json={"inputs": {**INPUTS, "topic": "Rust"}, "run_id": "first"})
     assert first.json()["run_id"] == "first"
-    assert [each["text"] for each in again.json()["tasks"]] == ["a draft", "a line"]
-    assert error_of(other)[:2] == (400, "ValidationError")
+    assert [each["text"] for each in again.json()["result"]["tasks"]] == ["a draft", "a line"]
+    assert error_of(other)[:2] == (409, "RunExistsError")
     assert len(model.calls) == 2
 
 
 async def test_a_model_failure_is_a_bad_gateway_and_keeps_what_was_done(connect: Connect) -> None:
     """S-ENG-13: 502 with our errors' texts, the run's id, and the outputs of before; no text of a foreign library."""
     async with connect(pair(ScriptedModel("a draft", OSError("socket 7 of host db1")))) as client:
-        response = await client.post("/runs", json={"inputs": INPUTS, "run_id": "broken"})
+        response = await client.post("/runs?wait=60", json={"inputs": INPUTS, "run_id": "broken"})
     status, kind, message = error_of(response)
     assert (status, kind) == (502, "TaskExecutionError")
     assert message.startswith("Task 'final' failed: Agent ")
@@ -191,7 +193,7 @@ def refuse(_output: GuardrailOutput) -> GuardrailResult:
 async def test_a_guardrail_that_says_no_is_not_the_models_failure(connect: Connect) -> None:
     """S-GRD-7: 422, with what the guardrail said."""
     async with connect(pair(ScriptedModel("a draft", "a line"), output_guardrails=[refuse])) as client:
-        response = await client.post("/runs", json={"inputs": INPUTS})
+        response = await client.post("/runs?wait=60", json={"inputs": INPUTS})
     assert response.status_code == 422
     assert "names a person" in response.json()["causes"][0]
 
@@ -206,24 +208,23 @@ async def test_every_failed_task_of_a_parallel_run_is_told(connect: Connect) -> 
         parallel_error_strategy=ParallelErrorStrategy.CONTINUE_ON_ERROR,
     )
     async with connect(ensemble) as client:
-        response = await client.post("/runs", json={})
+        response = await client.post("/runs?wait=60", json={})
     body = response.json()
     assert error_of(response)[:2] == (502, "ParallelExecutionError")
     assert sorted(cause.rpartition(": ")[2] for cause in body["causes"]) == ["one (ValueError)", "two (ValueError)"]
     assert [each["text"] for each in body["tasks"]] == ["fine"]
 
 
-async def test_health_names_the_team(connect: Connect) -> None:
-    """A replica that answers has its team loaded."""
-    async with connect(pair(ScriptedModel()).with_origin("teams:pair")) as client:
-        response = await client.get("/healthz")
-    assert (response.status_code, response.json()) == (200, {"status": "ok", "team": "teams:pair"})
-
-
 class BrokenRuntime:
     """A runtime with a defect."""
 
-    async def submit(self, _request: object) -> object:
+    name = "broken"
+
+    @property
+    def store_address(self) -> StoreAddress:
+        return StoreAddress.of()
+
+    async def submit(self, *_: object) -> object:
         raise LookupError("secret of the inside")
 
     async def close(self) -> None:
@@ -239,7 +240,7 @@ class BrokenRuntime:
 async def test_a_defect_is_told_without_its_text(connect: Connect) -> None:
     """What an unforeseen error says is for the operator's log."""
     async with connect(pair(ScriptedModel()), BrokenRuntime()) as client:
-        response = await client.post("/runs", json={"inputs": INPUTS})
+        response = await client.post("/runs?wait=60", json={"inputs": INPUTS})
     assert error_of(response)[:2] == (500, "InternalError")
     assert "secret" not in response.text
 

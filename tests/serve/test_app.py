@@ -1,4 +1,4 @@
-"""One team behind a real Serve instance: `serve run` with the shipped configuration, on a cluster of its own."""
+"""Teams behind a real Serve instance: `serve run` with the shipped configuration, on a cluster of its own."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from ensemble_ray.testing import ModelServer
 from tests.processes import Program, free_ports, own_directory, own_environment, program
-from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
+from tests.serve.teams import KEY, KEY_VARIABLE, script, write_map_reduce, write_team
 
 ROOT = Path(__file__).resolve().parents[2]
 #: As the documentation says: the limit of bodies holds in Serve's proxy too.
@@ -34,7 +36,11 @@ class Endpoint:
     port: int
     records: Path
 
-    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, object]]:
+    def run(self, body: object) -> tuple[int, dict[str, Any]]:
+        """Begin a run and wait for its end."""
+        return self.ask("POST", "/runs?wait=300", body)
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
         """Status and JSON of an answer; Serve itself answers in text before the team is there."""
         connection = self.send(method, path, body)
         answer = connection.getresponse()
@@ -42,10 +48,32 @@ class Endpoint:
         connection.close()
         return answer.status, json.loads(text) if text.startswith(b"{") else {"text": text.decode()}
 
-    def send(self, method: str, path: str, body: object = None) -> http.client.HTTPConnection:
+    def follow(self, run_id: str, after: str = "") -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Id, type and data of the events of a run, as they come; ends where the connection does."""
+        connection = self.send("GET", f"/runs/{run_id}/events", after=after)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        fields: dict[str, str] = {}
+        with contextlib.closing(connection), contextlib.suppress(http.client.HTTPException, OSError):
+            for line in answer:
+                name, colon, value = line.decode().rstrip("\r\n").partition(": ")
+                if colon and name:
+                    fields[name] = value
+                elif "event" in fields:
+                    yield fields.get("id", ""), fields["event"], json.loads(fields["data"])
+                    fields = {}
+
+    def kill(self, named: str) -> None:
+        """Kill the processes of that name."""
+        found = self.program.members(named=named)
+        assert found, f"no process is called {named}"
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+
+    def send(self, method: str, path: str, body: object = None, *, after: str = "") -> http.client.HTTPConnection:
         """Ask, and leave the answer to the caller."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **({"last-event-id": after} if after else {})}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         return connection
 
@@ -62,7 +90,7 @@ class Endpoint:
     def is_up(self) -> bool:
         """Whether the team is served."""
         try:
-            return self.ask("GET", "/healthz")[0] == 200
+            return self.ask("GET", "/readyz")[0] == 200
         except OSError:
             return False
 
@@ -83,7 +111,7 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
         (port,) = free_ports(1)
         config["http_options"]["port"] = port
         (application,) = config["applications"]
-        application["args"]["team"] = str(team)
+        application["args"] = {"teams": [str(team), str(write_map_reduce(directory, models.base_url))]}
         (directory / "serve.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         # RAY_ADDRESS=local: it must not join a cluster that happens to run on this machine.
         env = own_environment(directory, RAY_ADDRESS="local", **PROXY, **{KEY_VARIABLE: KEY})
@@ -96,10 +124,10 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
 
 def test_a_served_team_runs_on_the_cluster_it_lives_in(endpoint: Endpoint, models: ModelServer) -> None:
     """The answer and the record are there, and no second cluster was started."""
-    status, answer = endpoint.ask("POST", "/runs", {"inputs": {"topic": "Ray"}, "run_id": "served"})
-    assert (status, answer.get("raw")) == (200, "a line"), endpoint.program.text
-    tasks = answer["tasks"]
-    assert isinstance(tasks, list)
+    status, answer = endpoint.run({"ensemble": "team", "inputs": {"topic": "Ray"}, "run_id": "served"})
+    assert (status, answer.get("status")) == (200, "completed"), endpoint.program.text
+    assert answer["result"]["raw"] == "a line"
+    tasks = answer["result"]["tasks"]
     assert [(each["role"], each["text"]) for each in tasks] == [("Writer", "a draft"), ("Editor", "a line")]
     assert any("shout" in request.tools for request in models.requests)
     assert (endpoint.records / "runs" / "served" / "meta.json").is_file()
@@ -116,7 +144,7 @@ def test_a_served_team_listens_on_loopback_alone(endpoint: Endpoint) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the peaks of other processes are read from /proc")
 def test_a_long_body_fills_the_memory_of_no_process(endpoint: Endpoint) -> None:
     """S-SEC-80: neither Serve's proxy nor the replica nor the scheduler keeps the 100 MB of a client that goes on sending."""
-    assert endpoint.ask("POST", "/runs", {"inputs": {"topic": "Ray"}})[0] == 200
+    assert endpoint.run({"ensemble": "team", "inputs": {"topic": "Ray"}})[0] == 200
     before = endpoint.peaks()
     part = b"[" * 1_000_000
     for how in ("content-length: 100000000", "transfer-encoding: chunked"):
@@ -126,7 +154,7 @@ def test_a_long_body_fills_the_memory_of_no_process(endpoint: Endpoint) -> None:
             with contextlib.suppress(OSError):  # it has had enough
                 for _ in range(100):
                     opened.sendall(part if "length" in how else b"%x\r\n%s\r\n" % (len(part), part))
-    assert endpoint.ask("POST", "/runs", {"inputs": {"topic": "Ray"}})[0] == 200
+    assert endpoint.run({"ensemble": "team", "inputs": {"topic": "Ray"}})[0] == 200
     grown = {pid: peak - before[pid] for pid, peak in endpoint.peaks().items() if pid in before}
     assert max(grown.values()) < 60_000_000
 
@@ -138,36 +166,61 @@ def test_a_foreign_host_and_a_long_body_are_refused_with_a_failure(endpoint: End
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["error"]) == (421, "InvalidRequest")
     connection.close()
-    status, failure = endpoint.ask("POST", "/runs", {"inputs": {"topic": "x" * 1_100_000}})
+    status, failure = endpoint.ask("POST", "/runs", {"inputs": {"topic": "x" * 8_500_000}})
     assert (status, failure["error"]) == (413, "InvalidRequest")
 
 
-def test_a_client_that_goes_away_does_not_end_the_run(endpoint: Endpoint, models: ModelServer) -> None:
-    """S-SET-39: the run is finished and recorded; asked again, it is answered without a model call."""
+def test_a_replica_that_dies_loses_no_run_and_no_event(endpoint: Endpoint, models: ModelServer) -> None:
+    """S-SRV-40: the run goes on, and a reader that comes back has every event once."""
     asked_before = len(models.requests)
-    asked = {"inputs": {"topic": "patience"}, "run_id": "left"}
     models.pause()
     try:
-        connection = endpoint.send("POST", "/runs", asked)
-        models.wait_in_flight(1, timeout_s=120)
-        connection.close()
-        gone = "Run left: its client has gone; the run goes on"
-        endpoint.program.until(lambda: gone in endpoint.program.text, "the client's leave")
-        assert endpoint.ask("POST", "/runs", asked)[0] == 409
+        status, _ = endpoint.ask("POST", "/runs", {"ensemble": "team", "inputs": {"topic": "x"}, "run_id": "kept"})
+        assert status == 202
+        models.wait_arrived(asked_before + 1, timeout_s=120)
+        following = endpoint.follow("kept")
+        first = [next(following), next(following)]
+        assert [kind for _, kind, _ in first] == ["ensemble_started", "task_started"]
+        endpoint.kill("ray::ServeRepli")
+        assert list(following) == []
     finally:
         models.resume()
-    models.wait_served(asked_before + 2, timeout_s=120)
-    endpoint.program.until(lambda: endpoint.ask("POST", "/runs", asked)[0] != 409, "the end of the run")
-    status, answer = endpoint.ask("POST", "/runs", asked)
-    assert (status, answer.get("raw")) == (200, "a line")
+    endpoint.program.until(endpoint.is_up, "another replica")
+    rest = list(endpoint.follow("kept", after=first[-1][0]))
+    assert rest[-1][1] == "ensemble_completed"
+    assert [*first, *rest] == list(endpoint.follow("kept"))
+    assert endpoint.ask("GET", "/runs/kept")[1]["result"]["raw"] == "a line"
     assert len(models.requests) == asked_before + 2
+
+
+@pytest.mark.parametrize(("team", "calls"), [("team", 2), ("many", 6)])
+def test_runs_are_gone_on_with_when_what_drives_them_dies(
+    endpoint: Endpoint, models: ModelServer, team: str, calls: int
+) -> None:
+    """S-SRV-41, S-SRV-42: a planned run and a map-reduce; its reader has every event once, and its answers are used again."""
+    asked_before = len(models.requests)
+    run_id = f"taken-{team}"
+    models.pause()
+    try:
+        endpoint.ask("POST", "/runs", {"ensemble": team, "inputs": {"topic": "x"}, "run_id": run_id})
+        models.wait_arrived(asked_before + 1, timeout_s=120)
+        endpoint.kill("ray::RunDriver")
+    finally:
+        models.resume()
+    events = list(endpoint.follow(run_id))
+    assert events[-1][1:] == ("ensemble_completed", events[-1][2])
+    assert events[-1][2]["exit_reason"] == "completed", endpoint.program.text
+    assert events == list(endpoint.follow(run_id))
+    assert endpoint.ask("GET", f"/runs/{run_id}")[1]["result"]["raw"] == "a line"
+    # What was on its way when the process died may be asked twice; nothing else is.
+    assert len(models.requests) <= asked_before + calls + (3 if team == "many" else 0)
 
 
 def test_a_failure_is_answered_as_json(endpoint: Endpoint) -> None:
     """Missing inputs are the client's, a model's refusal is not."""
-    status, answer = endpoint.ask("POST", "/runs", {})
+    status, answer = endpoint.run({"ensemble": "team"})
     assert (status, answer["error"], answer["missing"]) == (422, "PromptTemplateError", ["topic"])
-    status, answer = endpoint.ask("POST", "/runs", {"inputs": {"topic": "failure"}, "run_id": "failed"})
+    status, answer = endpoint.run({"ensemble": "team", "inputs": {"topic": "failure"}, "run_id": "failed"})
     assert (status, answer["error"], answer["run_id"]) == (502, "TaskExecutionError", "failed")
     assert "too much" in str(answer["causes"])
     assert KEY not in endpoint.program.text

@@ -8,7 +8,7 @@ import pytest
 
 from ensemble_ray import ValidationError
 from ensemble_ray.serve.app import EndpointOptions, app
-from ensemble_ray.serve.team import TEAM_VARIABLE, team_name
+from ensemble_ray.serve.team import TEAM_VARIABLE, load_teams, team_names
 
 TEAM = """
 agents:
@@ -40,9 +40,17 @@ def test_no_team_is_refused_with_what_to_do() -> None:
 def test_the_argument_wins_over_the_environment(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two applications of one cluster can so serve two teams."""
     monkeypatch.setenv(TEAM_VARIABLE, "team.yaml")
-    assert team_name(None).name == "team.yaml"
-    assert team_name("teams:pair").name == "teams:pair"
-    assert team_name("  ").name == "team.yaml"
+    assert [each.name for each in team_names()] == ["team.yaml"]
+    assert [each.name for each in team_names(["teams:pair"])] == ["teams:pair"]
+    assert [each.name for each in team_names(["  "])] == ["team.yaml"]
+    monkeypatch.setenv(TEAM_VARIABLE, "team.yaml, teams:pair")
+    assert [each.shown for each in team_names()] == ["team", "pair"]
+
+
+def test_two_teams_of_one_name_are_refused(team: Path) -> None:
+    """S-SRV-1: clients could not tell them apart."""
+    with pytest.raises(ValidationError, match="Two teams are called 'team'"):
+        app(EndpointOptions(teams=("team.yaml", "tests.serve.teams:team")))
 
 
 @pytest.mark.parametrize(
@@ -77,50 +85,48 @@ map_reduce:
 """
 
 
-def test_a_map_reduce_is_served_as_its_tree_when_that_is_made_at_once() -> None:
-    """S-MR-165: over a list, in groups of a fixed size."""
+def test_a_map_reduce_is_served(team: Path) -> None:
+    """S-MR-165, S-SRV-16: as its tree where that is made at once, else over items that requests may bring."""
     app(EndpointOptions(team="tests.serve.teams:summaries"))
-    served = team_name("tests.serve.teams:summaries").load()
-    assert len(served.tasks) == 6
+    (tree,) = load_teams(team_names(["tests.serve.teams:summaries"])).values()
+    assert (tree.info.tasks, tree.info.inputs, tree.info.takes_items) == (6, ["topic"], True)
+    team.write_text(f"{MAP_REDUCE}  chunk_size: 2\n")
+    (made,) = load_teams(team_names(["team.yaml"]), needs_keys=False).values()
+    assert (made.info.tasks, made.info.workflow, made.info.takes_items) == (None, "map-reduce", True)
 
 
-@pytest.mark.parametrize("more", ["chunk_size: 2", "mode: pipelined"])
-def test_a_map_reduce_is_refused_where_it_is_deployed_when_its_tasks_are_made_while_it_runs(
-    team: Path, more: str
-) -> None:
-    """S-MR-177: with what to do instead; not by the first request."""
-    team.write_text(f"{MAP_REDUCE}  {more}\n")
-    with pytest.raises(
-        ValidationError, match=r"made while it runs.* to serve.*`ensemble-ray run .*team\.yaml`"
-    ) as caught:
-        app(EndpointOptions(team="team.yaml"))
-    assert "MapReduceEnsemble" in str(caught.value)
+def test_files_of_results_are_left_out(team: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """S-SRV-18: runs of several clients would write into one file."""
+    team.write_text(f"{MAP_REDUCE}  results: rows.jsonl\n")
+    (served,) = load_teams(team_names(["team.yaml"]), needs_keys=False).values()
+    assert getattr(served.definition, "results", "none") is None
+    assert "without its files" in caplog.text
 
 
 def test_a_file_is_found_from_another_directory(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica does not start where it was deployed from."""
-    name = team_name("team.yaml")
+    (name,) = team_names(["team.yaml"])
     monkeypatch.chdir("/")
-    assert name.load(needs_keys=False).origin == str(team.resolve())
+    assert name.load(needs_keys=False).definition.origin == str(team.resolve())
 
 
 def test_a_copy_of_the_working_directory_is_used_where_the_file_is_not(
     team: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that has only what was sent along."""
-    name = team_name("team.yaml")
+    (name,) = team_names(["team.yaml"])
     copy = tmp_path / "copy"
     copy.mkdir()
     team.rename(copy / "team.yaml")
     monkeypatch.chdir(copy)
-    assert name.load(needs_keys=False).origin == str((copy / "team.yaml").resolve())
+    assert name.load(needs_keys=False).definition.origin == str((copy / "team.yaml").resolve())
 
 
 def test_keys_are_needed_by_replicas_alone(team: Path) -> None:
     """The deployer's shell may be without; a replica without says which variable it misses."""
     app(EndpointOptions(team="team.yaml"))
     with pytest.raises(ValidationError, match="KEY_OF_THE_TEAM"):
-        team_name("team.yaml").load()
+        load_teams(team_names(["team.yaml"]))
 
 
 def test_an_unknown_argument_is_refused() -> None:

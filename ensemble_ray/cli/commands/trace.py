@@ -32,6 +32,7 @@ _STYLES = {
     "history": "dim",
     "context": "yellow",
     "review": "magenta",
+    "reflection": "dim",
     "error": "red",
 }
 
@@ -87,6 +88,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import RunFold
     from ensemble_ray.record.resume.run_head import located, read_head
+    from ensemble_ray.record.view.reflections import reflection_rows
     from ensemble_ray.record.view.tree import tree_rows
 
     run_id = named.run_id
@@ -114,7 +116,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     if as_json:
         show_json_text(found.to_json())
     else:
-        _print_tree(tree_rows(found, fold.verdicts()))
+        _print_tree((*tree_rows(found, fold.verdicts()), *reflection_rows(facts)))
 
 
 async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> MapReduceView:

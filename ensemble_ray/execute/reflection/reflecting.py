@@ -80,12 +80,10 @@ async def reflect(scope: TaskScope, output: TaskOutput, agent: Agent | None, *, 
         agent: Who did it; None: a handler.
         is_stopped: Tells a wanted cancellation from user code's own.
     """
-    if scope.order.task.reflection_config is None:
-        return
+    if scope.order.task.reflection_config is None or scope.ports.compare is not None:
+        return  # a replay performs nothing
     name = _name(scope)
     made = scope.recorded(name, ReflectionMade)
-    if made is None and scope.ports.compare is not None:
-        return  # a replay performs nothing
     reflections = scope.ports.reflections
     if not scope.context.has_reflections or reflections is None:
         _log.warning("Task '%s' is not reflected on: its run has no reflection_store", scope.order.key)

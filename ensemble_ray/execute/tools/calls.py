@@ -27,6 +27,7 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.tools.batch import BATCH_LIMIT_S, call_batch
 from ensemble_ray.tools.call import call_tool, truncate_output
+from ensemble_ray.tools.metrics import GuardedToolMetrics
 from ensemble_ray.tools.registry import BoundAgentTool, ResolvedTools, expand_providers, resolve_tools
 from ensemble_ray.tools.time_limit import TimeLimit
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolContext
@@ -80,6 +81,7 @@ class ToolCalls:
         self._order = scope.order
         self._tools = tools
         self._delegations = delegations
+        self._metrics = GuardedToolMetrics(scope.ports.tool_metrics)
         #: calls of the turn that have not returned
         self._open = 0
         #: calls (tool, arguments) that the model asks for again knowing that they may have been made in what is lost
@@ -308,7 +310,7 @@ class ToolCalls:
             time_limits=limits,
             tool_name=tool_name,
             agent_role=order.agent_role,
-            metrics=self._scope.ports.tool_metrics,
+            metrics=self._metrics,
             idempotency_key=key_of(self._scope, effect),
             emit=self._emit,
             run_id=order.run_id,

@@ -144,6 +144,7 @@ class PostgresStore:
         self,
         run_id: str,
         *,
+        after: int = 0,
         kinds: Collection[str] | None = None,
         has_data: bool = True,
         is_partial: bool = False,
@@ -164,15 +165,15 @@ class PostgresStore:
                 return await last_seq(connection, run_id, kinds)
 
         # A transaction for each page: how long its reader takes for one must hold nothing open on the server.
-        async def page(after: int) -> Sequence[Fact]:
+        async def page(position: int) -> Sequence[Fact]:
             async with database.reading() as connection:
                 if connection is None:
                     return []
                 return await read_page(
-                    connection, run_id, database.place, after=after, size=PAGE, kinds=kinds, has_data=has_data
+                    connection, run_id, database.place, after=position, size=PAGE, kinds=kinds, has_data=has_data
                 )
 
-        return pages(last, page, run_id)
+        return pages(last, page, run_id, after=after)
 
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return the run as lists show it; None when there is none.

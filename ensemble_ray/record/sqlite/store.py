@@ -116,6 +116,7 @@ class SqliteStore:
         self,
         run_id: str,
         *,
+        after: int = 0,
         kinds: Collection[str] | None = None,
         has_data: bool = True,
         is_partial: bool = False,
@@ -128,10 +129,11 @@ class SqliteStore:
         directory = RunDirectory(self._home, run_id)
         return pages(
             lambda: threads.run(directory.last_seq, kinds, is_partial=is_partial),
-            lambda after: threads.run(
-                directory.page, after=after, kinds=kinds, has_data=has_data, is_partial=is_partial
+            lambda position: threads.run(
+                directory.page, after=position, kinds=kinds, has_data=has_data, is_partial=is_partial
             ),
             run_id,
+            after=after,
         )
 
     async def summary(self, run_id: str) -> RunSummary | None:

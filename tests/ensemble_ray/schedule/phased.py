@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.units import LoopUnit, PhaseUnit
-from ensemble_ray.schedule.instructions import Instruction, Start, Warn
+from ensemble_ray.schedule.instructions import Instruction, ReflectOn, Start, Warn
 from ensemble_ray.schedule.phases import PhasesMachine
 from ensemble_ray.schedule.results import PhaseResult
 from ensemble_ray.schedule.stimuli import Completed, Stimulus
@@ -60,6 +60,10 @@ class Phased(Nest):
         """Let a review give this answer."""
         self.at += 1
         return self.handle(Completed(at=self.at, instance=instance, text=text))
+
+    def reflected(self, name: str, execution: int) -> list[Instruction]:
+        """Say that an attempt of a phase is reflected on."""
+        return self.answer(ReflectOn(unit=f"phase:{name}", execution=execution), answer=True)
 
     @property
     def warnings(self) -> list[str]:

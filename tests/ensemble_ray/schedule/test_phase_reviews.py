@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.schedule.instructions import Start, TaskChanges
+from ensemble_ray.schedule.instructions import Evaluate, ReflectOn, Start, TaskChanges
 from ensemble_ray.schedule.phase_states import PhaseState
 from ensemble_ray.schedule.results import UnitFailure
 from ensemble_ray.values.outputs import RunState
@@ -346,3 +346,29 @@ def test_rerun_is_skipped_when_a_phase_before_it_failed_meanwhile() -> None:
     run.fail("phase:R#1/r#0")
     assert run.statuses == {"R": "failed", "Q": "failed", "A": "skipped", "B": "skipped"}
     assert run.results["A"].outputs == ()
+
+
+def test_an_accepted_attempt_is_reflected_on_before_successors_begin() -> None:
+    """S-REFL-19, S-REFL-34: not the rejected one; also one that a successor's review sent for."""
+    run = Phased(reviewed("A", reflecting=("a",)), phase("B", after=["A"]))
+    run.begin()
+    run.complete(A0)
+    assert instances(run.review(check("A"), "RETRY: more")) == [A1]
+    run.complete(A1)
+    assert run.review(check("A", 1), "APPROVE") == [Evaluate(question=ReflectOn(unit="phase:A", execution=2))]
+    assert run.phases.states["phase:A"] is PhaseState.REFLECTING
+    assert instances(run.reflected("A", 2)) == [B0]
+    run.complete(B0)
+    assert run.end.state is RunState.COMPLETED
+
+
+def test_nobody_waits_for_reflections_of_a_cancelled_run() -> None:
+    """S-REFL-34: its attempt was accepted all the same; the answer comes too late."""
+    run = Phased(reviewed("A", reflecting=("a",)))
+    run.begin()
+    run.complete(A0)
+    run.review(check("A"), "APPROVE")
+    run.cancel()
+    assert run.end.state is RunState.CANCELLED
+    assert run.results["A"].status == "completed"
+    assert run.reflected("A", 1) == []

@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import StimulusRecorded
-from ensemble_ray.schedule.instructions import EdgeMatches, PullItems, Question, ResetMemory, UntilHolds
+from ensemble_ray.schedule.instructions import EdgeMatches, PullItems, Question, ReflectOn, ResetMemory, UntilHolds
 from ensemble_ray.schedule.stimuli import Completed, Evaluated, Stimulus, decode_stimulus, encode_stimulus
 from ensemble_ray.values.ids import RUN
 
@@ -17,6 +17,7 @@ QUESTIONS: tuple[Question, ...] = (
     UntilHolds(unit="phase:draft#1/loop:refine", iteration=3),
     EdgeMatches(unit="graph:triage", step=4, edge=0),
     ResetMemory(unit="loop:refine", iteration=2),
+    ReflectOn(unit="phase:draft", execution=2),
 )
 
 

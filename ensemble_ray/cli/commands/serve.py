@@ -1,0 +1,51 @@
+"""`ensemble-ray serve`: teams behind HTTP, until Ctrl-C. Package: cli.
+
+The command line knows neither Ray nor a web framework; this process becomes the one that does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+__all__ = ["serve"]
+
+#: Not above 1023, which need rights; the one that Serve itself takes.
+_PORT = 8000
+
+
+def serve(
+    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="YAML files, or module:attribute.")],
+    *,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; loopback alone unless you say another.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on; 0: any that is free.")] = _PORT,
+    replicas: Annotated[int, typer.Option("--replicas", help="Processes that answer requests.")] = 1,
+    name: Annotated[
+        str, typer.Option("--name", help="Of the endpoint: what it had accepted under that name goes on.")
+    ] = "endpoint",
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", metavar="NAME", help="A name that requests may be for; repeatable."),
+    ] = None,
+) -> None:
+    """Serve teams over HTTP on Ray Serve.
+
+    Says the address when it answers; Ctrl-C stops it. Joins the cluster of RAY_ADDRESS, or starts one.
+    """
+    options = {
+        "host": host,
+        "port": port,
+        "name": name,
+        "teams": targets,
+        "replicas": replicas,
+        "allowed_hosts": allowed_host or [],
+    }
+    sys.stdout.flush()
+    arguments = [sys.executable, "-m", "ensemble_ray.serve", json.dumps(options)]
+    os.execv(sys.executable, arguments)  # noqa: S606  this program, with arguments that no shell reads

@@ -1,0 +1,324 @@
+"""A run's facts as messages, one fact after the other. Package: record. Pure.
+
+In: the facts of one run, in order. Out: what a page is told of each. Rules:
+
+1. The same facts give the same messages with the same cursors, whoever reads them and when.
+2. A task starts and ends once, however often its run was interrupted. It has started when the source wanted it, or when something is
+   recorded of it, if that comes first.
+3. Work that was handed on has the messages of its delegation, of its tools and of its model, none of a task.
+4. That a run ended is said by its follower, who knows whether it went on afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.events.wire import LAST_TYPE, Cursor, WireEvent
+from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
+from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
+from ensemble_ray.record.following.delegations import DelegationMessages
+from ensemble_ray.record.following.rounds import render_round
+from ensemble_ray.record.following.starts import ReplayedStarts
+from ensemble_ray.schedule.instructions import Announce, Start
+from ensemble_ray.schedule.stimuli import Failed, decode_stimulus
+from ensemble_ray.values.ids import delegating_call, node_key, task_instance
+from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.value import utc_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.values.messages import ToolCall
+
+__all__ = ["EventProjection"]
+
+#: Type and data of a message.
+_Message = tuple[str, dict[str, object]]
+_NOTHING: Mapping[str, object] = {}
+_REASONS = {RunState.FAILED: ExitReason.ERROR, RunState.CANCELLED: ExitReason.CANCELLED}
+
+
+class EventProjection:
+    """The messages about one run, as far as its facts were taken."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._started_at = 0.0
+        self._nodes: Mapping[str, Mapping[str, object]] = {}
+        self._starts: ReplayedStarts | None = None
+        self._started: set[str] = set()
+        self._ended: set[str] = set()
+        #: rounds of units that were told
+        self._rounds: set[tuple[str, int]] = set()
+        #: texts of outputs by instance, where units may show them again
+        self._texts: dict[str, str] = {}
+        #: calls of tools that have not returned, by their names
+        self._intents: dict[str, ToolIntended] = {}
+        #: calls of the last answer of each instance
+        self._calls: dict[str, tuple[ToolCall, ...]] = {}
+        self._gates: dict[str, ReviewRequested] = {}
+        self._delegations = DelegationMessages()
+        self._tokens = 0
+        self._tool_calls = 0
+        self._end: tuple[RunEnded, float, int] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything is recorded."""
+        return bool(self._started_at)
+
+    def apply(self, fact: Fact) -> list[WireEvent]:
+        """Take the next fact, and return the messages that follow from it.
+
+        Raises:
+            RecordError: it is damaged.
+        """
+        messages = self._messages_of(fact)
+        return [
+            WireEvent(type=kind, data=data, cursor=Cursor(fact.seq, number))
+            for number, (kind, data) in enumerate(messages, start=1)
+        ]
+
+    def end(self) -> WireEvent | None:
+        """Return the last message; None where the record has no end, or the run went on after it."""
+        if self._end is None:
+            return None
+        end, at, seq = self._end
+        usual = _REASONS.get(end.state or RunState.INTERRUPTED, ExitReason.COMPLETED)
+        return WireEvent(
+            type=LAST_TYPE, data=self._summary(at, (end.exit_reason or usual).value), cursor=Cursor(seq, 1)
+        )
+
+    def unrecorded_end(self, exit_reason: str, at: float) -> WireEvent:
+        """Return the last message about a run whose record has no end; it has no cursor, since the run may go on.
+
+        Args:
+            exit_reason: Why nothing more comes, such as `interrupted`.
+            at: The time, Unix time, s.
+        """
+        return WireEvent(type=LAST_TYPE, data=self._summary(at, exit_reason))
+
+    def _summary(self, at: float, exit_reason: str) -> dict[str, object]:
+        return {
+            "ensemble_id": self._run_id,
+            "completed_at": _instant(at),
+            "duration_ms": _ms(at - self._started_at) if self.has_begun else 0,
+            "exit_reason": exit_reason,
+            "total_tokens": self._tokens,
+            "total_tool_calls": self._tool_calls,
+        }
+
+    def _messages_of(self, fact: Fact) -> list[_Message]:
+        match fact.data:
+            case PlanRecorded() as header:
+                return [self._begin(header, fact.at)]
+            case RunEnded() as end:
+                # A run that waits for people has not ended: its record goes on when they have decided.
+                self._end = None if end.state is RunState.WAITING else (end, fact.at, fact.seq)
+                return []
+            case RunResumed(is_restart=is_restart):
+                self._end = None
+                wanted = [] if is_restart or self._starts is None else self._starts.resume()
+                return list(self._wanted(wanted, fact.at))
+            case StimulusRecorded():
+                return list(self._stimulus(cast("Fact[StimulusRecorded]", fact)))
+            case _ if fact.is_of_run or is_making_agent(fact):
+                return []
+            case _:
+                return [*self._start(task_instance(fact.instance), fact.at), *self._of_task(fact)]
+
+    def _begin(self, header: PlanRecorded, at: float) -> _Message:
+        plan = header.plan or {}
+        self._started_at = at if header.started_at is None else header.started_at
+        if not header.is_dynamic and plan:
+            self._starts = ReplayedStarts(plan)
+            self._nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
+            self._delegations.begin(plan)
+        data: dict[str, object] = {
+            "ensemble_id": header.ensemble_id or self._run_id,
+            "started_at": _instant(self._started_at),
+            "total_tasks": len(self._nodes),
+            "workflow": header.workflow or as_text(plan.get("workflow")),
+        }
+        return "ensemble_started", data
+
+    # What the source wanted.
+
+    def _stimulus(self, fact: Fact[StimulusRecorded]) -> Iterator[_Message]:
+        told = decode_stimulus(fact) if fact.data.type == "TaskFailed" else None
+        if (
+            isinstance(told, Failed) and told.instance not in self._ended
+        ):  # its process died, and nobody else wrote it down
+            yield from self._start(told.instance, fact.at)
+            yield self._fail(told.instance, told.message or told.error_type, fact.at)
+        if self._starts is not None:
+            yield from self._wanted(self._starts.apply(fact), fact.at)
+
+    def _wanted(self, wanted: list[Start | Announce], at: float) -> Iterator[_Message]:
+        for each in wanted:
+            if isinstance(each, Start):
+                yield from self._start(each.instance, at)
+            elif self._starts is not None:
+                number, message = render_round(each.what, self._starts.plan, self._texts)
+                if (each.what.unit, number) not in self._rounds:
+                    self._rounds.add((each.what.unit, number))
+                    yield message
+
+    def _start(self, instance: str, at: float) -> Iterator[_Message]:
+        if instance in self._started:
+            return
+        self._started.add(instance)
+        yield "task_started", {**self._task(instance), "started_at": _instant(at)}
+
+    def _task(self, instance: str) -> dict[str, object]:
+        """Return what messages say of a task, as far as the plan tells; of one that was made in the run, its key."""
+        node = self._nodes.get(node_key(instance), _NOTHING)
+        total = node.get("total")
+        return {
+            "task_index": node.get("index", 0),
+            "total_tasks": total if isinstance(total, int) else len(self._nodes),
+            "task_description": as_text(node.get("description")) or node_key(instance),
+            "agent_role": as_text(node.get("agent_role")),
+            "instance": instance,
+        }
+
+    # What tasks recorded.
+
+    def _of_task(self, fact: Fact) -> list[_Message]:
+        is_handed_on = delegating_call(fact.instance) is not None
+        match fact.data:
+            case OutputRecorded() as given if not is_handed_on:
+                return [self._complete(fact.instance, given)]
+            case FailureRecorded() as failure if not is_handed_on:
+                return [self._fail(fact.instance, failure.message or failure.error_type, fact.at)]
+            case ExitRecorded():
+                self._ended.add(fact.instance)
+                return []
+            case ModelAnswered() as answer:
+                self._calls[fact.instance] = answer.tool_calls
+                return [self._answer(fact, answer)]
+            case ToolIntended() as intent:
+                self._intents[fact.name] = intent
+                return []
+            case DelegationDecided():
+                return self._delegations.decide(
+                    cast("Fact[DelegationDecided]", fact), self._who(fact.instance), fact.instance
+                )
+            case ToolReturned() as result:
+                return self._return(fact.name, fact.instance, result)
+            case ReviewRequested() as asked:
+                self._gates[fact.name] = asked
+                return [_review(asked, fact.instance)]
+            case ReviewDecided() as decided:
+                return self._decide(fact.name, decided)
+            case _:
+                return []
+
+    def _who(self, instance: str) -> str:
+        """Return the role of who does the work of an instance, which may have been handed on."""
+        return self._delegations.role_of(instance) or as_text(
+            self._nodes.get(node_key(instance), _NOTHING).get("agent_role")
+        )
+
+    def _complete(self, instance: str, given: OutputRecorded) -> _Message:
+        output = typed_output({**given.output_data(), "trace": None})  # which is large
+        self._ended.add(instance)
+        self._tokens = _sum_tokens(self._tokens, output.metrics.total_tokens)
+        if self._starts is not None and self._starts.plan.units:
+            self._texts[instance] = output.raw
+        data = self._task(instance) | {
+            "task_description": output.task_description,
+            "agent_role": output.agent_role,
+            "completed_at": _instant(output.completed_at.timestamp()),
+            "duration_ms": _ms(output.duration.total_seconds()),
+            "token_count": output.metrics.total_tokens,
+            "tool_call_count": output.tool_call_count,
+        }
+        return "task_completed", data
+
+    def _fail(self, instance: str, reason: str, at: float) -> _Message:
+        self._ended.add(instance)
+        data = self._task(instance)
+        del data["total_tasks"]
+        return "task_failed", {**data, "failed_at": _instant(at), "reason": reason or "unknown error"}
+
+    def _answer(self, fact: Fact, answer: ModelAnswered) -> _Message:
+        is_final = not answer.tool_calls
+        data: dict[str, object] = {
+            "agent_role": self._who(fact.instance),
+            "task_description": self._delegations.work_of(fact.instance)
+            or self._task(fact.instance)["task_description"],
+            "iteration_index": int(fact.name.rsplit("/", 2)[1]),
+            "response_type": "final_answer" if is_final else "tool_calls",
+            "response_text": answer.text,
+            "tool_requests": [{"name": each.name, "arguments": each.arguments} for each in answer.tool_calls],
+            "input_tokens": max(0, answer.input_tokens),
+            "output_tokens": max(0, answer.output_tokens),
+            "latency_ms": _ms(answer.latency_s),
+            "instance": fact.instance,
+        }
+        return "llm_iteration_completed", data
+
+    def _return(self, name: str, instance: str, result: ToolReturned) -> list[_Message]:
+        is_delegation, messages = self._delegations.is_open(name), self._delegations.close(name, result)
+        intent = self._intents.pop(name, None)
+        number = name.rpartition("/call-")[2]
+        if not number.isdecimal() or (intent is None and not is_delegation):
+            return messages  # a handler's, or a call of nothing that there is
+        calls = self._calls.get(instance, ())
+        call = calls[int(number)] if int(number) < len(calls) else None
+        self._tool_calls += 1
+        data: dict[str, object] = {
+            "agent_role": self._who(instance),
+            "task_index": self._task(task_instance(instance))["task_index"],
+            "tool_name": intent.tool_name if intent else "" if call is None else call.name,
+            "duration_ms": _ms(result.duration_s),
+            "outcome": "success" if result.is_success else "failure",
+            "tool_arguments": intent.arguments if intent else "" if call is None else call.arguments,
+            "tool_result": result.text,
+            "structured_result": result.structured_output,
+            "instance": instance,
+        }
+        return [*messages, ("tool_called", data)]
+
+    def _decide(self, name: str, decided: ReviewDecided) -> list[_Message]:
+        asked = self._gates.pop(name, None)
+        if asked is None:
+            return []
+        if decided.timed_out:
+            return [("review_timed_out", {"review_id": asked.review_id, "action": asked.on_timeout.value})]
+        data: dict[str, object] = {"review_id": asked.review_id, "decision": decided.verdict, "by": decided.by}
+        return [("review_decided", data)]
+
+
+def _review(asked: ReviewRequested, instance: str) -> _Message:
+    optional = {"prompt": asked.prompt, "required_role": asked.required_role}
+    timeout = {} if asked.timeout_s is None else {"timeout_ms": _ms(asked.timeout_s)}
+    data: dict[str, object] = {
+        "review_id": asked.review_id,
+        "task_description": asked.task_description,
+        "task_output": asked.task_output,
+        "timing": asked.timing.value,
+        **timeout,
+        "on_timeout": asked.on_timeout.value,
+        **{name: value for name, value in optional.items() if value is not None},
+        "instance": instance,
+    }
+    return "review_requested", data
+
+
+def _sum_tokens(total: int, more: int) -> int:
+    """Return a sum of token counts; -1 where one of them is unknown."""
+    return -1 if -1 in {total, more} else total + more
+
+
+def _instant(at: float) -> str:
+    return utc_of(at).isoformat().replace("+00:00", "Z")
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

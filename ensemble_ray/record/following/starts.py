@@ -1,0 +1,81 @@
+"""Which tasks a recorded run has started, and which rounds of its units are over. Package: record. Pure.
+
+In: a recorded plan and the stimuli, one by one. Out: what the run's source wanted then, since a source that is told the same wants the
+same. So a task is known to have started before it recorded anything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.record.resume.stimuli import is_undone
+from ensemble_ray.record.units.replayed import recorded_plan
+from ensemble_ray.schedule import machine_for
+from ensemble_ray.schedule.instructions import Announce, Start
+from ensemble_ray.schedule.stimuli import Cancelled, decode_stimulus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import StimulusRecorded
+    from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.schedule.source import PlanSource
+    from ensemble_ray.schedule.stimuli import Stimulus
+
+__all__ = ["ReplayedStarts"]
+
+
+class ReplayedStarts:
+    """The source of a recorded run, told what it was told.
+
+    Attributes:
+        plan: The recorded plan.
+    """
+
+    def __init__(self, data: Mapping[str, object]) -> None:
+        """Begin with a recorded plan.
+
+        Raises:
+            RecordError: it is damaged.
+        """
+        self.plan: Plan = recorded_plan(data)
+        self._source: PlanSource = machine_for(self.plan)
+        #: what it was told, in the groups in which it was
+        self._groups: list[list[Stimulus]] = [[]]
+
+    def apply(self, fact: Fact[StimulusRecorded]) -> list[Start | Announce]:
+        """Take the next stimulus, and return what the source wants after it; nothing in the middle of a group.
+
+        Raises:
+            RecordError: it is damaged.
+        """
+        stimulus = _decode(fact)
+        if stimulus is not None:
+            self._groups[-1].append(stimulus)
+        if fact.data.more:
+            return []
+        group = self._groups[-1]
+        self._groups.append([])
+        return self._tell(group)
+
+    def resume(self) -> list[Start | Announce]:
+        """Forget what a run that goes on makes up for, and return all that was wanted until now, once more."""
+        self._groups = [[each for each in group if not is_undone(each)] for group in self._groups]
+        self._source = machine_for(self.plan)
+        wanted = [each for group in self._groups for each in self._tell(group)]
+        self._groups.append([])
+        return wanted
+
+    def _tell(self, group: Sequence[Stimulus]) -> list[Start | Announce]:
+        told = [each for each in group if not isinstance(each, Cancelled) or self._source.is_cancelling(each.instance)]
+        return [each for each in self._source.handle(*told) if isinstance(each, Start | Announce)] if told else []
+
+
+def _decode(fact: Fact[StimulusRecorded]) -> Stimulus | None:
+    try:
+        return decode_stimulus(fact)
+    except TypeError as error:
+        raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error

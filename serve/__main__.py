@@ -1,0 +1,35 @@
+"""`python -m ensemble_ray.serve OPTIONS`: what `ensemble-ray serve` becomes; OPTIONS is JSON. Package: serve."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from ensemble_ray.cli.view.failures import describe_error, exit_code_of
+from ensemble_ray.cli.view.terminal import FINE, say
+from ensemble_ray.errors import EnsembleError, ValidationError
+
+
+def main(argument: str) -> int:
+    """Serve, and return the exit code.
+
+    Args:
+        argument: JSON object with `host`, `port`, `name` and the arguments of the application.
+    """
+    options = json.loads(argument)
+    try:
+        from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
+    except ImportError as error:
+        say(f'The endpoint needs Ray Serve ({error.name} is missing). What to do: pip install "ensemble-ray[serve]"')
+        return exit_code_of(ValidationError(str(error)))
+    place, name = EndpointPlace(host=options.pop("host"), port=options.pop("port")), str(options.pop("name"))
+    try:
+        serve_until_interrupted(options, place, name=name)
+    except (EnsembleError, ValidationError) as error:
+        say(describe_error(error))
+        return exit_code_of(error)
+    return FINE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

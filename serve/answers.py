@@ -1,0 +1,112 @@
+"""Values as answers, and everything that goes wrong as a `Failure` (S-SRV-4). Package: serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from ensemble_ray.serve.failures import refused
+from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.schemas import Failure
+from ensemble_ray.text.foreign_text import whole_data
+
+__all__ = ["FAILURES", "add_failure_handlers", "answer", "failure_answer", "json_text"]
+
+#: What the OpenAPI document says of answers that are no success.
+FAILURES: dict[int | str, dict[str, Any]] = {"4XX": {"model": Failure}, "5XX": {"model": Failure}}
+_REFUSED = "InvalidRequest"
+_EXPECTED = 'Expected application/json such as {"inputs": {"topic": "Ray"}, "run_id": "first"}'
+#: Mistakes that one answer names, and how much of a client's own words.
+_SHOWN, _SHOWN_CHARACTERS = 10, 200
+_CODES = {
+    HTTPStatus.NOT_FOUND: "NOT_FOUND",
+    HTTPStatus.METHOD_NOT_ALLOWED: "METHOD_NOT_ALLOWED",
+}
+
+
+class _WholeResponse(JSONResponse):
+    """JSON in UTF-8 whatever stands in its texts: an answer that cannot be encoded would be a paid run lost."""
+
+    def render(self, content: object) -> bytes:
+        """Return the body."""
+        return super().render(whole_data(content))
+
+
+def json_text(data: object) -> str:
+    """Return data as JSON in one line, whatever stands in its texts."""
+    return json.dumps(whole_data(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def answer(
+    value: BaseModel, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Return a value as an answer."""
+    return _WholeResponse(value.model_dump(mode="json"), status_code=status, headers=dict(headers or {}))
+
+
+def failure_answer(failure: Failure, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return a failure as the answer with its status."""
+    return answer(failure, HTTPStatus(failure.status), headers)
+
+
+def add_failure_handlers(api: FastAPI) -> None:
+    """Let an application answer everything that goes wrong in one form."""
+    api.add_exception_handler(Refusal, _refusal)
+    api.add_exception_handler(RequestValidationError, _invalid)
+    api.add_exception_handler(HTTPException, _not_served)
+    api.add_exception_handler(Exception, _broken)
+
+
+def _refusal(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Refusal)  # noqa: S101  it is registered for these
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    return failure_answer(refused(error), headers)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def _invalid(request: Request, error: Exception) -> JSONResponse:
+    """Answer a request that has another form than the route's."""
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    problems = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        problems.append(f"and {len(found) - _SHOWN} more")
+    expected = f". {_EXPECTED}" if request.url.path == "/runs" and request.method == "POST" else ""
+    return _plain(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", f"{'; '.join(problems)}{expected}")
+
+
+def _not_served(request: Request, error: Exception) -> JSONResponse:
+    """Answer a wrong path or method, or a body that no JSON reader takes."""
+    status = HTTPStatus(error.status_code) if isinstance(error, HTTPException) else HTTPStatus.NOT_FOUND
+    if status is HTTPStatus.BAD_REQUEST:
+        why = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
+        return _plain(status, "INVALID_REQUEST", f"{why}. {_EXPECTED}")
+    text = f"{request.method} {_cut(request.url.path)}: {status.phrase}. GET /openapi.json says what is served"
+    response = _plain(status, _CODES.get(status, "INVALID_REQUEST"), text)
+    response.headers.update(getattr(error, "headers", None) or {})
+    return response
+
+
+def _broken(_request: Request, error: Exception) -> JSONResponse:
+    """Answer a defect of ours; its text is of use to the operator alone, and stands in the replica's log."""
+    failure = Failure(
+        error="InternalError",
+        code="INTERNAL_ERROR",
+        status=HTTPStatus.INTERNAL_SERVER_ERROR,
+        message=f"{type(error).__name__} in the endpoint. Its log says more",
+    )
+    return failure_answer(failure)
+
+
+def _plain(status: HTTPStatus, code: str, message: str) -> JSONResponse:
+    return failure_answer(Failure(error=_REFUSED, code=code, status=status, message=message))

@@ -1,0 +1,85 @@
+"""Runs of one process that are not over, and their turns. Package: serve."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.following import LiveEvents
+    from ensemble_ray.runs.handle import Run
+    from ensemble_ray.serve.driving.ledger import LedgerEntry
+    from ensemble_ray.serve.run_schemas import NewRun
+    from ensemble_ray.serve.team import ServedTeam
+
+__all__ = ["ActiveRun", "Turns"]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ActiveRun:
+    """A run that was accepted and is not over."""
+
+    entry: LedgerEntry
+    team: ServedTeam
+    asked: NewRun
+    #: what its models say just now; None where the team does not stream
+    live: LiveEvents | None = None
+    #: None: it has not begun here
+    run: Run | None = None
+    #: whether somebody asked for its end
+    is_cancelled: bool = False
+    #: set when its outcome is kept
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    #: does the work
+    task: asyncio.Task[None] | None = None
+
+
+class Turns:
+    """Runs of one team: so many at a time, the others one after the other."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._running = 0
+        self._queue: list[ActiveRun] = []
+        self._changed = asyncio.Condition()
+
+    @property
+    def running(self) -> int:
+        """How many run."""
+        return self._running
+
+    @property
+    def queued(self) -> int:
+        """How many wait for their turn."""
+        return len(self._queue)
+
+    async def take(self, active: ActiveRun) -> bool:
+        """Wait for the turn of a run; False: it was cancelled before."""
+        self._queue.append(active)
+        try:
+            async with self._changed:
+                await self._changed.wait_for(
+                    lambda: active.is_cancelled or (self._running < self._most and self._queue[0] is active)
+                )
+                if active.is_cancelled:
+                    return False
+                self._running += 1
+                return True
+        finally:
+            self._queue.remove(active)
+            await self._wake()
+
+    async def give_back(self) -> None:
+        """Take notice that a run is over."""
+        self._running -= 1
+        await self._wake()
+
+    async def cancel(self, active: ActiveRun) -> None:
+        """Let a run that waits go."""
+        active.is_cancelled = True
+        await self._wake()
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

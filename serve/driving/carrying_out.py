@@ -1,0 +1,146 @@
+"""Carrying out an accepted run: from its beginning, or from where its record stands. Package: serve.
+
+In: a run, and whether this process has it from a ledger that another one left. Out: what became of it, always; what goes wrong in a
+run is its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ensemble_ray import EnsembleError, IllegalStateError, RunExistsError, RunState
+from ensemble_ray.errors.texts import describe
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.recovery.resuming import begin_again
+from ensemble_ray.serve.driving.limits import EndpointLimits, items_of, options_of
+from ensemble_ray.serve.driving.outcomes import (
+    Outcome,
+    open_reviews,
+    outcome_of_defect,
+    outcome_of_error,
+    outcome_of_output,
+    recorded_outcome,
+)
+from ensemble_ray.serve.failures import is_refusal, refused
+from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.run_schemas import RunStatus
+
+if TYPE_CHECKING:
+    from ensemble_ray import Runtime
+    from ensemble_ray.loader import Runnable
+    from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.runs.handle import Run
+    from ensemble_ray.serve.driving.active import ActiveRun
+
+__all__ = ["RunsTeam"]
+
+_log = bounded_logger(__name__)
+#: How often a run is looked at that goes on without its driver, s.
+_LOOK_S = 1.0
+
+
+class RunsTeam:
+    """Runs teams on one runtime."""
+
+    def __init__(self, runtime: Runtime, limits: EndpointLimits) -> None:
+        self._runtime = runtime
+        self._limits = limits
+
+    @property
+    def _store(self) -> RunStore:
+        return store_at(self._runtime.store_address)
+
+    async def carry_out(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
+        """Run it, and return what became of it; raise nothing of the run's.
+
+        Args:
+            active: The run.
+            is_recovered: Whether it may have begun in another process.
+        """
+        run_id = active.entry.run_id
+        try:
+            while is_recovered:
+                if (outcome := await self._recorded(active)) is not None:
+                    return outcome
+                try:
+                    return await self._run(active, is_recovered=True)
+                except RunExistsError:  # the cluster's scheduler was first to go on with it
+                    await asyncio.sleep(_LOOK_S)
+            return await self._run(active, is_recovered=False)
+        except Refusal as refusal:  # the operator has made the limits narrower meanwhile
+            return Outcome(status=RunStatus.REJECTED, error=refused(refusal))
+        except (EnsembleError, IllegalStateError) as error:
+            if not is_refusal(error):
+                _log.warning("Run %s failed: %s", run_id, describe(error))
+            return outcome_of_error(error, run_id)
+        except Exception as error:  # noqa: BLE001  code of the team raises what it likes; the endpoint goes on
+            _log.warning("Run %s failed: %s", run_id, describe(error))
+            return outcome_of_defect(error, run_id)
+
+    async def wait_for_decision(self, active: ActiveRun) -> None:
+        """Return when a run goes on that waits for people, or can go on, or is to end."""
+        run_id, is_alone = active.entry.run_id, self._runtime.name == "inline"
+        while not active.is_cancelled:
+            summary = await self._store.summary(run_id)
+            if summary is None or summary.state is not RunState.WAITING:
+                return
+            # On a cluster its scheduler goes on with it; here nobody else does.
+            if is_alone and not await open_reviews(self._store, run_id):
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def end_waiting(self, active: ActiveRun) -> Outcome:
+        """End a run that was cancelled while it waited for people, and return what it has done."""
+        return await self.carry_out(active, is_recovered=True)
+
+    async def _run(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
+        active.run = run = await self._begin(active, is_recovered=is_recovered)
+        if active.is_cancelled:
+            await run.acancel()
+        output = await run.aresult()
+        return outcome_of_output(run.state, output)
+
+    async def _begin(self, active: ActiveRun, *, is_recovered: bool) -> Run:
+        definition = self._definition(active)
+        entry, asked = active.entry, active.asked
+        if is_recovered and await self._is_recorded(entry.run_id):
+            return await begin_again(entry.run_id, definition, runtime=self._runtime)
+        return definition.begin(
+            asked.inputs,
+            runtime=self._runtime,
+            run_id=entry.run_id,
+            options=options_of(asked, active.team.definition, self._limits),
+            is_watched=False,
+        )
+
+    def _definition(self, active: ActiveRun) -> Runnable:
+        """Return the team over the items of the request, with who listens to its models."""
+        items = items_of(active.asked, self._limits)
+        team = active.team
+        definition = team.definition if items is None else team.with_items(items)
+        if active.live is None:
+            return definition
+        return definition.model_copy(update={"listeners": (*definition.listeners, active.live)})
+
+    async def _is_recorded(self, run_id: str) -> bool:
+        """Return whether anything of a run is recorded with which it can go on."""
+        async for page in self._store.read(run_id):
+            return bool(page)
+        return False
+
+    async def _recorded(self, active: ActiveRun) -> Outcome | None:
+        """Return what the record knows of the end of a run, when nobody works on it any more; None: it is to be gone on with."""
+        run_id = active.entry.run_id
+        while (summary := await self._store.summary(run_id)) is not None and summary.state.is_going_on:
+            if active.is_cancelled:
+                await self._store.ask_cancel(run_id)
+            await asyncio.sleep(_LOOK_S)
+        if summary is not None and summary.state is RunState.WAITING and not active.is_cancelled:
+            if await open_reviews(self._store, run_id):
+                return Outcome(status=RunStatus.WAITING)
+            return None
+        if not await self._is_recorded(run_id):
+            return Outcome(status=RunStatus.CANCELLED) if active.is_cancelled else None
+        return await recorded_outcome(self._store, run_id)

@@ -1,0 +1,22 @@
+"""What drives the runs of one endpoint is made of; plain data, so that it can be made again. Package: serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ensemble_ray.serve.driving.limits import EndpointLimits
+from ensemble_ray.serve.team import TeamName
+
+__all__ = ["DriverConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverConfig:
+    """One deployment of an endpoint."""
+
+    #: of the application; names the actor and the ledger
+    name: str
+    teams: tuple[TeamName, ...]
+    limits: EndpointLimits
+    #: when it was deployed, Unix time, s; the newer deployment takes the place of the older one
+    deployed_at: float

@@ -1,0 +1,347 @@
+"""DrivenRuns: the `RunService` of one process, which drives all runs of an endpoint. Package: serve.
+
+In: requests. Out: runs of the teams, on the runtime that it is given, and what is known of them. Rules: what was accepted is in the ledger
+before the client hears of it, and is run after a restart, from where its record stands; a client that goes away ends nothing; what
+happened in a run is read from its record. On the library's loop, whatever loop asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors.texts import describe
+from ensemble_ray.events.wire import LAST_TYPE, Cursor, WireEvent
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.loop import bridge
+from ensemble_ray.process.threads import threads
+from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.serve.driving.active import ActiveRun, Turns
+from ensemble_ray.serve.driving.carrying_out import RunsTeam
+from ensemble_ray.serve.driving.limits import EndpointLimits
+from ensemble_ray.serve.driving.outcomes import Outcome, open_reviews, outcome_of_defect, status_of_state
+from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
+from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.run_schemas import (
+    AcceptedRun,
+    EnsembleInfo,
+    NewRun,
+    OpenReview,
+    RunDetail,
+    RunEvent,
+    RunFilter,
+    RunPage,
+    RunStatus,
+    RunSummary,
+)
+from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
+
+if TYPE_CHECKING:
+    from ensemble_ray import Runtime
+    from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
+    from ensemble_ray.serve.team import ServedTeam
+
+__all__ = ["DrivenRuns", "wire_event"]
+
+_log = bounded_logger(__name__)
+#: After how long a client that was refused for want of room may ask again, s.
+_RETRY_S = 5
+#: How often a run that somebody waits for is looked at, whether it waits for a person, s.
+_LOOK_S = 1.0
+#: How long a reader of events waits in one go, s.
+_READ_S = 10.0
+_EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}
+
+
+class DrivenRuns:
+    """The runs of all teams of an endpoint."""
+
+    def __init__(
+        self,
+        teams: Mapping[str, ServedTeam],
+        runtime: Runtime,
+        ledger: Ledger,
+        limits: EndpointLimits | None = None,
+    ) -> None:
+        """Make it; `recover` begins what was left.
+
+        Args:
+            teams: By the names that clients know them by.
+            runtime: Where runs live.
+            ledger: What was accepted.
+            limits: What is allowed; None: the defaults.
+        """
+        self._teams = teams
+        self._ledger = ledger
+        self._limits = limits or EndpointLimits()
+        self._runs_team = RunsTeam(runtime, self._limits)
+        self._runtime = runtime
+        self._active: dict[str, ActiveRun] = {}
+        self._turns = {name: Turns(self._limits.max_running) for name in teams}
+        self._accepting = asyncio.Lock()
+        self._followed = SharedEnds(self._store)
+
+    @property
+    def _store(self) -> RunStore:
+        return store_at(self._runtime.store_address)
+
+    # The port. Each call goes to the library's loop.
+
+    async def ensembles(self) -> Sequence[EnsembleInfo]:
+        """Return the teams, by name."""
+        return [self._teams[name].info for name in sorted(self._teams)]
+
+    async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
+        """Take a run; see `RunService.start`."""
+        return await bridge(self._start(asked, idempotency_key))
+
+    async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
+        """Return the run when it ended or the time is up; see `RunService.wait`."""
+        return await bridge(self._wait(run_id, timeout_s))
+
+    async def get(self, run_id: str) -> RunDetail:
+        """Return the run as it stands; see `RunService.get`."""
+        return await bridge(self._detail(run_id))
+
+    async def list(self, wanted: RunFilter, *, cursor: str | None = None, size: int = DEFAULT_PAGE) -> RunPage:
+        """Return a page of runs; see `RunService.list`."""
+        return await bridge(self._page(wanted, cursor, size))
+
+    async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
+        """Return what happens in a run; see `RunService.events`."""
+        follower = await self.follow(run_id, after)
+        while not follower.is_over:
+            for each in await self.read(follower, _READ_S):
+                yield wire_event(each)
+
+    async def cancel(self, run_id: str) -> RunDetail:
+        """Ask the run to end; see `RunService.cancel`."""
+        return await bridge(self._cancel(run_id))
+
+    # What a process elsewhere reads events with.
+
+    async def follow(self, run_id: str, after: str | None) -> RunFollower:
+        """Return a reader of a run's events.
+
+        Raises:
+            Refusal: there is no such run, or the cursor is none.
+        """
+        return await bridge(self._follow(run_id, after))
+
+    async def read(self, follower: RunFollower, timeout_s: float) -> Sequence[WireEvent]:
+        """Return the next events of a reader; when the last one is among them, the run's outcome is kept."""
+        return await bridge(self._read(follower, timeout_s))
+
+    async def recover(self) -> int:
+        """Go on with everything that was accepted and has not ended; return how many runs that are."""
+        return await bridge(self._recover())
+
+    async def close(self) -> None:
+        """Let go of the ledger; runs that have not ended are gone on with after the next start."""
+        await bridge(self._close())
+
+    # On the library's loop.
+
+    async def _start(self, asked: NewRun, key: str | None) -> AcceptedRun:
+        team = team_of(asked.ensemble, self._teams)
+        wanted = await threads.run(checked_entry, asked, team, self._limits, key)
+        async with self._accepting:
+            found = None if key is None else await threads.run(self._ledger.find_key, key)
+            found = found or await threads.run(self._ledger.find, wanted.run_id)
+            if found is not None:
+                return repeated(found, wanted)
+            turns = self._turns[team.info.name]
+            if turns.queued >= self._limits.max_queued and turns.running >= self._limits.max_running:
+                text = f"The team '{team.info.name}' has {turns.running} runs and {turns.queued} that wait: ask again later"
+                raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "QUEUE_FULL", text, retry_after_s=_RETRY_S)
+            await threads.run(self._ledger.add, wanted)
+            self._begin(wanted, is_recovered=False)
+        return accepted(wanted)
+
+    def _begin(self, entry: LedgerEntry, *, is_recovered: bool) -> None:
+        """Have a run done that is in the ledger."""
+        team = self._teams[entry.ensemble]
+        active = ActiveRun(entry=entry, team=team, asked=entry.request or NewRun())
+        active.live = LiveEvents() if team.is_streaming else None
+        self._active[entry.run_id] = active
+        active.task = asyncio.create_task(self._drive(active, is_recovered=is_recovered))
+
+    async def _drive(self, active: ActiveRun, *, is_recovered: bool) -> None:
+        """Run it when its turn comes, and keep what became of it."""
+        run_id = active.entry.run_id
+        try:
+            outcome = await self._take_turn(active, is_recovered=is_recovered)
+            while outcome.status is RunStatus.WAITING:  # for people, and so without a place among the runs of its team
+                await threads.run(self._ledger.note, run_id, RunStatus.WAITING)
+                await self._runs_team.wait_for_decision(active)
+                outcome = await self._take_turn(active, is_recovered=True)
+        except Exception as error:  # noqa: BLE001  whatever fails here, whoever waits for the run is told
+            _log.error("Run %s cannot be driven: %s", run_id, describe(error))
+            outcome = outcome_of_defect(error, run_id)
+        ended = _detail(
+            active.entry,
+            status=outcome.status,
+            ended_at=datetime.fromtimestamp(SystemClock().now(), UTC),
+            outcome=outcome,
+        )
+        await threads.run(self._ledger.end, run_id, ended, kept=self._limits.kept_runs)
+        self._followed.forget(run_id)
+        del self._active[run_id]
+        if active.live is not None:
+            active.live.close()
+        active.done.set()
+
+    async def _take_turn(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
+        """Carry a run out when it is its turn."""
+        turns = self._turns[active.entry.ensemble]
+        if not await turns.take(active):
+            return await self._runs_team.end_waiting(active) if is_recovered else Outcome(status=RunStatus.CANCELLED)
+        try:
+            await threads.run(self._ledger.note, active.entry.run_id, RunStatus.RUNNING)
+            return await self._runs_team.carry_out(active, is_recovered=is_recovered)
+        finally:
+            await turns.give_back()
+
+    async def _recover(self) -> int:
+        entries = await threads.run(self._ledger.unfinished)
+        known = [each for each in entries if each.ensemble in self._teams]
+        for entry in known:
+            self._begin(entry, is_recovered=True)
+        if len(known) < len(entries):
+            _log.warning("%d runs of teams that are served no more are left as they stand", len(entries) - len(known))
+        return len(known)
+
+    async def _close(self) -> None:
+        tasks = [active.task for active in self._active.values() if active.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await threads.run(self._ledger.close)
+
+    async def _entry(self, run_id: str) -> LedgerEntry:
+        found = await threads.run(self._ledger.find, run_id)
+        if found is None:
+            raise Refusal(
+                HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'", run_id=run_id[:200]
+            )
+        return found
+
+    async def _detail(self, run_id: str) -> RunDetail:
+        entry = await self._entry(run_id)
+        if entry.outcome is not None:
+            return entry.outcome
+        reviews = [] if entry.run_id not in self._active else await open_reviews(self._store, run_id)
+        return _detail(entry, status=await self._status(entry), reviews=reviews)
+
+    async def _status(self, entry: LedgerEntry) -> RunStatus:
+        """Return how a run stands that has no outcome."""
+        active = self._active.get(entry.run_id)
+        if active is None:
+            return RunStatus.INTERRUPTED
+        if active.run is None and entry.status is RunStatus.ACCEPTED:
+            return RunStatus.ACCEPTED
+        summary = await self._store.summary(entry.run_id)
+        status = RunStatus.RUNNING if summary is None else status_of_state(summary.state)
+        return status if status is RunStatus.WAITING else RunStatus.RUNNING  # its end is not kept yet
+
+    async def _wait(self, run_id: str, timeout_s: float) -> RunDetail:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (active := self._active.get(run_id)) is not None and (left := deadline - loop.time()) > 0:
+            try:
+                async with asyncio.timeout(min(left, _LOOK_S)):
+                    await active.done.wait()
+            except TimeoutError:
+                found = await self._detail(run_id)
+                if found.status is RunStatus.WAITING:
+                    return found
+        return await self._detail(run_id)
+
+    async def _page(self, wanted: RunFilter, cursor: str | None, size: int) -> RunPage:
+        if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 18):  # noqa: PLR2004  as SQLite counts
+            raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "The cursor is none that a list gave")
+        size = min(size, LARGEST_PAGE)
+        before = None if cursor is None else int(cursor)
+        entries = await threads.run(self._ledger.page, wanted, before=before, size=size + 1)
+        shown = entries[:size]
+        more = str(shown[-1].seq) if len(entries) > size else None
+        return RunPage(runs=[self._summary(each) for each in shown], next_cursor=more)
+
+    def _summary(self, entry: LedgerEntry) -> RunSummary:
+        is_left = not entry.status.is_final and entry.run_id not in self._active
+        return RunSummary(
+            run_id=entry.run_id,
+            status=RunStatus.INTERRUPTED if is_left else entry.status,
+            ensemble=entry.ensemble,
+            tags=dict(entry.tags),
+            created_at=entry.created_at,
+            ended_at=entry.ended_at,
+        )
+
+    async def _cancel(self, run_id: str) -> RunDetail:
+        active = self._active.get(run_id)
+        if active is None:
+            entry = await self._entry(run_id)
+            text = f"Run '{run_id}' is over: {entry.status}"
+            raise Refusal(HTTPStatus.CONFLICT, "RUN_OVER", text, run_id=run_id)
+        await self._turns[active.entry.ensemble].cancel(active)
+        if active.run is not None:
+            await active.run.acancel()
+        return await self._detail(run_id)
+
+    async def _follow(self, run_id: str, after: str | None) -> RunFollower:
+        await self._entry(run_id)
+        try:
+            cursor = None if after is None else Cursor.parse(after)
+        except ValueError as error:
+            raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", str(error), run_id=run_id) from None
+        active = self._active.get(run_id)
+
+        async def outcome() -> str | None:
+            status = (await self._detail(run_id)).status
+            if not status.is_final:
+                return None
+            return _EXIT_REASONS.get(status, status.value)
+
+        live = None if active is None else active.live
+        return RunFollower(self._followed, run_id, after=cursor, live=live, outcome=outcome)
+
+    async def _read(self, follower: RunFollower, timeout_s: float) -> Sequence[WireEvent]:
+        messages = await follower.read(timeout_s)
+        active = self._active.get(follower.run_id)
+        if active is not None and messages and messages[-1].type == LAST_TYPE:
+            await active.done.wait()  # whoever asks for the run next has its result
+        return messages
+
+
+def wire_event(event: WireEvent) -> RunEvent:
+    """Return an event as routes give it on."""
+    cursor = None if event.cursor is None else str(event.cursor)
+    return RunEvent.model_validate({"type": event.type, "data": dict(event.data), "cursor": cursor})
+
+
+def _detail(
+    entry: LedgerEntry,
+    *,
+    status: RunStatus,
+    ended_at: datetime | None = None,
+    outcome: Outcome | None = None,
+    reviews: Sequence[OpenReview] = (),
+) -> RunDetail:
+    return RunDetail(
+        run_id=entry.run_id,
+        status=status,
+        ensemble=entry.ensemble,
+        tags=dict(entry.tags),
+        created_at=entry.created_at,
+        ended_at=ended_at,
+        result=None if outcome is None else outcome.result,
+        error=None if outcome is None else outcome.error,
+        reviews=[*reviews],
+    )

@@ -1,0 +1,147 @@
+"""RunDriver: drives the runs of one endpoint in a process of its own, so that no replica holds any. Package: serve.
+
+Detached and on the head node: it outlives replicas and deployments. When its process dies, Ray starts it again, and it goes on with
+everything that its ledger has and that has not ended. Refusals are replies, since errors of actors are failures of the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime
+from ensemble_ray.errors.texts import describe
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.loop import submit
+from ensemble_ray.process.threads import threads
+from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
+from ensemble_ray.serve.driving.ledger import Ledger
+from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.team import load_teams
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.following import RunFollower
+    from ensemble_ray.serve.driving.config import DriverConfig
+    from ensemble_ray.serve.run_schemas import (
+        AcceptedRun,
+        EnsembleInfo,
+        NewRun,
+        RunDetail,
+        RunEvent,
+        RunFilter,
+        RunPage,
+    )
+
+__all__ = ["EventPage", "RunDriver"]
+
+T = TypeVar("T")
+_log = bounded_logger(__name__)
+#: Readers of events that are kept between two pages; one that is lost is made again from its cursor.
+_KEPT_READERS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPage:
+    """Events of a run for one reader."""
+
+    events: Sequence[RunEvent] = field(default_factory=tuple)
+    is_over: bool = False
+
+
+class RunDriver:
+    """The actor; `RemoteRuns` calls it."""
+
+    def __init__(self, config: DriverConfig) -> None:
+        """Begin to load the teams, and to go on with what was left."""
+        self._config = config
+        self._readers: OrderedDict[str, RunFollower] = OrderedDict()
+        self._opening: concurrent.futures.Future[DrivenRuns] = submit(self._open())
+
+    async def _open(self) -> DrivenRuns:
+        config = self._config
+        teams = await threads.run(load_teams, config.teams)
+        runtime = await RayRuntime().__aenter__()  # warm until this process ends
+        path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
+        runs = DrivenRuns(teams, runtime, await threads.run(Ledger, path), config.limits)
+        await runs.recover()
+        return runs
+
+    async def _runs(self) -> DrivenRuns:
+        """Return the runs when they are there.
+
+        Raises:
+            Refusal: they will not be: a team cannot be loaded here, or another endpoint has the ledger.
+        """
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self._opening))
+        except (EnsembleError, IllegalStateError) as error:
+            _log.error("The endpoint '%s' cannot drive runs: %s", self._config.name, describe(error))
+            text = f"The endpoint could not start ({type(error).__name__}). Its log says more"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=30) from None
+
+    async def deployed_at(self) -> float:
+        """Return which deployment this is of."""
+        return self._config.deployed_at
+
+    async def ensembles(self) -> Sequence[EnsembleInfo] | Refusal:
+        """Return the teams; the first reply comes when they are loaded."""
+        return await self._reply(lambda runs: runs.ensembles())
+
+    async def start(self, asked: NewRun, idempotency_key: str | None) -> AcceptedRun | Refusal:
+        """Take a run."""
+        return await self._reply(lambda runs: runs.start(asked, idempotency_key=idempotency_key))
+
+    async def wait(self, run_id: str, timeout_s: float) -> RunDetail | Refusal:
+        """Return a run when it ended or the time is up."""
+        return await self._reply(lambda runs: runs.wait(run_id, timeout_s))
+
+    async def get(self, run_id: str) -> RunDetail | Refusal:
+        """Return a run as it stands."""
+        return await self._reply(lambda runs: runs.get(run_id))
+
+    async def list(self, wanted: RunFilter, cursor: str | None, size: int) -> RunPage | Refusal:
+        """Return a page of runs."""
+        return await self._reply(lambda runs: runs.list(wanted, cursor=cursor, size=size))
+
+    async def cancel(self, run_id: str) -> RunDetail | Refusal:
+        """Ask a run to end."""
+        return await self._reply(lambda runs: runs.cancel(run_id))
+
+    async def read_events(self, reader: str, run_id: str, after: str | None, timeout_s: float) -> EventPage | Refusal:
+        """Return the next events of a reader.
+
+        Args:
+            reader: Its name; what it has had is found under it, or else behind its cursor.
+            run_id: The run's id.
+            after: Its cursor; None: it has had nothing.
+            timeout_s: How long to wait for the first one.
+        """
+        follower = self._readers.pop(reader, None)
+        try:
+            runs = await self._runs()
+            if follower is None:
+                follower = await runs.follow(run_id, after)
+            events = await runs.read(follower, timeout_s)
+        except Refusal as refusal:
+            return refusal
+        if not follower.is_over:
+            self._readers[reader] = follower
+            if len(self._readers) > _KEPT_READERS:
+                self._readers.popitem(last=False)
+        return EventPage(events=[wire_event(each) for each in events], is_over=follower.is_over)
+
+    async def forget_reader(self, reader: str) -> None:
+        """Let go of a reader whose client has gone."""
+        self._readers.pop(reader, None)
+
+    async def _reply(self, call: Callable[[DrivenRuns], Awaitable[T]]) -> T | Refusal:
+        try:
+            return await call(await self._runs())
+        except Refusal as refusal:
+            return refusal

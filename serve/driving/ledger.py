@@ -1,0 +1,247 @@
+"""What an endpoint accepted, and what came of it: one SQLite file beside the records. Package: serve.
+
+In: requests, as they are accepted. Out: the same after a restart, lists for clients, results of runs that ended. What happened inside a
+run is in the run's record alone. Every call blocks for a moment: it is for threads. Never: two processes that have it open, and would
+both drive its runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ensemble_ray import RunExistsError
+from ensemble_ray.record.ownership import Ownership
+from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunFilter, RunStatus
+
+__all__ = ["Ledger", "LedgerEntry"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    run_id TEXT NOT NULL UNIQUE,
+    key TEXT UNIQUE,
+    digest TEXT NOT NULL,
+    ensemble TEXT NOT NULL,
+    request TEXT NOT NULL,
+    tags TEXT NOT NULL,
+    tasks INTEGER,
+    workflow TEXT NOT NULL,
+    status TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    ended_at TEXT,
+    outcome TEXT
+);
+CREATE TABLE IF NOT EXISTS tags (
+    seq INTEGER NOT NULL REFERENCES runs (seq) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    value TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS tags_by_value ON tags (name, value, seq);
+CREATE INDEX IF NOT EXISTS runs_by_status ON runs (status, seq);
+"""
+#: How often, and after which pause, s, a ledger is asked for that a process which is ending still has.
+_TRIES, _PAUSE_S = 50, 0.2
+_COLUMNS = "seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome"
+_FINAL = tuple(each.value for each in RunStatus if each.is_final)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """A run that was accepted."""
+
+    seq: int = 0
+    run_id: str
+    #: the client's name for the request; None: it gave none
+    key: str | None
+    #: of the request but for its run id; tells whether another request is the same
+    digest: str
+    ensemble: str
+    #: None once the run ended
+    request: NewRun | None
+    tags: Mapping[str, str]
+    tasks: int | None
+    workflow: str
+    status: RunStatus
+    created_at: datetime
+    ended_at: datetime | None = None
+    #: result and error; None as long as the run goes on
+    outcome: RunDetail | None = None
+
+
+class Ledger:
+    """The runs of one endpoint."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Open the file, or make it.
+
+        Args:
+            path: Where it lies; None: in memory, for an endpoint whose runs end with its process.
+
+        Raises:
+            RunExistsError: another process has it open, and does not end.
+        """
+        self._ownership: Ownership | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600, exist_ok=True)
+            self._ownership = _own(path)
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
+        self._connection.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON")
+        self._connection.executescript(_SCHEMA)
+
+    def add(self, entry: LedgerEntry) -> None:
+        """Keep a run that is accepted; when this returns it survives the process, and a loss of power."""
+        assert entry.request is not None  # noqa: S101  an entry without one has ended
+        values = (
+            entry.run_id,
+            entry.key,
+            entry.digest,
+            entry.ensemble,
+            entry.request.model_dump_json(),
+            json.dumps(dict(entry.tags)),
+            entry.tasks,
+            entry.workflow,
+            entry.status.value,
+            _text_of(entry.created_at),
+        )
+        with self._lock, self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            added = self._connection.execute(
+                "INSERT INTO runs (run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                values,
+            )
+            tags = [(added.lastrowid, name, value) for name, value in entry.tags.items()]
+            self._connection.executemany("INSERT INTO tags VALUES (?, ?, ?)", tags)
+
+    def note(self, run_id: str, status: RunStatus) -> None:
+        """Note how a run stands that has not ended."""
+        with self._lock, self._connection:
+            self._connection.execute("UPDATE runs SET status = ? WHERE run_id = ?", (status.value, run_id))
+
+    def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
+        """Note what became of a run; its request is kept no more.
+
+        Args:
+            run_id: The run's id.
+            outcome: Its last state.
+            kept: How many runs that ended are kept.
+        """
+        with self._lock, self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute(
+                "UPDATE runs SET status = ?, ended_at = ?, outcome = ?, request = '' WHERE run_id = ?",
+                (outcome.status, _text_of(outcome.ended_at or outcome.created_at), outcome.model_dump_json(), run_id),
+            )
+            marks = ", ".join("?" * len(_FINAL))
+            self._connection.execute(
+                f"DELETE FROM runs WHERE seq IN (SELECT seq FROM runs WHERE status IN ({marks}) "  # noqa: S608  marks only
+                "ORDER BY seq DESC LIMIT -1 OFFSET ?)",
+                (*_FINAL, kept),
+            )
+
+    def find(self, run_id: str) -> LedgerEntry | None:
+        """Return the run of that id; None when there is none."""
+        return self._one("run_id = ?", run_id)
+
+    def find_key(self, key: str) -> LedgerEntry | None:
+        """Return the run that was asked for under that key; None when there is none."""
+        return self._one("key = ?", key)
+
+    def unfinished(self) -> Sequence[LedgerEntry]:
+        """Return the runs that have not ended, oldest first."""
+        marks = ", ".join("?" * len(_FINAL))
+        return self._select(f"status NOT IN ({marks}) ORDER BY seq", _FINAL)
+
+    def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
+        """Return runs, newest first.
+
+        Args:
+            wanted: Which ones.
+            before: Only those with a smaller `seq`; None: from the newest on.
+            size: How many at most.
+        """
+        where, values = ["1"], list[object]()
+        if before is not None:
+            where.append("seq < ?")
+            values.append(before)
+        if wanted.status is not None:
+            where.append("status = ?")
+            values.append(wanted.status.value)
+        if wanted.since is not None:
+            where.append("created_at >= ?")
+            values.append(_text_of(wanted.since))
+        if wanted.ensembles is not None:
+            where.append(f"ensemble IN ({', '.join('?' * len(wanted.ensembles))})")
+            values += sorted(wanted.ensembles)
+        for name, value in wanted.tags.items():
+            where.append("seq IN (SELECT seq FROM tags WHERE name = ? AND value = ?)")
+            values += [name, value]
+        return self._select(f"{' AND '.join(where)} ORDER BY seq DESC LIMIT ?", (*values, size))
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+        if self._ownership is not None:
+            self._ownership.release()
+
+    def _one(self, where: str, value: str) -> LedgerEntry | None:
+        return next(iter(self._select(where, (value,))), None)
+
+    def _select(self, where: str, values: Sequence[object]) -> list[LedgerEntry]:
+        query = f"SELECT {_COLUMNS} FROM runs WHERE {where}"  # noqa: S608  conditions of ours, with marks
+        with self._lock:
+            rows = self._connection.execute(query, tuple(values)).fetchall()
+        return [_entry_of(row) for row in rows]
+
+
+def _own(path: Path) -> Ownership:
+    """Own a ledger, as soon as a process that is just ending has let it go.
+
+    Raises:
+        RunExistsError: it does not.
+    """
+    ownership = Ownership(path.with_suffix(".lock"))
+    for _ in range(_TRIES):
+        if ownership.acquire():
+            return ownership
+        time.sleep(_PAUSE_S)
+    raise RunExistsError(
+        f"Another endpoint of that name ({ownership.owner() or 'a process'}) drives the runs of {path}: stop it, choose another "
+        "name, or another ENSEMBLE_RAY_HOME"
+    )
+
+
+def _entry_of(
+    row: tuple[int, str, str | None, str, str, str, str, int | None, str, str, str, str | None, str | None],
+) -> LedgerEntry:
+    seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome = row
+    return LedgerEntry(
+        seq=seq,
+        run_id=run_id,
+        key=key,
+        digest=digest,
+        ensemble=ensemble,
+        request=NewRun.model_validate_json(request) if request else None,
+        tags=json.loads(tags),
+        tasks=tasks,
+        workflow=workflow,
+        status=RunStatus(status),
+        created_at=datetime.fromisoformat(created_at),
+        ended_at=None if ended_at is None else datetime.fromisoformat(ended_at),
+        outcome=None if outcome is None else RunDetail.model_validate_json(outcome),
+    )
+
+
+def _text_of(instant: datetime) -> str:
+    """Return an instant as text that sorts by time."""
+    return instant.astimezone(UTC).isoformat(timespec="microseconds")

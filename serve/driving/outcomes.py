@@ -1,0 +1,131 @@
+"""What became of a run: its result or its error, from its output, from what it raised, or from its record. Package: serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from ensemble_ray import IllegalStateError, RecordError, RunState
+from ensemble_ray.record.fold import fold_output
+from ensemble_ray.record.open_reviews import fold_gates
+from ensemble_ray.record.resume.run_head import read_head
+from ensemble_ray.serve.failures import code_of, failure_of, is_refusal
+from ensemble_ray.serve.run_schemas import OpenReview, RunStatus
+from ensemble_ray.serve.schemas import Failure, FinishedRun
+
+if TYPE_CHECKING:
+    from ensemble_ray import EnsembleOutput
+    from ensemble_ray.record.resume.run_head import RunHead
+    from ensemble_ray.record.stores import RunStore
+
+__all__ = [
+    "Outcome",
+    "outcome_of_defect",
+    "outcome_of_error",
+    "outcome_of_output",
+    "recorded_outcome",
+    "status_of_state",
+]
+
+_STATUSES = {
+    RunState.PENDING: RunStatus.RUNNING,
+    RunState.RUNNING: RunStatus.RUNNING,
+    RunState.WAITING: RunStatus.WAITING,
+    RunState.COMPLETED: RunStatus.COMPLETED,
+    RunState.FAILED: RunStatus.FAILED,
+    RunState.CANCELLED: RunStatus.CANCELLED,
+    RunState.BUDGET_EXHAUSTED: RunStatus.BUDGET_EXHAUSTED,
+    RunState.INTERRUPTED: RunStatus.INTERRUPTED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    status: RunStatus
+    result: FinishedRun | None = None
+    error: Failure | None = None
+
+
+def status_of_state(state: RunState) -> RunStatus:
+    """Return what clients call a state."""
+    return _STATUSES[state]
+
+
+def outcome_of_output(state: RunState, output: EnsembleOutput) -> Outcome:
+    """Return the outcome of a run that gave an output."""
+    return Outcome(status=status_of_state(state), result=FinishedRun.of(output))
+
+
+def outcome_of_error(error: BaseException, run_id: str) -> Outcome:
+    """Return the outcome of a run that raised."""
+    status = RunStatus.REJECTED if is_refusal(error) else RunStatus.FAILED
+    return Outcome(status=status, error=failure_of(error, run_id))
+
+
+def outcome_of_defect(error: BaseException, run_id: str) -> Outcome:
+    """Return the outcome of a run that raised what no run raises; its text is for the operator's log."""
+    failure = Failure(
+        error="InternalError",
+        code="INTERNAL_ERROR",
+        status=HTTPStatus.INTERNAL_SERVER_ERROR,
+        message=f"{type(error).__name__} in the code of the team. The endpoint's log says more",
+        run_id=run_id,
+    )
+    return Outcome(status=RunStatus.FAILED, error=failure)
+
+
+async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
+    """Return the outcome of a run that ended while nobody here waited for it; None: it has no end, and can go on.
+
+    Raises:
+        RecordError: its record is damaged.
+    """
+    head = await read_head(store, run_id)
+    match head.state:
+        case RunState.INTERRUPTED | RunState.WAITING:
+            return None
+        case RunState.FAILED:
+            return Outcome(status=RunStatus.FAILED, error=_recorded_failure(head, run_id))
+        case RunState.COMPLETED if head.is_dynamic:
+            return None  # going on gives its output, without doing anything
+        case state:
+            try:
+                return outcome_of_output(state, fold_output(await store.facts(run_id)))
+            except (IllegalStateError, RecordError):  # of a part of a dynamic run no output is made
+                return Outcome(status=status_of_state(state))
+
+
+async def open_reviews(store: RunStore, run_id: str) -> list[OpenReview]:
+    """Return the gates of a run that wait for somebody, in the order in which they were opened."""
+    gates = [gate.review() for gate in fold_gates(await store.gates_of(run_id)) if gate.is_open]
+    return [
+        OpenReview(
+            run_id=each.run_id,
+            gate_id=each.gate_id,
+            timing=each.timing.value,
+            task_description=each.task_description,
+            task_output=each.task_output,
+            prompt=each.prompt or "",
+            required_role=each.required_role,
+            created_at=each.created_at,
+            expires_at=each.expires_at,
+        )
+        for each in gates
+    ]
+
+
+def _recorded_failure(head: RunHead, run_id: str) -> Failure:
+    errors = [] if head.end is None else list(head.end.errors)
+    first = errors[0] if errors else None
+    name = first.error_type.rpartition(".")[2] if first is not None and first.error_type else "TaskExecutionError"
+    return Failure(
+        error=name,
+        code=code_of(name),
+        status=HTTPStatus.BAD_GATEWAY,
+        message=first.message if first is not None else "The run failed",
+        run_id=run_id,
+        causes=[f"{each.error_type}: {each.message}" for each in errors[1:]],
+    )

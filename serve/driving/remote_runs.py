@@ -1,0 +1,156 @@
+"""RemoteRuns: the `RunService` of a replica, which asks the endpoint's `RunDriver`. Package: serve. Holds nothing of a run.
+
+Calls that may arrive twice do no harm: a run has its id before it is asked for, and readers of events say where they stand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Self, TypeVar, cast
+
+import ray
+import ray.exceptions
+
+from ensemble_ray.actors import spawn
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import threads
+from ensemble_ray.serve.driving.config import DriverConfig
+from ensemble_ray.serve.driving.driver_actor import EventPage, RunDriver
+from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
+from ensemble_ray.serve.run_service import DEFAULT_PAGE
+from ensemble_ray.values.ids import new_run_id
+
+__all__ = ["RemoteRuns", "driver_name"]
+
+T = TypeVar("T")
+_log = bounded_logger(__name__)
+#: One call waits so long at most, s; then it is made again, so that a process that died is noticed.
+_CALL_S = 10.0
+#: Pauses while what drives the runs is being started again, s.
+_PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 8.0)
+
+
+def driver_name(endpoint: str) -> str:
+    """Return the name of the actor that drives the runs of an endpoint."""
+    return f"endpoint-{endpoint}"
+
+
+class RemoteRuns:
+    """The runs of an endpoint, from elsewhere in its cluster."""
+
+    def __init__(self, config: DriverConfig) -> None:
+        """Name the endpoint; entered, it finds or makes what drives the runs.
+
+        Args:
+            config: What it is made with, where it is not there.
+        """
+        self._config = config
+        self._driver: Any = None
+
+    async def __aenter__(self) -> Self:
+        self._driver = await threads.run(self._find)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._driver = None
+
+    async def ensembles(self) -> Sequence[EnsembleInfo]:
+        """Return the teams, by name."""
+        return await self._ask(lambda driver: driver.ensembles.remote())
+
+    async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
+        """Take a run; see `RunService.start`."""
+        named = asked if asked.run_id else asked.model_copy(update={"run_id": new_run_id()})
+        return await self._ask(lambda driver: driver.start.remote(named, idempotency_key))
+
+    async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
+        """Return the run when it ended or the time is up; see `RunService.wait`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            left = max(0.0, min(_CALL_S, deadline - loop.time()))
+            found: RunDetail = await self._ask(partial(_wait, run_id, left))
+            if found.status.is_final or found.status == "waiting" or loop.time() >= deadline:
+                return found
+
+    async def get(self, run_id: str) -> RunDetail:
+        """Return the run as it stands; see `RunService.get`."""
+        return await self._ask(lambda driver: driver.get.remote(run_id))
+
+    async def list(self, wanted: RunFilter, *, cursor: str | None = None, size: int = DEFAULT_PAGE) -> RunPage:
+        """Return a page of runs; see `RunService.list`."""
+        return await self._ask(lambda driver: driver.list.remote(wanted, cursor, size))
+
+    async def cancel(self, run_id: str) -> RunDetail:
+        """Ask the run to end; see `RunService.cancel`."""
+        return await self._ask(lambda driver: driver.cancel.remote(run_id))
+
+    async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
+        """Return what happens in a run; see `RunService.events`."""
+        reader, cursor = uuid.uuid4().hex, after
+        try:
+            while True:
+                page: EventPage = await self._ask(partial(_read, reader, run_id, cursor))
+                for each in page.events:
+                    cursor = each.cursor or cursor
+                    yield each
+                if page.is_over:
+                    return
+        finally:
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._driver.forget_reader.remote(reader)
+
+    async def _ask(self, call: Callable[[Any], Awaitable[T | Refusal]]) -> T:
+        """Make a call, also where what drives the runs is just being started again.
+
+        Raises:
+            Refusal: it refuses, or it is not there.
+        """
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                reply = await call(self._driver)
+            except ray.exceptions.RayActorError as error:
+                if pause_s is None:
+                    raise Refusal(
+                        HTTPStatus.SERVICE_UNAVAILABLE,
+                        "NOT_READY",
+                        "What drives the runs is not there. Runs that were accepted are kept",
+                        retry_after_s=5,
+                    ) from error
+                _log.warning("What drives the runs cannot be reached (%s); trying again", type(error).__name__)
+                await asyncio.sleep(pause_s)
+                with contextlib.suppress(ray.exceptions.RayError):
+                    self._driver = await threads.run(self._find)
+                continue
+            if isinstance(reply, Refusal):
+                raise reply
+            return reply
+        raise AssertionError("unreachable")
+
+    def _find(self) -> Any:
+        """Return the actor of this deployment or of a newer one; one of an older deployment is ended. Blocks."""
+        for _ in _PAUSES_S:
+            driver = spawn.run_driver(RunDriver, driver_name(self._config.name), self._config)
+            try:
+                deployed_at = cast("float", cast("Any", ray.get)(driver.deployed_at.remote()))  # noqa: TID251  in a thread
+            except ray.exceptions.RayActorError:
+                continue  # it is just being replaced
+            if deployed_at >= self._config.deployed_at:
+                return driver
+            _log.warning("A new deployment takes over the runs of '%s'", self._config.name)
+            ray.kill(driver, no_restart=True)
+        return spawn.run_driver(RunDriver, driver_name(self._config.name), self._config)
+
+
+async def _wait(run_id: str, timeout_s: float, driver: Any) -> Any:
+    return await driver.wait.remote(run_id, timeout_s)
+
+
+async def _read(reader: str, run_id: str, cursor: str | None, driver: Any) -> Any:
+    return await driver.read_events.remote(reader, run_id, cursor, _CALL_S)

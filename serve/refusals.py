@@ -1,0 +1,43 @@
+"""Refusal: why a request is not carried out, with the status and the code of its answer. Package: serve. Pure."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+__all__ = ["Refusal"]
+
+
+class Refusal(Exception):  # noqa: N818  it is an answer, no defect
+    """A request is not carried out; raised by services and routes, answered as a `Failure` (S-SRV-4).
+
+    Attributes:
+        status: Of the answer.
+        code: Stable name of the reason for programs, such as `RUN_NOT_FOUND`.
+        message: What is wrong and what to do.
+        retry_after_s: After how long it may be asked again; None: that would not help.
+        missing: Inputs that the team needs.
+        run_id: The run that it is about.
+        error: Class of the error, in the answer: `InvalidRequest`, but for what a run would raise.
+    """
+
+    def __init__(  # noqa: PLR0917  positional, so that it can be pickled
+        self,
+        status: HTTPStatus,
+        code: str,
+        message: str,
+        retry_after_s: int | None = None,
+        missing: tuple[str, ...] = (),
+        run_id: str | None = None,
+        error: str = "InvalidRequest",
+    ) -> None:
+        super().__init__(status, code, message, retry_after_s, missing, run_id, error)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.missing = missing
+        self.run_id = run_id
+        self.error = error
+
+    def __str__(self) -> str:
+        return self.message

@@ -1,0 +1,47 @@
+"""Runs as one caller sees them: those of its teams; others are not there (S-SRV-5). Package: serve."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from ensemble_ray.serve.refusals import Refusal
+
+if TYPE_CHECKING:
+    from ensemble_ray.serve.rights import Caller
+    from ensemble_ray.serve.run_schemas import RunDetail
+    from ensemble_ray.serve.run_service import RunService
+
+__all__ = ["chosen_ensemble", "visible_run"]
+
+
+async def visible_run(service: RunService, caller: Caller, run_id: str) -> RunDetail:
+    """Return a run of the caller's teams.
+
+    Raises:
+        Refusal: there is none of that id that the caller may see.
+    """
+    found = await service.get(run_id)
+    if not caller.sees(found.ensemble):
+        raise Refusal(HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'", run_id=run_id[:200])
+    return found
+
+
+async def chosen_ensemble(service: RunService, caller: Caller, name: str | None) -> str | None:
+    """Return the team that a caller means; None: the service decides.
+
+    Raises:
+        Refusal: it is none of the caller's, or it names none and has several.
+    """
+    if caller.ensembles is None:
+        return name
+    known = [each.name for each in await service.ensembles() if caller.sees(each.name)]
+    if name is None and len(known) == 1:
+        return known[0]
+    shown = ", ".join(known)
+    if name is None:
+        text = f"Say which team with 'ensemble'. There are: [{shown}]"
+        raise Refusal(HTTPStatus.BAD_REQUEST, "ENSEMBLE_REQUIRED", text)
+    if name not in known:
+        raise Refusal(HTTPStatus.NOT_FOUND, "ENSEMBLE_NOT_FOUND", f"There is no team '{name}'. There are: [{shown}]")
+    return name

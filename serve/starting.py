@@ -1,0 +1,109 @@
+"""An endpoint of this machine: Ray, Serve and the teams, until Ctrl-C. Package: serve; what `ensemble-ray serve` begins.
+
+In: names of teams and an address. Out: an endpoint that answers there. It joins the cluster of `RAY_ADDRESS`, or starts one for itself,
+on loopback alone. Never: a second endpoint under a port that is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import ray
+from ray import serve as ray_serve
+
+from ensemble_ray import ValidationError
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
+from ensemble_ray.process.notices import give_notice
+from ensemble_ray.serve.app import EndpointOptions, app
+from ensemble_ray.serve.driving.remote_runs import driver_name
+from ensemble_ray.serve.team import load_teams, team_names
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["EndpointPlace", "serve_until_interrupted"]
+
+#: Tells Serve's proxy to bound bodies as replicas do.
+_PROXY_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+_PROXY_LIMIT = "ensemble_ray.serve.middleware:for_proxy"
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointPlace:
+    """Where an endpoint listens."""
+
+    host: str
+    #: 0: any that is free
+    port: int
+
+    def checked(self) -> EndpointPlace:
+        """Return it with a port that is free.
+
+        Raises:
+            ValidationError: the port is none, or is taken; or there is no such address here.
+        """
+        if not 0 <= self.port <= _HIGHEST_PORT:
+            raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {self.port}")
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            with socket.socket(family) as opened:
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                opened.bind((self.host, self.port))
+                return EndpointPlace(host=self.host, port=int(opened.getsockname()[1]))
+        except OSError as error:
+            raise ValidationError(
+                f"Cannot listen on {self.host}:{self.port}: {error.strerror or error}. Choose another --port"
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """Its address for clients."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace, *, name: str) -> None:
+    """Serve teams until this process is interrupted or told to end.
+
+    Args:
+        options: Arguments of the application, such as `teams`.
+        place: Where it listens.
+        name: Of the application; what was accepted under it before is gone on with.
+
+    Raises:
+        ValidationError: a team cannot be found, read or run, a key is missing, or the port is taken.
+        EnsembleError: Ray cannot be joined or started.
+    """
+    stopped = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+
+    checked = EndpointOptions.model_validate(dict(options))
+    load_teams(team_names(checked.teams))
+    place = place.checked()
+    os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
+    join_or_start(os.environ.get("RAY_ADDRESS", "").strip() or LOCAL, {})
+    cast("Any", ray_serve).start(
+        proxy_location="HeadOnly",
+        http_options={"host": place.host, "port": place.port},
+    )
+    cast("Any", ray_serve).run(app(checked), name=name, route_prefix="/")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    give_notice(
+        f"Serving [{', '.join(each.shown for each in team_names(checked.teams))}] at {place.url} (Ctrl-C stops)"
+    )
+    stopped.wait()
+    give_notice("Stopping. Runs that have not ended go on with the next start")
+    cast("Any", ray_serve).shutdown()
+    if (driver := spawn.existing(driver_name(name))) is not None:
+        ray.kill(driver, no_restart=True)

@@ -1,0 +1,1 @@
+"""Following runs: projection, golden records, live events."""

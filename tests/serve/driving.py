@@ -1,0 +1,32 @@
+"""What drives the runs of an endpoint, in the process of the test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from ensemble_ray import InlineRuntime
+from ensemble_ray.loader import Runnable
+from ensemble_ray.serve.driving.driven_runs import DrivenRuns
+from ensemble_ray.serve.driving.ledger import Ledger
+from ensemble_ray.serve.driving.limits import EndpointLimits
+from ensemble_ray.serve.team import served_team
+
+
+@asynccontextmanager
+async def driven(
+    teams: Runnable | Mapping[str, Runnable],
+    runtime: Any = None,
+    limits: EndpointLimits | None = None,
+    ledger: Path | None = None,
+) -> AsyncGenerator[DrivenRuns]:
+    """Runs of teams in this process, inline unless said otherwise; what the ledger has is gone on with."""
+    by_name = teams if isinstance(teams, Mapping) else {"team": teams}
+    async with runtime or InlineRuntime() as entered:
+        served = {name: served_team(name, each) for name, each in by_name.items()}
+        runs = DrivenRuns(served, entered, Ledger(ledger), limits)
+        await runs.recover()
+        yield runs
+        await runs.close()

@@ -1,0 +1,64 @@
+"""`ensemble-ray serve`: what it refuses before it starts anything, and that it serves until it is told to stop."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.testing import ModelServer
+from tests.processes import free_ports, own_directory, own_environment, program
+from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
+
+COMMAND = [str(Path(sys.executable).with_name("ensemble-ray")), "serve"]
+
+
+def refusal(tmp_path: Path, *arguments: str, **variables: str) -> str:
+    """What it says when it refuses; it started nothing."""
+    env = own_environment(tmp_path, **variables)
+    done = subprocess.run(  # noqa: S603  a command of ours
+        [*COMMAND, *arguments], env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180
+    )
+    assert done.returncode == 2, done.stderr
+    assert not list(tmp_path.glob("ray*"))
+    return done.stderr
+
+
+def test_a_wrong_team_a_missing_key_and_a_taken_port_are_refused(tmp_path: Path) -> None:
+    """S-SRV-61: before anything is started."""
+    write_team(tmp_path, "http://127.0.0.1:9/v1")
+    assert "There is no file 'taem.yaml'" in refusal(tmp_path, "taem.yaml")
+    assert KEY_VARIABLE in refusal(tmp_path, "team.yaml")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert f"127.0.0.1:{port}" in refusal(tmp_path, "team.yaml", "--port", port, **{KEY_VARIABLE: KEY})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")
+def test_it_serves_until_it_is_interrupted() -> None:
+    """S-SRV-61: it says the address, answers there, and leaves nothing behind."""
+    (port,) = free_ports(1)
+    with ModelServer(script, api_key=KEY) as models, own_directory() as directory:
+        write_team(directory, models.base_url)
+        env = own_environment(directory, **{KEY_VARIABLE: KEY})
+        command = [*COMMAND, "team.yaml", "--port", str(port)]
+        with program(command, log=directory / "log", env=env, cwd=directory) as running:
+            address = f"Serving [team] at http://127.0.0.1:{port}"
+            running.until(lambda: address in running.text, "the address")
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+            connection.request(
+                "POST", "/runs?wait=100", json.dumps({"inputs": {"topic": "x"}}), {"content-type": "application/json"}
+            )
+            answer = connection.getresponse()
+            assert (answer.status, json.loads(answer.read())["result"]["raw"]) == (200, "a line")
+            running.process.send_signal(signal.SIGINT)
+            assert running.process.wait(timeout=60) == 0
+        assert not running.members()
