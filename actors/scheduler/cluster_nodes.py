@@ -53,14 +53,20 @@ class ClusterNodes:
         return self._limits
 
     async def _watch(self) -> None:
-        """Look at the nodes until no run goes on."""
+        """Look at the nodes until no run goes on. One that is there for the first time counts at the next look.
+
+        A process that is sent to a node which has registered a moment ago ends up on another one (measured: after 0.7 s).
+        """
+        known = {node.node_id for node in self._limits.nodes}
         await asyncio.sleep(_LOOK_S)
         while self._is_needed():
             try:
-                limits = limits_of(await threads.run(_living))
+                living = await threads.run(_living)
             except Exception as error:  # noqa: BLE001  the cluster may be out of reach for a moment: look again
                 _log.warning("The cluster's nodes cannot be looked at: %s", message_of(error))
             else:
+                limits = limits_of([node for node in living if node.node_id in known])
+                known = {node.node_id for node in living}
                 if limits != self._limits:
                     self._limits = limits
                     self._on_change(limits)
