@@ -8,6 +8,7 @@ orders out (`process_groups`). Must never happen: anything that stays here of a 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -27,7 +28,7 @@ from ensemble_ray.execute.kinds import MOST_TEMPLATES, RefCountedCache
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.placement import Placement
 from ensemble_ray.plan.plan import MANAGER_KEY
-from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements, show_nodes
+from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements, room_for, show_nodes
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.runs.ownership import GRACE_S
 
@@ -263,8 +264,10 @@ class RunSession:
 
     def _grow(self, group: str, coming: int) -> None:
         """Start the processes that a group should have for what it does and what comes."""
+        requirements = self._placement.requirements_of(group)
         missing = self._placement.missing(
             group,
+            room=room_for(requirements, self._limits.nodes) if requirements else math.inf,
             alive=len(self._groups.alive(group)),
             in_flight=coming + self._groups.load(group),
             in_run=self._groups.size,

@@ -13,6 +13,7 @@ An agent is an id; a process costs about a second of start-up and 60 MB. Rules:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -152,7 +153,9 @@ class Placement:
             del self._shared[request.category, request.requirements]
         return None  # its processes serve the next agent
 
-    def missing(self, group: str, *, alive: int, in_flight: int, in_run: int, starting: int = 0) -> int:
+    def missing(
+        self, group: str, *, alive: int, in_flight: int, in_run: int, starting: int = 0, room: float = math.inf
+    ) -> int:
         """Return how many processes a group should get now.
 
         Args:
@@ -161,13 +164,14 @@ class Placement:
             in_flight: Tasks that they have or are about to get.
             in_run: Processes of all groups of the run.
             starting: Those of its processes that have not started yet, or wait for a node.
+            room: How many of its processes the nodes have room for.
         """
         found = self._groups[group]
         needed = max(0, found.begins_with - alive)
         is_open = any(request.replicas is None for request in found.members.values())
         if is_open and in_flight > GROWS_ABOVE:
             free_slots = max(0, self._max_own - in_run - needed)
-            needed += min(free_slots, max(0, self._most_replicas - alive - needed))
+            needed += min(free_slots, max(0, int(min(self._most_replicas, room)) - alive - needed))
         return needed if not found.requirements else min(needed, 0 if starting else 1)
 
     def _gets_own(self, request: PlacementRequest) -> bool:

@@ -13,7 +13,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["NOTHING", "Node", "ProcessDemand", "ResourceRequirements", "find_obstacle", "least_used", "show_nodes"]
+__all__ = [
+    "NOTHING",
+    "Node",
+    "ProcessDemand",
+    "ResourceRequirements",
+    "find_obstacle",
+    "least_used",
+    "room_for",
+    "show_nodes",
+]
 
 #: An amount that is compared with another may differ from it by rounding; Ray knows four places.
 _ROUNDING = 1e-6
@@ -111,6 +120,17 @@ def find_obstacle(demands: Iterable[ProcessDemand], nodes: Sequence[Node]) -> st
             who = ", ".join(dict.fromkeys(each.who for each in asking if name in each.requirements.amounts))
             return f"{who}: the processes ask for {amount:g} {name} together, and the nodes have {there:g}. {show_nodes(nodes)}"
     return None
+
+
+def room_for(requirements: ResourceRequirements, nodes: Sequence[Node]) -> float:
+    """Return how many processes that ask for that the nodes have room for when nothing else is there; there may be no end."""
+    amounts = requirements.amounts
+    fitting = [node for node in nodes if node.has(requirements)]
+    if not amounts:
+        return float("inf") if fitting else 0
+    return sum(
+        min(int((node.resources[name] + _ROUNDING) / amount) for name, amount in amounts.items()) for node in fitting
+    )
 
 
 def least_used(nodes: Sequence[Node], processes: Mapping[str, int]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import ray
 from ray.cluster_utils import Cluster
+from ray.util import list_named_actors
 
 from ensemble_ray import Agent, ChatMessage, ChatResponse, Ensemble, MapEnsemble, Task, ValidationError
 from ensemble_ray.runtime import ray_runtime_class
@@ -91,7 +92,7 @@ class Steps:
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
         self.head = str(self.cluster.head_node.node_id)
         self.desk = self.add(resources={"desk": 1}, labels={"zone": "a"})
-        self.runtime = ray_runtime_class()(self.cluster.address)
+        self.runtime = ray_runtime_class()(self.cluster.address, init_options={"namespace": "mine"})
         self.lines = Lines()
         logging.getLogger("ensemble_ray").addHandler(self.lines)
 
@@ -108,7 +109,7 @@ class Steps:
     @contextmanager
     def running(self, work: Callable[[], None]) -> Iterable[None]:  # type: ignore[misc]  # a context manager
         """Do work in a thread meanwhile; returns when it is done."""
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=work, daemon=True)  # a step that fails ends the program
         thread.start()
         yield
         thread.join(_PATIENCE_S)
@@ -122,7 +123,9 @@ class Steps:
         away = Agent(role="Away", goal="g", llm=Placed(), labels={"zone": "!a"}, num_cpus=1)
         plain = [Agent(role=f"Plain {n}", goal="g", llm=Placed()) for n in range(2)]
         answers = self.ask(asking, away, *plain, name="placed")
-        return {"answers": answers, "head": self.head, "desk": self.desk.node_id}
+        named = cast("list[dict[str, str]]", cast("Any", list_named_actors)(all_namespaces=True))
+        schedulers = [each["namespace"] for each in named if each["name"] == "scheduler"]
+        return {"answers": answers, "head": self.head, "desk": self.desk.node_id, "schedulers": schedulers}
 
     def refused(self) -> dict[str, object]:
         """Agents that the cluster has nothing for."""

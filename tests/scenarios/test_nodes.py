@@ -36,12 +36,13 @@ def came_of(log: Path, *steps: str, auth: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("auth", ["token", "disabled"])
 def test_agents_live_where_they_ask_to_and_what_no_node_has_is_refused(tmp_path: Path, auth: str) -> None:
-    """S-CLU-42, S-CLU-43, S-CLU-50, S-CLU-53: labels and resources name nodes, others are spread; with a token and without."""
+    """S-CLU-42, S-CLU-43, S-CLU-50, S-CLU-53, S-CLU-60: labels and resources name nodes, others are spread; with a token and without."""
     came = came_of(tmp_path / "log", "placed", "refused", auth=auth)
     placed = came["placed"]
     asking, away, *plain = placed["answers"]
     assert (asking, away) == (placed["desk"], placed["head"])
     assert set(plain) == {placed["desk"], placed["head"]}
+    assert placed["schedulers"] == ["ensemble_ray"]  # the driver is in a namespace of its own
     lacking, greedy, mapped = came["refused"]["texts"]
     assert "Agent 'Lacking' asks for num_gpus=1, which no node has. The cluster has" in lacking
     assert "desk 1; zone=a" in lacking

@@ -210,3 +210,11 @@ def test_groups_grow_when_nodes_have_come() -> None:
     assert placement.missing(group, alive=4, in_flight=100, in_run=4) == 0
     placement.resize(max_own=8, most_replicas=6)
     assert placement.missing(group, alive=4, in_flight=100, in_run=4) == 2
+
+
+def test_group_grows_no_further_than_its_nodes_have_room() -> None:
+    """S-CLU-46: one more would wait; what its agents ask for themselves, they get in any case."""
+    placement = placed(made("a", requirements=GPU), made("b", requirements=GPU, replicas=2))
+    a, b = placement.group_of("a"), placement.group_of("b")
+    assert [placement.missing(a, alive=n, in_flight=100, in_run=n, room=2) for n in range(3)] == [1, 1, 0]
+    assert placement.missing(b, alive=1, in_flight=100, in_run=1, room=1) == 1

@@ -12,6 +12,7 @@ from ensemble_ray.plan.requirements import (
     ResourceRequirements,
     find_obstacle,
     least_used,
+    room_for,
     show_nodes,
 )
 from ensemble_ray.testing import ScriptedModel
@@ -107,3 +108,13 @@ def test_next_process_is_where_the_fewest_are_for_each_processor() -> None:
     assert counts == {"a": 2, "b": 2, "c": 8}
     assert least_used([*nodes, Node(node_id="new", resources={"CPU": 2})], counts) == "new"
     assert least_used(nodes[:1], {}) == "head"
+
+
+def test_room_is_what_the_nodes_hold_when_nothing_else_is_there() -> None:
+    """S-CLU-46: each process on one node; labels alone take no room."""
+    nodes = [HEAD, DESK, Node(resources={"CPU": 8, "GPU": 1.5, "desk": 5}, labels={"zone": "a"})]
+    asked = ResourceRequirements(num_gpus=0.5, resources=(("desk", 1),))
+    assert room_for(asked, nodes) == 4
+    assert room_for(ResourceRequirements(num_gpus=0.1), [DESK]) == 10
+    assert room_for(ResourceRequirements(labels=(("zone", "a"),)), nodes) == float("inf")
+    assert room_for(ResourceRequirements(labels=(("zone", "b"),)), nodes) == 0
