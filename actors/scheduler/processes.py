@@ -84,8 +84,9 @@ class ProcessPool:
         Args:
             process_type: What it is for.
             requirements: What it asks of its node.
-            nodes: It should be on that of these which has the fewest; none: it does not matter.
+            nodes: It should be on that of these which has the fewest, unless it asks for something; none: it does not matter.
         """
+        nodes = () if requirements else nodes  # Ray finds one that has it
         wanted = (process_type, requirements, bool(nodes))
         for process in self._idle:
             if (process.type, process.requirements, bool(process.node_id)) == wanted and process.is_alive:

@@ -244,8 +244,8 @@ class RunSession:
         if template is not None:
             self._templates.use(key)
             try:
-                if self._check is not None and template.requirements:
-                    self._check(template, self._limits)
+                if self._check is not None and template.requirements and key not in self._placement:
+                    self._check(template, self._limits)  # later it waits for nodes that were lost
             except ValidationError as error:
                 self._report_undone(order, error)
                 return False

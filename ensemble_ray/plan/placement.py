@@ -106,6 +106,9 @@ class Placement:
         """All groups, in the order in which they were begun."""
         return tuple(self._groups)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._group_of
+
     def group_of(self, key: str) -> str:
         """Return where an agent lives.
 

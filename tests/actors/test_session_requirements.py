@@ -87,6 +87,19 @@ async def test_agent_that_comes_and_asks_for_too_much_has_its_tasks_failed() -> 
     assert work_of(handle) == ["b#0"]
 
 
+async def test_agent_that_has_its_process_waits_when_its_node_is_lost() -> None:
+    """S-CLU-52: what there was at its first task is not asked for again."""
+    bench = Bench()
+    bench.session.submit(orders("g", "a"), templates=[template("g", role="Painter", requirements=GPU)])
+    bench.session.resize(SessionLimits(max_own=4, most_replicas=3))
+    bench.session.submit(orders("g", "b"))
+    await turns()
+    assert (bench.reports, len(bench.pool.handles)) == ([], 1)
+    bench.pool.handles[0].placed.set()
+    await turns()
+    assert work_of(bench.pool.handles[0]) == ["a#0", "b#0"]
+
+
 async def test_group_grows_onto_nodes_that_have_come() -> None:
     """S-CLU-51: where it has enough to do; one that has not stays as it is."""
     bench = Bench()
