@@ -69,7 +69,7 @@ class RayRuntime:
         Raises:
             ValidationError: `shards` is not a number above 0.
         """
-        if not isinstance(shards, int) or isinstance(shards, bool) or shards < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  what callers without types pass
+        if not isinstance(shards, int) or isinstance(shards, bool) or shards < 1:
             raise ValidationError(f"RayRuntime shards must be > 0, got: {shards}")
         self._joined_at = address
         self._home = home

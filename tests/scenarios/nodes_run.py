@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -90,7 +90,7 @@ class Steps:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-        self.head = str(self.cluster.head_node.node_id)
+        self.head = str(cast("Any", self.cluster).head_node.node_id)
         self.desk = self.add(resources={"desk": 1}, labels={"zone": "a"})
         self.runtime = ray_runtime_class()(self.cluster.address, init_options={"namespace": "mine"})
         self.lines = Lines()
@@ -107,7 +107,7 @@ class Steps:
         return [output[task].raw for task in tasks]
 
     @contextmanager
-    def running(self, work: Callable[[], None]) -> Iterable[None]:  # type: ignore[misc]  # a context manager
+    def running(self, work: Callable[[], None]) -> Iterator[None]:
         """Do work in a thread meanwhile; returns when it is done."""
         thread = threading.Thread(target=work, daemon=True)  # a step that fails ends the program
         thread.start()
