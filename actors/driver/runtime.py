@@ -64,7 +64,7 @@ class RayRuntime:
                 `ENSEMBLE_RAY_STORE`.
             init_options: More arguments for `ray.init`.
             log_to_driver: Whether warnings of agents' processes, and what user code prints there, are logged here too.
-            shards: How many schedulers the runs are spread over, by their ids; > 0. One is enough for some hundred runs at once.
+            shards: How many schedulers the runs are spread over, by their ids; > 0.
 
         Raises:
             ValidationError: `shards` is not a number above 0.
