@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
+from ensemble_ray import InlineRuntime, ReviewDecision, decide
 from ensemble_ray.testing import ModelServer
 from tests.processes import Program, free_ports, own_directory, own_environment, program
-from tests.serve.teams import KEY, KEY_VARIABLE, script, write_map_reduce, write_team
+from tests.serve.teams import KEY, KEY_VARIABLE, script, write_asking_team, write_map_reduce, write_team
 
 ROOT = Path(__file__).resolve().parents[2]
 #: As the documentation says: the limit of bodies holds in Serve's proxy too.
@@ -111,7 +112,8 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
         (port,) = free_ports(1)
         config["http_options"]["port"] = port
         (application,) = config["applications"]
-        application["args"] = {"teams": [str(team), str(write_map_reduce(directory, models.base_url))]}
+        others = [write(directory, models.base_url) for write in (write_map_reduce, write_asking_team)]
+        application["args"] = {"teams": [str(team), *map(str, others)]}
         (directory / "serve.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         # RAY_ADDRESS=local: it must not join a cluster that happens to run on this machine.
         env = own_environment(directory, RAY_ADDRESS="local", **PROXY, **{KEY_VARIABLE: KEY})
@@ -214,6 +216,23 @@ def test_runs_are_gone_on_with_when_what_drives_them_dies(
     assert endpoint.ask("GET", f"/runs/{run_id}")[1]["result"]["raw"] == "a line"
     # What was on its way when the process died may be asked twice; nothing else is.
     assert len(models.requests) <= asked_before + calls + (3 if team == "many" else 0)
+
+
+def test_a_run_that_waits_goes_on_when_it_is_decided(endpoint: Endpoint) -> None:
+    """S-SRV-26, S-SRV-27, S-SRV-41: also when what drives it died meanwhile."""
+    body = {"ensemble": "asking", "inputs": {"topic": "x"}, "run_id": "asked"}
+    status, answer = endpoint.run(body)
+    assert (status, answer["status"]) == (202, "waiting"), endpoint.program.text
+    endpoint.kill("ray::RunDriver")
+    status, found = endpoint.ask("GET", "/runs/asked")
+    assert (status, found["status"]) == (200, "waiting")
+    (gate,) = found["reviews"]
+    decide("asked", gate["gate_id"], ReviewDecision.edit("mine"), runtime=InlineRuntime(home=endpoint.records))
+    events = list(endpoint.follow("asked"))
+    assert events[-1][2]["exit_reason"] == "completed", str(endpoint.ask("GET", "/runs/asked")[1]["error"])[:900]
+    assert [kind for _, kind, _ in events].count("review_decided") == 1
+    tasks = endpoint.ask("GET", "/runs/asked")[1]["result"]["tasks"]
+    assert [each["text"] for each in tasks] == ["mine", "a line"]
 
 
 def test_a_failure_is_answered_as_json(endpoint: Endpoint) -> None:
