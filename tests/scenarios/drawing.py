@@ -6,6 +6,7 @@ one thing after the other, so that what fails first, and what it leaves undone, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -135,7 +136,7 @@ class Draws:
         if self.is_ordered:
             ways = ["start", *branches, "end"]
             edges += [each for name in branches for each in self._again(name)]
-            edges += [GraphEdge(from_state=one, to_state=next_) for one, next_ in zip(ways, ways[1:], strict=False)]
+            edges += [GraphEdge(from_state=one, to_state=next_) for one, next_ in itertools.pairwise(ways)]
         else:
             edges += self._branches(branches, states)
         states["end"] = self.task([each for name in branches if isinstance(each := states[name], Task)])
