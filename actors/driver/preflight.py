@@ -19,8 +19,9 @@ from typing import Any, cast
 import cloudpickle
 
 from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.llm.openai import OpenAIChatModel
 
-__all__ = ["dump"]
+__all__ = ["dump", "dump_models"]
 
 #: Things that pickle but do not work in another process.
 _SILENTLY_WRONG = (
@@ -81,6 +82,35 @@ def dump(value: object, path: str) -> bytes:
     except Exception as error:
         culprit, reason = _culprit(value, path, error)
         raise ValidationError(f"{culprit} cannot travel to a worker process: {reason}. {_WAY_OUT}") from error
+
+
+def dump_models(value: object, path: str) -> tuple[bytes, list[OpenAIChatModel]]:
+    """Return the value as bytes, and the models of endpoints that are in it, however deep (S-CLU-4).
+
+    Args:
+        value: As for `dump`.
+        path: As for `dump`.
+
+    Raises:
+        ValidationError: as for `dump`.
+    """
+    body = dump(value, path)
+    finder = _ModelFinder(io.BytesIO(), protocol=5)
+    finder.dump(value)
+    return body, finder.models
+
+
+class _ModelFinder(_StrictPickler):
+    """Notes the models that it comes by."""
+
+    def __init__(self, file: io.BytesIO, *, protocol: int) -> None:
+        super().__init__(file, protocol=protocol)
+        self.models: list[OpenAIChatModel] = []
+
+    def persistent_id(self, obj: object) -> None:
+        """Note a model; it is pickled like all else."""
+        if isinstance(obj, OpenAIChatModel):
+            self.models.append(obj)
 
 
 def _dumps(value: object) -> bytes:
