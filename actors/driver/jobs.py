@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -28,6 +29,12 @@ _STOP_S = 30
 #: How long a log that breaks off is asked for again, s.
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.5
+#: Loggers of Ray that tell each step of a submission.
+_TALKATIVE = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
 
 
 class JobServer:
@@ -44,17 +51,19 @@ class JobServer:
             EnsembleError: it cannot be reached, or refuses.
         """
         shown = address or os.environ.get(_ADDRESS) or os.environ.get("RAY_ADDRESS") or "this machine"
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(logging.WARNING)
         try:
             with _addressed(address):
                 self._client = JobSubmissionClient()
-        except ray.exceptions.AuthenticationError as error:
+        except ray.exceptions.AuthenticationError:
             raise EnsembleError(
                 f"The job server at {shown} refuses: the cluster demands its token. Set RAY_AUTH_MODE=token, and "
                 "RAY_AUTH_TOKEN_PATH to the file that has it"
-            ) from error
+            ) from None  # a class of that name is also the error of a model's endpoint
         except Exception as error:  # Ray raises RuntimeError, ValueError, ConnectionError and those of its HTTP client
             raise EnsembleError(
-                f"No job server answers at {shown}: {message_of(error)}. It is the cluster's dashboard, on port 8265 of "
+                f"No job server answers at {shown}: {message_of(error).rstrip('.')}. It is the cluster's dashboard, on port 8265 of "
                 "the head node unless it was started otherwise, and needs 'ray[default]' there and here "
                 "(pip install 'ray[default]'); ray dashboard CLUSTER.yaml forwards it"
             ) from error

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
@@ -17,8 +18,8 @@ import ray.cloudpickle
 import ray.exceptions
 
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.driver.loading import modules_in
-from ensemble_ray.actors.driver.preflight import dump_models
+from ensemble_ray.actors.driver.loading import is_everywhere
+from ensemble_ray.actors.driver.preflight import dump_all
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.worker import node_report
 from ensemble_ray.definition.ensemble import EnsembleDefinition
@@ -43,27 +44,34 @@ def question_about(definition: object | None) -> NodeQuestion:
     Raises:
         ValidationError: something that must travel cannot (S-CONV-34).
     """
+    payloads: dict[str, bytes] = {}
     modules: set[str] = set()
     endpoints: list[EndpointQuestion] = []
-    for body, models in _travelling(definition):
-        modules |= modules_in(body)
-        endpoints += [found for model in models if (found := _endpoint_of(model)) not in endpoints]
+    for name, value in _travelling(definition):
+        found = dump_all(value, name)
+        if needed := {module for module in found.modules if not is_everywhere(module)}:
+            payloads[name] = found.body
+            modules |= needed
+        endpoints += [each for each in map(_endpoint_of, found.models) if each not in endpoints]
     return NodeQuestion(
-        packages=(*_PACKAGES, *_distributions_of(modules)), modules=sorted(modules), endpoints=tuple(endpoints)
+        packages=(*_PACKAGES, *_distributions_of(modules)),
+        payloads=payloads,
+        endpoints=tuple(dict.fromkeys(endpoints)),
     )
 
 
-def _travelling(definition: object | None) -> Iterator[tuple[bytes, Sequence[OpenAIChatModel]]]:
-    """Return what would travel of a team, with the models in it."""
+def _travelling(definition: object | None) -> Iterator[tuple[str, object]]:
+    """Return what travels of a team, by what its user calls it."""
     if isinstance(definition, EnsembleDefinition):
-        for agent in definition.agents or ():
-            yield dump_models(agent, f"Agent '{agent.role}'")
-        for task in definition.all_tasks:
-            yield dump_models(task, f"Task '{task.name or task.description[:40]}'")
-        yield dump_models((definition.llm, definition.manager_llm), "llm")
+        agents = (*(definition.agents or ()), *(task.agent for task in definition.all_tasks if task.agent is not None))
+        for agent in dict.fromkeys(agents):
+            yield f"Agent '{agent.role}'", agent
+        for number, task in enumerate(definition.all_tasks, start=1):
+            yield f"Task '{task.name or number}'", task.model_copy(update={"agent": None, "context": ()})
+        yield "llm", (definition.llm, definition.manager_llm)
     elif isinstance(definition, MapDefinition):
         # Factories stay in the caller's process; what they make of the items cannot be known before.
-        yield dump_models(definition.llm, "llm")
+        yield "llm", definition.llm
 
 
 def _endpoint_of(model: OpenAIChatModel) -> EndpointQuestion:
@@ -90,21 +98,22 @@ async def ask_nodes(question: NodeQuestion, *, timeout_s: float) -> NodesReport:
     """
     arguments = (
         tuple(question.packages),
-        tuple(question.modules),
+        dict(question.payloads),
         tuple((each.url, each.has_key) for each in question.endpoints),
         min(_ENDPOINT_S, timeout_s / 2),
     )
+    began = time.monotonic()
     # By value: a node may have another version of this package, or none.
     pickling = cast("Any", ray.cloudpickle)
     pickling.register_pickle_by_value(node_report)
     try:
         nodes = await threads.run(_living)
         asked = {node_id: spawn.on_node(node_report.describe_node, node_id).remote(*arguments) for node_id in nodes}
-        here = threads.run(lambda: node_report.describe_node(arguments[0], (), (), 0))
+        here = threads.run(lambda: node_report.describe_node(arguments[0], {}, (), 0))
         answers = await asyncio.gather(*(_answer(asked[node], nodes[node], node, timeout_s) for node in nodes))
     finally:
         pickling.unregister_pickle_by_value(node_report)
-    return NodesReport(here=_report("this process", "", await here), nodes=answers)
+    return NodesReport(here=_report("this process", "", await here), nodes=answers, duration_s=time.monotonic() - began)
 
 
 def _living() -> dict[str, str]:

@@ -1,20 +1,20 @@
 """What a node says of itself, found out in a process of that node. Travels by value.
 
-In: names of distributions and modules, endpoints. Out: plain data. Only Python's own library is used here, since a node
+In: names of distributions, pickles, endpoints. Out: plain data. Only Python's own library is used here, since a node
 may have another version of this package, or none; nothing is asked of a model, and no key is sent.
 """
 
 from __future__ import annotations
 
 import http.client
-import importlib
 import importlib.metadata
 import os
+import pickle
 import platform
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 __all__ = ["describe_node"]
@@ -23,13 +23,13 @@ _OPENAI = "https://api.openai.com/v1"
 
 
 def describe_node(
-    packages: Sequence[str], modules: Sequence[str], endpoints: Sequence[tuple[str, bool]], timeout_s: float
+    packages: Sequence[str], payloads: Mapping[str, bytes], endpoints: Sequence[tuple[str, bool]], timeout_s: float
 ) -> dict[str, object]:
-    """Return versions, modules that cannot be imported and endpoints that cannot be used, of this process's node.
+    """Return versions, what cannot be loaded and endpoints that cannot be used, of this process's node.
 
     Args:
         packages: Names of distributions.
-        modules: Modules to import.
+        payloads: Pickles to load, by what their user calls them.
         endpoints: Base URLs, and whether the model has a key of its own; an empty one: as this environment says.
         timeout_s: How long an endpoint may take to answer.
     """
@@ -37,7 +37,7 @@ def describe_node(
     return {
         "python": platform.python_version(),
         "packages": {name: _version_of(name) for name in packages},
-        "modules": {name: reason for name in modules if (reason := _import(name))},
+        "unloadable": {name: reason for name, body in payloads.items() if (reason := _load(body))},
         "endpoints": dict(_reach(url, has_key=has_key, timeout_s=timeout_s) for url, has_key in endpoints),
         "duration_s": time.monotonic() - began,
     }
@@ -50,10 +50,10 @@ def _version_of(name: str) -> str:
         return ""
 
 
-def _import(name: str) -> str:
-    """Import a module; return why it cannot be, empty where it can."""
+def _load(body: bytes) -> str:
+    """Load a pickle; return why it cannot be, empty where it can."""
     try:
-        importlib.import_module(name)
+        pickle.loads(body)  # noqa: S301  bytes of our own driver
     except Exception as error:  # noqa: BLE001  whatever a user's module raises is the answer
         return f"{type(error).__name__}: {error}"
     return ""

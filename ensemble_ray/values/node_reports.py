@@ -33,8 +33,8 @@ class NodeQuestion:
 
     #: names of distributions whose versions count
     packages: Sequence[str] = ()
-    #: modules of the user's that what travels names
-    modules: Sequence[str] = ()
+    #: pickles that name modules of the user's, by what the user calls them: `Agent 'Writer'`
+    payloads: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
     endpoints: Sequence[EndpointQuestion] = ()
 
 
@@ -49,8 +49,8 @@ class NodeReport:
     python: str = ""
     #: versions by distribution; empty: it is not installed
     packages: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: why modules cannot be imported, by name
-    modules: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: why pickles cannot be loaded, by what the user calls them
+    unloadable: Mapping[str, str] = field(default_factory=dict[str, str])
     #: why endpoints cannot be used, by shown URL; empty: they can be
     endpoints: Mapping[str, str] = field(default_factory=dict[str, str])
     #: why it could not be asked; empty: it was
@@ -64,7 +64,7 @@ class NodeReport:
             "node_id": self.node_id,
             "python": self.python,
             "packages": dict(self.packages),
-            "modules": dict(self.modules),
+            "unloadable": dict(self.unloadable),
             "endpoints": dict(self.endpoints),
             "refusal": self.refusal,
             "duration_s": round(self.duration_s, 3),
@@ -78,6 +78,8 @@ class NodesReport:
     #: of the process that asks
     here: NodeReport
     nodes: Sequence[NodeReport]
+    #: how long it took to ask all of them
+    duration_s: float = 0.0
 
     @property
     def is_fine(self) -> bool:
@@ -102,8 +104,8 @@ class NodesReport:
 
 
 def _failures(node: NodeReport) -> Iterator[tuple[str, str]]:
-    for name, reason in node.modules.items():
-        yield f"module {name}: {reason}", _SHIP
+    for name, reason in node.unloadable.items():
+        yield f"{name} cannot be loaded: {reason}", _SHIP
     for url, reason in node.endpoints.items():
         if reason:
             yield f"{url}: {reason}", _REACH

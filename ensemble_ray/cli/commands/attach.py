@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.commands.run import AsJson, Quiet
-from ensemble_ray.cli.commands.submit import JobAddress
 from ensemble_ray.cli.inputs.records import RunName, own_store, say_where
 from ensemble_ray.cli.view.terminal import FAILED, FINE, INTERRUPTED, WAITING, own_command, say, show_answer, show_json
 
@@ -38,7 +37,10 @@ _CODES = {"completed": FINE, "cancelled": INTERRUPTED, "waiting": WAITING}
 def attach(
     run: RunName,
     *,
-    address: JobAddress = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="URL", help="Watch it on the cluster of that job server: http://HOST:8265."),
+    ] = None,
     wait: Annotated[
         bool,
         typer.Option("--wait", help="Stay also while the run is interrupted, or waits for reviews, until it goes on."),

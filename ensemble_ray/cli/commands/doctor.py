@@ -82,7 +82,7 @@ def _check_cluster(team: str | None, address: str | None, *, as_json: bool) -> i
     from ensemble_ray.loader import load_runnable
     from ensemble_ray.process.loop import run_blocking
 
-    definition = None if team is None else load_runnable(team)
+    definition = None if team is None else load_runnable(team, needs_keys=False)
     found = run_blocking(ray_runtime_class()(place).check_nodes(definition))
     if as_json:
         show_json(node_data(found))

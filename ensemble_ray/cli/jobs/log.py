@@ -7,10 +7,15 @@ writes each result in one line of JSON behind a mark that nobody else knows (`te
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 __all__ = ["JobLog", "LogLine"]
+
+
+#: What Ray says of the job itself.
+_OF_RAY = re.compile(r"[\d-]+ [\d:,]+\s+INFO job_manager\.py:\d+ -- ")
 
 
 class LogLine(NamedTuple):
@@ -44,13 +49,16 @@ class JobLog:
             yield from self._split(rest)
 
     def _split(self, line: str) -> Iterator[LogLine]:
+        if _OF_RAY.match(line):
+            return
         before, mark, found = line.partition(self._mark)
         if not mark:
             yield LogLine(line, is_result=False)
             return
         try:
             result = json.loads(found)
-        except ValueError:  # Ray's own line about the command that it starts
+        except ValueError:  # the command, shown by somebody
+            yield LogLine(line, is_result=False)
             return
         if before:  # somebody wrote a line without an end
             yield LogLine(before, is_result=False)

@@ -21,7 +21,7 @@ _COLUMNS = ("ray", "ensemble-ray")
 
 def node_lines(found: NodesReport) -> Sequence[str]:
     """Return the table: a row for each node, below it what is wrong there and what to do about it."""
-    rows: list[tuple[str, ...]] = [("", "node", "Python", *_COLUMNS, "modules", "endpoints")]
+    rows: list[tuple[str, ...]] = [("", "node", "Python", *_COLUMNS, "code", "endpoints")]
     rows += [_row(found, node) for node in found.nodes]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -30,7 +30,8 @@ def node_lines(found: NodesReport) -> Sequence[str]:
         table += [line, *_problem_lines(found, node)]
     wrong = sum(bool(found.problems(node)) for node in found.nodes)
     count = count_noun(len(found.nodes), "node")
-    return (*table, f"{wrong} of {count} cannot run it." if wrong else f"{count} can run it.")
+    verdict = f"{wrong} of {count} cannot run it" if wrong else f"{count} can run it"
+    return (*table, f"{verdict}; asked in {found.duration_s:.1f} s")
 
 
 def node_data(found: NodesReport) -> dict[str, object]:
@@ -48,10 +49,10 @@ def _row(found: NodesReport, node: NodeReport) -> tuple[str, ...]:
     if node.refusal:
         return (mark, name, *("?" for _ in range(len(_COLUMNS) + 3)))
     versions = (screen_line(node.packages.get(each, "") or "missing", _TEXT) for each in _COLUMNS)
-    modules = f"{len(node.modules)} missing" if node.modules else "ok"
+    code = f"{len(node.unloadable)} fail" if node.unloadable else "ok"
     out_of_reach = sum(map(bool, node.endpoints.values()))
     endpoints = f"{out_of_reach} of {len(node.endpoints)} fail" if out_of_reach else f"{len(node.endpoints)} ok"
-    return (mark, name, screen_line(node.python, _TEXT), *versions, modules, endpoints if node.endpoints else "-")
+    return (mark, name, screen_line(node.python, _TEXT), *versions, code, endpoints if node.endpoints else "-")
 
 
 def _problem_lines(found: NodesReport, node: NodeReport) -> Iterator[str]:
