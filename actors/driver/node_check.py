@@ -1,4 +1,4 @@
-"""Whether all nodes of a cluster fit a team, found out before anything is asked of a model (S-CLU-1 to S-CLU-9).
+"""Whether all nodes of a cluster fit a team, found out before anything is asked of a model (S-CLU-1 to S-CLU-6).
 
 In: what would travel of a team. Out: what each node says of itself, beside this process. One task per node, pinned to it; what
 has not answered in time is named. `preflight` makes what travels, `scheduler.loading` loads a run's own bytes once more.

@@ -117,15 +117,12 @@ class _Watch:
                 display.note(await self._wait_until_it_goes_on())
                 follower = RunFollower(self._store, self._run_id, after=follower.cursor)
 
-    @staticmethod
-    async def _read_to_end(follower: RunFollower, display: Display, events: FollowedEvents) -> bool:
+    async def _read_to_end(self, follower: RunFollower, display: Display, events: FollowedEvents) -> bool:
         """Show messages until no more come; return whether the run has ended for good."""
-        last = ""
         while not follower.is_over:
-            messages = await follower.read(_READ_S)
-            _show(display, events, messages)
-            last = str(messages[-1].data.get("exit_reason", "")) if messages else last
-        return last not in {"interrupted", "waiting"}
+            _show(display, events, await follower.read(_READ_S))
+        found = await self._store.summary(self._run_id)
+        return found is None or found.state.is_final
 
     async def _wait_until_it_goes_on(self) -> str:
         """Return when somebody works on the run again, or it has ended; with what to say of it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import ReviewDecision, decide, pending_reviews, resume
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.loader import load_runnable
 from tests.command_line import Call
@@ -97,3 +98,26 @@ def test_doctor_says_which_cluster_it_lacks(folder: Path, call: Call) -> None:
     assert call("doctor", "team.yaml").code == 2
     inline = call("run", "none:team", "--check-nodes")
     assert inline.code == 2
+
+
+def test_a_run_that_waits_is_watched_on_when_it_goes_on(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """S-CLU-24: with --wait, through the decision, to the output."""
+    (folder / "waiting_team.py").write_text("def write(context):\n    return 'sorry'\n", encoding="utf-8")
+    (folder / "team.yaml").write_text(
+        'review_wait: detach\ntasks:\n  draft: {description: A, handler: "waiting_team:write", review: {timeout: 0}}\n',
+        encoding="utf-8",
+    )
+    assert invoke(["run", "team.yaml", "--run-id", "r"]) == 4
+    capfd.readouterr()
+    codes: list[int] = []
+    watching = threading.Thread(target=lambda: codes.append(invoke(["attach", "r", "--wait"])))
+    watching.start()
+    said = ""
+    while " of 1 tasks" not in said:
+        said += capfd.readouterr().err
+        assert watching.is_alive(), said
+    (review,) = pending_reviews()
+    decide("r", review.gate_id, ReviewDecision.continue_execution())
+    resume("r")
+    watching.join(60)
+    assert (codes, capfd.readouterr().out) == ([0], "sorry\n")
