@@ -120,6 +120,7 @@ from ensemble_ray.plan.synthesis import AgentSynthesizer as AgentSynthesizer
 from ensemble_ray.plan.synthesis import SynthesisContext as SynthesisContext
 from ensemble_ray.plan.templates import resolve_template as resolve_template
 from ensemble_ray.ports import ChatModel as ChatModel
+from ensemble_ray.ports import CustomToolMetrics as CustomToolMetrics
 from ensemble_ray.ports import StreamingChatModel as StreamingChatModel
 from ensemble_ray.ports import StructuredChatModel as StructuredChatModel
 from ensemble_ray.ports import ToolMetrics as ToolMetrics
@@ -257,6 +258,7 @@ __all__ = [
     "CostConfiguration",
     "CostEstimate",
     "CustomSchemaAgentTool",
+    "CustomToolMetrics",
     "DateTimeTool",
     "DeadLetters",
     "DefaultManagerPromptStrategy",

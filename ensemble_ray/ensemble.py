@@ -156,7 +156,7 @@ async def streamed(begun: Run, updates: AsyncIterable[Update]) -> AsyncGenerator
             yield each
         yield await begun.aresult()
     finally:
-        if not begun.state.is_final:
+        if begun.state.is_going_on:
             await begun.acancel()
 
 

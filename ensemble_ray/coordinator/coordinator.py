@@ -5,7 +5,8 @@ that has the run's factories. What differs stands in the run's source, its `RunT
 1. The source decides. It is told everything by one task of the loop, in order, which carries out what it answers.
 2. A stimulus is in the journal before the source is told. It need not be committed: a task's own facts are, so that a lost
    one is told again (S-DUR-30). A wish to cancel and an answer of user code are nobody else's facts, and are waited for:
-   what another process records must not follow from an answer that is lost (S-LOOP-54).
+   what another process records must not follow from an answer that is lost (S-LOOP-54). So is a completion where their
+   order decides what follows (S-DUR-136).
 3. A task's first result counts; a late one of a process that was replaced is not even a fact (S-PAR-12).
 4. It holds outputs as it got them and looks into none, so that a scheduler's process runs no user code.
 """
@@ -38,6 +39,7 @@ from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Completed,
+    Continued,
     Decided,
     Evaluated,
     Exited,
@@ -136,6 +138,10 @@ class Coordinator(Generic[Order, Result, Outcome]):
         self.notify(Decided(at=self._journal.now(), gate=gate, verdict=verdict, text=text))
         return True
 
+    def go_on(self, instances: Sequence[str]) -> None:
+        """Start these tasks again, which were put down at gates."""
+        self.notify(Continued(at=self._journal.now(), instances=tuple(instances)))
+
     def deliver(self, results: Sequence[Result]) -> None:
         """Take results of the executor."""
         try:
@@ -149,12 +155,14 @@ class Coordinator(Generic[Order, Result, Outcome]):
     def notify(self, *stimuli: Stimulus) -> None:
         """Tell the source, after everything that it was told before."""
         self._inbox.extend(stimuli)
-        self._open.difference_update([each.instance for each in stimuli if isinstance(each, _ENDS)])
+        for each in stimuli:
+            if isinstance(each, _ENDS):
+                self._open.discard(each.instance)
         self._woken.set()
 
     def submit(self, orders: Sequence[Order]) -> None:
         """Hand orders to the executor."""
-        self._in_flight.update(order.instance for order in orders)
+        self._in_flight.update([order.instance for order in orders])
         self._executor.start(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
@@ -189,10 +197,11 @@ class Coordinator(Generic[Order, Result, Outcome]):
         if not stimuli:
             return
         is_wish = isinstance(stimuli[0], CancelRequested)
-        is_alone = is_wish or any(isinstance(each, Evaluated) for each in stimuli)
+        waited_for = (Evaluated, Completed) if self._tasks.depends_on_order else (Evaluated,)
+        is_needed = is_wish or any(isinstance(each, waited_for) for each in stimuli)
         facts = self._tasks.encode(stimuli)
         if facts:
-            await self._journal.append(*facts, until=Persistence.COMMITTED if is_alone else Persistence.QUEUED)
+            await self._journal.append(*facts, until=Persistence.COMMITTED if is_needed else Persistence.QUEUED)
         self._carry_out(self._source.handle(*stimuli))
         if is_wish and self._cancelling is not None and not self._cancelling.done():
             self._cancelling.set_result(None)
@@ -244,7 +253,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
             else:
                 fresh.append(start)
         if fresh:
-            self._open.update(start.instance for start in fresh)
+            self._open.update([start.instance for start in fresh])
             self._tasks.make(fresh)
 
     def _stop(self, instances: Sequence[str]) -> None:

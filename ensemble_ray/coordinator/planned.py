@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Generic, Never, TypeVar
 from ensemble_ray.coordinator.later_reflections import LaterReflections
 from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
+from ensemble_ray.coordinator.put_down import PutDown
+from ensemble_ray.coordinator.recorded_results import RecordedResults
 from ensemble_ray.coordinator.start_orders import gather_context, revision_of
 from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations
 from ensemble_ray.errors import RecordError, StaleEpochError
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded, WarnLeftOut, WarnOversized
     from ensemble_ray.schedule.source import Source
-    from ensemble_ray.values.reviews import OpenReview
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["LOGGER", "PlannedTasks"]
@@ -100,8 +101,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._header = header
         self._preamble = preamble
         self._resumed = resumed
-        #: tasks of which the record gives the result when they are started
-        self._recorded: set[str] = set() if resumed is None else set(resumed.results)
+        self._recorded = RecordedResults(resumed)
         self._outputs = outputs
         self._bodies = bodies
         self._completed: list[str] = []
@@ -110,9 +110,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
-        self._open_reviews: list[OpenReview] = []
+        self.put_down = PutDown()
         self._errors: list[RecordedError] = []
         self._started_at = journal.now()
+        self.depends_on_order = plan.depends_on_order  # see `RunTasks`
 
     # Beginning.
 
@@ -153,8 +154,11 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     def _stopped(self, instance: str) -> Stimulus:
         """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
-        recorded = self._take_recorded(instance)
-        return Cancelled(at=self._journal.now(), instance=instance) if recorded is None else self._keep(recorded)
+        recorded = self._recorded.take(instance)
+        if recorded is not None:
+            return self._keep(recorded)
+        self._unfinished += self._recorded.stopped(instance)
+        return Cancelled(at=self._journal.now(), instance=instance)
 
     def _repeats(self, stimulus: Stimulus) -> bool:
         """Whether the source is to be told that again; takes what the record gives for its task.
@@ -164,31 +168,26 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         one that the source itself wants stopped, as a join does with branches that it needs no more (S-GRAPH-97).
         """
         if isinstance(stimulus, Cancelled):
-            return self.source.is_cancelling(stimulus.instance)
+            is_wanted = self.source.is_cancelling(stimulus.instance)
+            if is_wanted:
+                self._unfinished += self._recorded.stopped(stimulus.instance)
+            return is_wanted
         if isinstance(stimulus, Waiting):
             return self.source.is_running(stimulus.instance)
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
         is_running = self.source.is_running(stimulus.instance)
-        result = self._take_recorded(stimulus.instance) if is_running else None
+        result = self._recorded.take(stimulus.instance) if is_running else None
         if result is None:
             return False
         self._keep(result)
         return True
 
-    def _take_recorded(self, instance: str, *, wants_text: bool = False) -> TaskResult[Output, Failure] | None:
-        """Return the recorded result of a task, once; None where there is none."""
-        if self._resumed is None or instance not in self._recorded:
-            return None
-        self._recorded.remove(instance)
-        result = self._resumed.results[instance]
-        return result if wants_text else replace(result, text=None)
-
     # Orders.
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
         """Return what the record says came of a task."""
-        recorded = self._take_recorded(start.instance, wants_text=start.wants_text)
+        recorded = self._recorded.take(start.instance, wants_text=start.wants_text)
         return () if recorded is None else (self._keep(recorded),)
 
     def make(self, starts: Sequence[Start]) -> None:
@@ -223,6 +222,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             wants_text=start.wants_text,
             description=node.description,
             is_reflected_later=self._later.is_later(node.key),
+            is_again=self.put_down.pick_up(start.instance),
         )
 
     def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
@@ -291,10 +291,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 self._note_failure(result, error_type, message)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
+                failure = self._recorded.most_of(result)
                 self._unfinished.extend(() if failure is None else ((result.instance, failure),))
                 if result.status == "waiting":
-                    self._open_reviews += result.open_reviews
-                    return Waiting(at=result.at, instance=instance)
+                    return self.put_down.keep(result)
                 if result.status == "exited":
                     has_output = self._keep_output(result)  # where a gate behind it ended the run
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
@@ -385,7 +385,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             units=ending.units,
             unit_failures=ending.unit_failures,
             raised=() if self._units is None else tuple(self._units.raised),
-            open_reviews=tuple(self._open_reviews) if ending.state is RunState.WAITING else (),
+            open_reviews=self.put_down.waited_for(ending),
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)

@@ -108,6 +108,11 @@ class Opening:
 class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
     """The tasks of one run: what they are made of, what is recorded of them, what came of them."""
 
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether a run that goes on must find the order in which tasks completed, and not only that they did."""
+        ...
+
     async def open(self, source: Source, reporter: TaskReporter[OrderT_co]) -> Opening:
         """Begin, or go on: put that on record."""
         ...

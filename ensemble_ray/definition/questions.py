@@ -68,7 +68,7 @@ def stream_events(
         yield from begun.events()
         yield build_answer(asked, begun.result())
     finally:
-        if not begun.state.is_final:
+        if begun.state.is_going_on:
             begun.cancel()
             begun.join(_RELEASE_S)
 

@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.execute.memory_use import MemoryUse
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.ports.memory import MemoryOperationListener
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import is_inside_unit
@@ -36,7 +37,10 @@ from ensemble_ray.values.trace import (
 )
 from ensemble_ray.values.value import utc_of
 
-__all__ = ["CallOutcome", "DelegationEffect", "ModelEffect", "TaskEffects", "ToolEffect", "captured"]
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import FactData
+
+__all__ = ["CallOutcome", "DelegationEffect", "ModelEffect", "TaskEffects", "ToolEffect", "captured", "is_doing"]
 
 #: What came of a tool request (S-TRC-31, S-DUR-26).
 CallOutcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
@@ -154,6 +158,11 @@ def _parsed_input(arguments: str) -> dict[str, object] | None:
     return cast("dict[str, object]", parsed) if isinstance(parsed, dict) else None
 
 
+def is_doing(data: FactData) -> bool:
+    """Whether a fact tells of something that a task did; what it remembered stands in its prompts."""
+    return data.IS_EFFECT and not isinstance(data, MemoryRecalled | MemoryStored)
+
+
 @dataclass(slots=True, kw_only=True)
 class TaskEffects:
     """Everything one task did so far."""
@@ -181,6 +190,8 @@ class TaskEffects:
     is_outcome_unknown: bool = False
     #: path of the execution
     instance: str = ""
+    #: whether the record has anything that it did
+    is_recorded: bool = False
     #: what a context budget cut, request by request where that changed (S-MEM-136)
     context_cuts: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
     #: tokens that an endpoint of embeddings read for its memory (S-MEM-128)
@@ -199,21 +210,23 @@ class TaskEffects:
         if self.is_handler:
             input_tokens = output_tokens = 0
         else:
-            input_tokens = add_tokens(UNKNOWN_TOKENS if u is None else u.input_tokens for u in usages)
-            output_tokens = add_tokens(UNKNOWN_TOKENS if u is None else u.output_tokens for u in usages)
-        input_tokens = add_tokens((input_tokens, self.embedding_tokens))
+            # Lists, here and below: each entry of a generator is a call more, for every task of every run.
+            input_tokens = add_tokens([UNKNOWN_TOKENS if u is None else u.input_tokens for u in usages])
+            output_tokens = add_tokens([UNKNOWN_TOKENS if u is None else u.output_tokens for u in usages])
+        if self.embedding_tokens:
+            input_tokens = add_tokens((input_tokens, self.embedding_tokens))
         return TaskMetrics(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             total_tokens=add_tokens((input_tokens, output_tokens)),
-            llm_latency=timedelta(seconds=sum(model.latency_s for model in self.models)),
-            tool_execution_time=timedelta(seconds=sum(tool.duration_s for tool in tools)),
+            llm_latency=timedelta(seconds=sum([model.latency_s for model in self.models])),
+            tool_execution_time=timedelta(seconds=sum([tool.duration_s for tool in tools])),
             prompt_build_time=timedelta(seconds=self.prompt_build_s),
             llm_call_count=len(self.models),
             tool_call_count=self.tool_call_count,
             retry_count=self.retry_count,
-            incomplete_answers=sum(incomplete_reason(model.response) is not None for model in self.models),
-            delegation_count=sum(each.is_started for each in self.delegations),
+            incomplete_answers=sum([incomplete_reason(model.response) is not None for model in self.models]),
+            delegation_count=sum([each.is_started for each in self.delegations]),
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
             memory_retrieval_time=timedelta() if self.memory is None else self.memory.reading_time,
             memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,
@@ -233,7 +246,7 @@ class TaskEffects:
             completed_at=completed,
             duration=completed - started,
             prompts=self.prompts,
-            llm_interactions=tuple(self._interaction(index, model) for index, model in enumerate(self.models)),
+            llm_interactions=tuple([self._interaction(index, model) for index, model in enumerate(self.models)]),
             delegations=tuple(
                 each.as_trace(self.agent_role, is_nested=not self.is_manager) for each in self.delegations
             ),
@@ -242,6 +255,10 @@ class TaskEffects:
             metrics=metrics,
             metadata=self.metadata,
         )
+
+    def stopped(self, trace: TaskTrace) -> TaskTrace | None:
+        """Return the trace of a task that was stopped; None where it had done nothing that its record tells of (S-DUR-138)."""
+        return trace.replace(metadata={**trace.metadata, "state": "cancelled"}) if self.is_recorded else None
 
     @property
     def metadata(self) -> dict[str, object]:
@@ -268,7 +285,7 @@ class TaskEffects:
             response_type="final_answer" if model.is_final else "tool_calls",
             response_text=model.response.text if model.is_final else None,
             finish_reason=unusual_finish_reason(model.response),
-            tool_calls=tuple(self._tool(tool) for tool in model.tools),
+            tool_calls=tuple([self._tool(tool) for tool in model.tools]),
             messages=model.messages,
         )
 

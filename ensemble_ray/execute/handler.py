@@ -82,7 +82,8 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
     try:
         with use_reviews(reviews):
             returned = await scope.ports.callables.evaluate(callable_path(order.key, "handler"), context)
-    except (asyncio.CancelledError, ExitEarlyError):
+    except (asyncio.CancelledError, ExitEarlyError) as stopped:
+        scope.effects.is_outcome_unknown = isinstance(stopped, asyncio.CancelledError)
         raise
     except USER_ERRORS as error:
         if reviews is not None:

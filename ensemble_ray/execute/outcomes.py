@@ -6,7 +6,7 @@ Both are generic in how outputs and failures are held: as objects, or as bytes i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, cast
 
 from typing_extensions import TypeVar
@@ -38,6 +38,11 @@ class Resumed(Generic[Output_co, Failure_co]):
     #: by instance: tasks whose output or failure is recorded, whether or not the source was told; a result is made when it
     #: is asked for, and has no output where the run's outputs have a recorded one to be recalled
     results: Mapping[str, TaskResult[Output_co, Failure_co]]
+    #: by instance: what is known of tasks of which no end is recorded, such as those that a join stopped; made where some
+    #: of them are not to run again
+    stopped: Mapping[str, TaskResult[Output_co, Failure_co]] = field(
+        default_factory=dict[str, "TaskResult[Output_co, Failure_co]"]
+    )
     #: whether only its owner's process was replaced; else somebody wants it to go on, also after a cancellation
     is_restart: bool = False
 

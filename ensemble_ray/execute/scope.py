@@ -5,11 +5,13 @@ Parts note facts and publish events through it; none of them holds the runner.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.events import Event
+from ensemble_ray.execute.effects import is_doing
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import Clock, EventSink, Journal, Reviewer, ToolMetrics
     from ensemble_ray.ports.memory import RunMemory
     from ensemble_ray.ports.services import Services
+    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["RunnerPorts", "TaskScope"]
 
@@ -81,13 +85,26 @@ class TaskScope:
         """Whether it is the task of a hierarchical run's manager."""
         return self.context.hierarchy is not None and not self.order.depth
 
+    @property
+    def delegated(self) -> tuple[tuple[str, TaskOutput], ...]:
+        """The outputs of a manager's workers, by role, in the order in which they were done (S-HIER-6)."""
+        given = [each.output for each in self.effects.delegations if each.output is not None] if self.is_manager else []
+        return tuple((each.agent_role, each) for each in sorted(given, key=lambda output: output.completed_at))
+
+    @property
+    def failed_delegations(self) -> tuple[TaskTrace, ...]:
+        """The traces of a manager's workers that failed; their tokens were spent (S-TRC-43)."""
+        attempts = self.effects.delegations if self.is_manager else []
+        return tuple(each.trace for each in attempts if each.output is None and each.trace is not None)
+
     def recorded(self, name: str, wanted: type[D]) -> Fact[D] | None:
         """Return the effect recorded under that name, which is not performed again; None when there is none.
 
         Raises:
             RecordError: something of it is missing.
         """
-        found = find_fact(self.recorded_facts, name, wanted)
+        # Empty, as a rule: asked at every step, it is looked at before anything is looked up.
+        found = find_fact(self.recorded_facts, name, wanted) if self.recorded_facts else None
         return None if found is None else require_usable(found)
 
     @property
@@ -112,9 +129,21 @@ class TaskScope:
             RecordError: the store refused it.
         """
         order = self.order
+        self.effects.is_recorded = self.effects.is_recorded or any(map(is_doing, data))
         now = self.ports.clock.now() if at is None else at
         facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
         await self.ports.journal.append(facts, epoch=order.epoch, until=until)
+
+    async def note_end(self, *data: FactData) -> None:
+        """Put the task's end on record, committed.
+
+        Whoever wants it stopped meanwhile comes too late: the run must say what its record does (S-DUR-138).
+        """
+        noting = asyncio.ensure_future(self.note(self.order.instance, *data, until=Persistence.COMMITTED))
+        try:
+            await asyncio.shield(noting)
+        except asyncio.CancelledError:
+            await noting
 
     def emit(self, event_type: type[Event], build: Callable[[], Event]) -> None:
         """Publish an event, building it only if somebody wants its type."""

@@ -257,6 +257,11 @@ class StimulusRecorded(FactData):
         """Whether a task had given its output."""
         return self.type == "TaskCompleted" or (self.type == "TaskExited" and self.fields.get("has_output") is True)
 
+    @property
+    def is_cancellation(self) -> bool:
+        """Whether a task was stopped."""
+        return self.type == "TaskCancelled"
+
     def to_data(self) -> dict[str, object]:
         """Return it as it is recorded."""
         data = {"type": self.type, **self.fields}

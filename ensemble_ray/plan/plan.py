@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
-from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order, members_of
+from ensemble_ray.plan.units import ForkEntry, GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order, members_of
 from ensemble_ray.values.messages import JsonValue
 
 __all__ = ["MANAGER_KEY", "MANAGER_ROLE", "AgentEntry", "HierarchyRules", "Node", "Plan"]
@@ -129,6 +129,18 @@ class Plan:
         waits_for = {node.key: node.context for node in self.nodes}
         waits_for |= {unit.key: unit.context if isinstance(unit, LoopUnit) else () for unit in self.units}
         return in_waiting_order([key for key in waits_for if key not in inside], waits_for)
+
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether the order in which tasks completed decides what others are called, or what they are given.
+
+        So it is where branches of a graph run side by side, whose steps are numbered as they start, and where phases may send
+        one phase back.
+        """
+        has_fork = any(
+            isinstance(entry, ForkEntry) for unit in self.units if isinstance(unit, GraphUnit) for entry in unit.edges
+        )
+        return has_fork or sum(isinstance(unit, PhaseUnit) for unit in self.units) > 1
 
     @property
     def has_levels(self) -> bool:

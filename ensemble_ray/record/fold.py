@@ -91,8 +91,9 @@ class RunFold:
         self._tasks: dict[str, TaskFold] = {}
         #: work that tasks handed on, by instance; each belongs to the one that asked for it
         self._delegated: dict[str, TaskFold] = {}
-        #: instances in the order in which the scheduler was told of their completion
+        #: instances in the order in which the scheduler was told of their completion, and of any end
         self._completed: list[str] = []
+        self._ended: dict[str, None] = {}
         #: of a plan that has any
         self._units: RecordedUnits | None = None
         #: what the record has lost
@@ -124,11 +125,18 @@ class RunFold:
             case LossAccepted(reason=reason):
                 self._lost.append(reason)
             case told if not fact.is_of_run:
-                if isinstance(told, StimulusRecorded) and told.is_completion:
-                    self._completed.append(fact.instance)
+                if isinstance(told, StimulusRecorded):
+                    self._note_end(fact.instance, told)
                 self._fold_of(fact.instance).apply(fact)
             case _:
                 pass
+
+    def _note_end(self, instance: str, told: StimulusRecorded) -> None:
+        """Note the places of a task among those that ended, and among those that completed."""
+        self._ended.pop(instance, None)
+        self._ended[instance] = None
+        if told.is_completion:
+            self._completed.append(instance)
 
     def _read_places(self, plan: Mapping[str, object]) -> None:
         agents = [*map(as_mapping, as_sequence(plan.get("agents")))]
@@ -323,16 +331,20 @@ class RunFold:
         return self._run_id, self._started_at
 
     def _in_order(self) -> list[TaskFold]:
-        """Known tasks: completed ones in the order of completion, then failed ones, then those never finished.
+        """Known tasks: completed ones in the order of completion, then failed ones, then those never finished, as they ended.
 
         Those of a planned map-reduce: in the order of levels (S-MR-90).
         """
         if "shown_as" in self._plan:
             return [fold for key in self._nodes if (fold := self._tasks.get(instance_of(key))) and fold.is_recorded]
-        positions = {instance: position for position, instance in enumerate(dict.fromkeys(self._completed))}
+        completed, ended = (
+            {instance: position for position, instance in enumerate(dict.fromkeys(each))}
+            for each in (self._completed, self._ended)
+        )
 
         def rank(fold: TaskFold) -> tuple[int, int]:
             group = 2 if fold.is_unfinished else 0 if fold.output is not None else 1
+            positions = ended if group else completed
             return group, positions.get(fold.instance, len(positions))
 
         return sorted((fold for fold in self._tasks.values() if fold.is_recorded), key=rank)

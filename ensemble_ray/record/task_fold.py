@@ -26,7 +26,7 @@ from ensemble_ray.facts.effects import (
     is_making_agent,
     read_request,
 )
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_text
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
@@ -77,6 +77,9 @@ class TaskFold:
     #: newest result of its handler, which is no turn of a model, and whether there are facts of it
     _handler: ToolReturned | None = None
     _has_handler: bool = False
+    #: whether it asked for the end of the run, and whether it was stopped and did nothing since
+    _has_exited: bool = False
+    _is_cancelled: bool = False
     #: its review gates by name, and what is known of the work that it handed on, by the call's name
     _gates: dict[str, GateFold] = field(default_factory=dict[str, GateFold])
     _workers: dict[str, TaskFold] = field(default_factory=dict[str, "TaskFold"])
@@ -96,6 +99,7 @@ class TaskFold:
         if is_making_agent(fact):
             return
         data = fact.data
+        self._is_cancelled = isinstance(data, StimulusRecorded) and data.is_cancellation
         if not isinstance(data, StimulusRecorded):
             self._last_at = max(self._last_at, fact.at)
             begun = began_at(fact)
@@ -105,6 +109,8 @@ class TaskFold:
                 self.output = output
             case FailureRecorded():
                 self.failure = cast("Fact[FailureRecorded]", fact)
+            case ExitRecorded():
+                self._has_exited = True
             case ReviewRequested() | ReviewDecided():
                 self._gates.setdefault(fact.name, GateFold()).apply(fact)
             case MemoryRecalled() | MemoryStored():
@@ -248,7 +254,9 @@ class TaskFold:
             parsed_output=None if output is None else output.parsed_output,
             metrics=effects.metrics(None) if output is None else output.metrics,
         )
-        return trace.replace(metadata={**trace.metadata, "state": state}) if self.is_unfinished else trace
+        if not self.is_unfinished:
+            return trace
+        return trace.replace(metadata={**trace.metadata, "state": "cancelled" if self._is_cancelled else state})
 
     def worker_traces(
         self, capture_mode: CaptureMode, *, state: str, roles: Mapping[str, str], has_failed: bool = False
@@ -324,7 +332,9 @@ class TaskFold:
     @property
     def _is_handler_unknown(self) -> bool:
         """Whether its handler was called, and nobody knows what came of it (S-DUR-26)."""
-        return self._has_handler if self._handler is None else self._handler.is_unknown
+        if self._handler is None:
+            return self._has_handler and not self._has_exited  # which it did by asking for the end of the run
+        return self._handler.is_unknown
 
     def _model(self, turn: _Turn) -> ModelEffect:
         answer = turn.model

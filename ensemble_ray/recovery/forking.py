@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.ensemble import Ensemble, join, joined
-from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
+from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
-from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
+from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedFork
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
@@ -30,8 +30,11 @@ from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 from ensemble_ray.record.resume.run_budget import recorded_options
-from ensemble_ray.record.resume.run_head import check_has_tasks_alone, located, origin_in, read_head
+from ensemble_ray.record.resume.run_head import located, origin_in, read_head
+from ensemble_ray.record.resume.unit_fork import plan_unit_fork
 from ensemble_ray.record.stores import RunStore, RunSummary
+from ensemble_ray.record.units.replayed import recorded_plan
+from ensemble_ray.recovery.planning import plan_again
 from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import check
@@ -40,7 +43,6 @@ from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import Begun, encode_stimulus
 from ensemble_ray.values.ids import RUN, node_key
 from ensemble_ray.values.ids import new_run_id as fresh_run_id
-from ensemble_ray.values.messages import ChatResponse
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ if TYPE_CHECKING:
 
     from ensemble_ray.definition.task import Task
     from ensemble_ray.loader import Runnable
+    from ensemble_ray.plan.plan import Plan
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
-    from ensemble_ray.values.messages import ChatMessage, ToolSpec
 
 __all__ = ["ForkOffer", "accept_fork", "afork", "begin_fork", "fork", "offer_fork"]
 
@@ -71,10 +73,12 @@ def fork(
 
     Done again are that task and everything after it: in a sequential run all later tasks, in a parallel one all that
     depend on it; and tasks that gave no output. All others are used as they are recorded, with the recorded inputs.
+    Of loops, phases and graphs, what came before the named execution is used, with the answers of predicates and conditions.
 
     Args:
         run_id: Id of the run to fork, the beginning of it, or `latest`; it stays as it is.
-        from_task: Name of the task to begin from, or `task-2` for the second one where it has none.
+        from_task: Name of the task to begin from, or `task-2` for the second one where it has none; of a run with loops,
+            phases or a graph also one of their executions, or of a task in it: `loop:refine#2`, `graph:triage#4/check#0`.
         ensemble: The definition, which may differ in what is done again; None: loaded from where the run's record says
             that it came from.
         inputs: Values in place of recorded ones, and further ones, for tasks that are done again.
@@ -132,7 +136,7 @@ class ForkOffer:
     from_task: str
     #: what is used and what is done again
     plan: ForkPlan
-    #: descriptions by task key
+    #: of what is used and done again, by its name in the plan; of an execution of a unit ""
     descriptions: Mapping[str, str]
     #: how what would be used is defined otherwise now
     differences: Sequence[str]
@@ -191,19 +195,18 @@ async def offer_fork(
         recorded = RunFold(facts)
     header = recorded.header
     _check(found, header)
-    check_has_tasks_alone(found.run_id, header)
     call = f"fork('{found.run_id}', TASK, ensemble)"
     loaded = await threads.run(recorded_definition, found, origin_in(header), call) if ensemble is None else ensemble
     definition = planned_form(loaded)
     recorded_inputs = header.inputs or {}
     chosen = {**recorded_inputs, **(inputs or {})}
-    planned = await _planned(_as_run(definition, header), chosen, facts)
-    done = {node_key(instance) for instance, task in recorded.tasks.items() if task.output is not None}
-    plan = plan_fork(planned.plan, done, from_task)
+    planned = await plan_again(_as_run(definition, header), chosen, facts)
+    with located(found.place):
+        plan = _plan_fork(planned.plan, recorded, facts, found.run_id, from_task)
     if inputs:
         _check_inputs(
             found.run_id,
-            plan.reused,
+            plan.keys,
             resolve_tasks(definition, {**chosen, **recorded_inputs}),
             resolve_tasks(definition, chosen),
         )
@@ -211,12 +214,13 @@ async def offer_fork(
         run_id=found.run_id,
         from_task=from_task,
         plan=plan,
-        descriptions={node.key: node.description for node in planned.plan.nodes},
+        descriptions=_describe(planned.plan, (*plan.reused, *plan.again)),
         differences=reused_differences(
             header,
             run_data(planned, _as_run(definition, header)),
-            plan.reused,
-            asked=asked_agents(facts, plan.reused),
+            plan.keys,
+            asked=asked_agents(facts, plan.instances),
+            units=plan.units,
         ),
         ensemble=definition,
         inputs=chosen,
@@ -225,6 +229,21 @@ async def offer_fork(
         facts=facts,
         store=store,
     )
+
+
+def _plan_fork(plan: Plan, recorded: RunFold, facts: Sequence[Fact], run_id: str, name: str) -> ForkPlan:
+    """Part what is recorded; tasks of a plan with units may have run several times, and are known by their executions."""
+    before = recorded_plan(recorded.header.plan or {})
+    if before.units or plan.units:
+        return plan_unit_fork(before, plan, facts, run_id, name)
+    done = {node_key(instance) for instance, task in recorded.tasks.items() if task.output is not None}
+    return plan_fork(plan, done, name)
+
+
+def _describe(plan: Plan, names: Sequence[str]) -> dict[str, str]:
+    """Return the descriptions of tasks, by their names or those of their executions; a unit has none."""
+    known = {node.key: node.description for node in plan.nodes}
+    return {name: known.get(name) or known.get(node_key(name), "") for name in names}
 
 
 async def accept_fork(
@@ -288,7 +307,7 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
     synthesized = {node_key(fact.instance) for fact in offer.facts if is_making_agent(fact)}
     same = [key for key in synthesized if not reused_differences(offer.header, header, [key])]
     started = Fact(run=run_id, name=RUN, at=now, data=encode_stimulus(Begun(at=now)))
-    copies = copied_facts(offer.facts, run_id, offer.plan.reused, redone=same)
+    copies = copied_facts(offer.facts, run_id, offer.plan, redone=same)
     owned = await offer.store.begin(run_id, origin=header.origin or "")
     try:
         planned, answers = await _plan_with_agents(offer, run_id, copies)
@@ -363,38 +382,3 @@ def _check_inputs(run_id: str, reused: Sequence[str], recorded: ResolvedTasks, n
 
 def _texts(task: Task) -> tuple[str, str]:
     return task.description, task.expected_output
-
-
-async def _planned(definition: Ensemble, inputs: Mapping[str, object], facts: Sequence[Fact]) -> Planned:
-    """Today's plan with these inputs. Agents that a model made are made of its recorded answers, or not yet."""
-    resolved = check(definition, inputs)
-    answers = answers_before(facts)
-    try:
-        agents = (
-            await synthesize_agents(resolved, definition, recorded=lambda name, _: _Answers(answers.get(name, ())))
-            if needs_synthesis(resolved.tasks)
-            else {}
-        )
-    except EnsembleError as error:
-        _log.debug("Agents are made when the fork begins: %s", message_of(error))
-        agents = {}
-    return await threads.run(plan_run, definition, resolved, agents)  # a manager's prompts are user code
-
-
-class _Answers:
-    """A model that gives recorded answers in their order, and asks nobody."""
-
-    def __init__(self, facts: Sequence[Fact[ModelAnswered]]) -> None:
-        self._facts = iter(facts)
-
-    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Return the next recorded answer.
-
-        Raises:
-            ValidationError: there is none.
-        """
-        del messages, tools
-        fact = next(self._facts, None)
-        if fact is None:
-            raise ValidationError("No answer is recorded")
-        return ChatResponse(text=fact.data.text)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ensemble_ray.coordinator.start_orders import gather_context, revision_of
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.execute.callables import LocalCallables
@@ -41,6 +42,7 @@ from ensemble_ray.recovery.resuming import planned_form
 from ensemble_ray.runs.context import run_context_of
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import check
+from ensemble_ray.schedule.instructions import ContextPart
 from ensemble_ray.testing.replay_memory import UnaskedMemory
 from ensemble_ray.testing.replay_ports import (
     Difference,
@@ -50,11 +52,12 @@ from ensemble_ray.testing.replay_ports import (
     request_difference,
     shown,
 )
+from ensemble_ray.testing.replay_units import Asked, RepeatedPredicates, steps_of
 from ensemble_ray.testing.replay_workers import ReplayedWorkers
 from ensemble_ray.testing.sink import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.tools.tool import NoOpToolMetrics
-from ensemble_ray.values.ids import instance_of, node_key
+from ensemble_ray.values.ids import instance_of, is_inside_unit, node_key
 from ensemble_ray.values.outputs import EnsembleOutput, TaskOutput
 from ensemble_ray.values.trace import CaptureMode, jsonable
 
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.loader import Runnable
     from ensemble_ray.plan.plan import Node
+    from ensemble_ray.schedule.instructions import Start
     from ensemble_ray.values.messages import ChatMessage
 
 __all__ = ["Difference", "Replay", "replay"]
@@ -102,7 +106,8 @@ def replay(
     """Do a recorded run again on what is recorded of it, and compare.
 
     What is not recorded, such as the rest of a task that was interrupted, is not compared. Guardrails and delegation
-    policies are called, as they are part of what is checked; who is asked by a task does its work again on its record.
+    policies are called, as they are part of what is checked, and so are predicates of loops and conditions of graphs; who is
+    asked by a task does its work again on its record.
 
     Args:
         run: The run: its id, the beginning of it, `latest`, its handle or its output.
@@ -111,7 +116,7 @@ def replay(
         store: URL of a database that keeps them instead; default: `ENSEMBLE_RAY_STORE`.
 
     Raises:
-        ValidationError: there is no such run, its definition is not known here, or it has loops, phases or a graph.
+        ValidationError: there is no such run, or its definition is not known here.
         RecordError: its record is damaged or holds nothing.
     """
     run_id = run if isinstance(run, str) else run.id if isinstance(run, Run) else run.run_id
@@ -134,11 +139,6 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     if recorded.header.is_empty:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to replay", found.place
-        )
-    if (recorded.header.plan or {}).get("units"):
-        raise ValidationError(
-            f"Run '{found.run_id}' has loops, phases or a graph, whose tasks run several times: it cannot be replayed. A "
-            "resume with today's definition says whether that differs"
         )
     loaded = await threads.run(_definition, found, recorded.header) if ensemble is None else ensemble
     definition = planned_form(loaded)
@@ -187,6 +187,7 @@ class _Repetition:
 
     def __init__(self, recorded: RunFold, planned: Planned, facts: Sequence[Fact], definition: Ensemble) -> None:
         self._tasks, self._workers = recorded.tasks, recorded.delegated
+        self._facts = facts
         self._ends = PlannedRecovery.of(facts)
         self._planned = planned
         self._nodes = {node.key: node for node in planned.plan.nodes}
@@ -205,7 +206,7 @@ class _Repetition:
         self._context = replace(context, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited)
 
     async def difference(self) -> Difference | None:
-        """Return the first difference, in the order of the plan."""
+        """Return the first difference, in the order of the plan; of one with units, in the order of the run."""
         cpu = LokyCpuPool()
         ports = RunnerPorts(
             clock=SystemClock(),
@@ -220,36 +221,43 @@ class _Repetition:
         agents = {key: agent.rewritten(llm=UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
         runner = TaskRunner(self._context, ports, agents)
         runner.peers = ReplayedWorkers(self.journal, runner)
+        predicates = RepeatedPredicates(self._planned.units, self.get)
+        completed = {instance for instance, fold in self._tasks.items() if fold.output is not None}
         try:
-            for node in self._planned.plan.nodes:
-                if instance_of(node.key) not in self._tasks:
+            for step in steps_of(self._planned.plan, self._facts, completed):
+                if isinstance(step, Asked):
+                    found = await predicates.difference(step)
+                elif step.instance in self._tasks:
+                    self.tasks += 1
+                    found = await self._of_task(runner, step)
+                else:
                     continue
-                self.tasks += 1
-                found = await self._of_task(runner, node)
                 if found is not None:
                     return found
         finally:
             cpu.close()
         return None
 
-    async def _of_task(self, runner: TaskRunner, node: Node) -> Difference | None:
-        order = self._order(node)
+    async def _of_task(self, runner: TaskRunner, start: Start) -> Difference | None:
+        order = self._order(start)
         with self.journal.at(order.instance):
             result = await runner.run(order, is_stopped=lambda: False)
-        where = f"task '{node.key}'"
+        where = f"task '{order.instance if is_inside_unit(order.instance) else order.key}'"
         task, found = self._tasks[order.instance], self.journal.found(order.instance)
         if found is not None and not (self.journal.is_at_end(order.instance) and task.output is None):
             return replace(found, where=f"{where}, {found.where}")
         if found is not None:  # the record of this task ends here, and it did not complete
             return None
+        if result.status == "waiting" and task.output is None:  # it waits at its gate, as it did
+            return None
         unused = self.journal.unused(order.instance)
         if unused is not None:
             return Difference(where=f"{where}, {unused}", what="a call", recorded="made", current="not made")
-        return self._ending(where, node, result)
+        return self._ending(where, result)
 
-    def _ending(self, where: str, node: Node, result: TaskResult) -> Difference | None:
+    def _ending(self, where: str, result: TaskResult) -> Difference | None:
         """How what the task gave differs from what is recorded."""
-        instance = instance_of(node.key)
+        instance = result.instance
         recorded = self._output(instance)
         if recorded is None:
             failure = self._ends.failure(instance)
@@ -270,27 +278,57 @@ class _Repetition:
         fold = self._tasks.get(instance)
         return None if fold is None else fold.task_output(self._planned.tasks[node_key(instance)].output_type)
 
-    def _order(self, node: Node) -> TaskOrder:
-        context = [(key, self._output(instance_of(key))) for key in node.context]
-        missing = None
-        if self._planned.plan.workflow == "sequential":
-            absent = [self._nodes[key].description for key, output in context if output is None]
-            missing = next(iter([*absent, *node.context_outside]), None)
+    # What tasks are given; fulfils `GivenOutputs`.
+
+    def get(self, instance: str) -> TaskOutput:
+        """Return the recorded output of a task.
+
+        Raises:
+            KeyError: it has none.
+        """
+        output = self._output(instance)
+        if output is None:
+            raise KeyError(instance)
+        return output
+
+    def __contains__(self, instance: str) -> bool:
+        """Whether a task has a recorded output."""
+        return self._output(instance) is not None
+
+    def _order(self, start: Start) -> TaskOrder:
+        node = self._nodes[node_key(start.instance)]
+        parts, missing = self._context_of(start, node)
+        context, joined = gather_context(parts, self)
         task = self._planned.tasks[node.key]
         return TaskOrder(
             run_id=self._context.run_id,
             key=node.key,
-            instance=instance_of(node.key),
+            instance=start.instance,
             epoch=1,  # so that the runner looks at what is recorded
             index=node.index,
             task=task,
             agent_key=node.agent_key,
             agent_role=node.agent_role,
-            context=tuple(output for _, output in context if output is not None),
+            context=context,
+            joined=joined,
             missing_context=missing,
+            revision=revision_of(start.changes, self),
+            wants_text=start.wants_text,
             input_guardrails=len(task.input_guardrails),
             output_guardrails=len(task.output_guardrails),
         )
+
+    def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
+        """Return the outputs that a task was given, and the description of one that was not there."""
+        if start.context is not None:
+            missing = None if start.missing is None else self._nodes.get(start.missing)
+            return start.context, start.missing if missing is None else missing.description
+        given = [(key, instance_of(key)) for key in node.context]
+        absent: list[str] = []
+        if self._planned.plan.workflow == "sequential":
+            absent = [self._nodes[key].description for key, instance in given if instance not in self]
+            absent += node.context_outside
+        return [ContextPart((instance,)) for _, instance in given if instance in self], next(iter(absent), None)
 
     def _compare(self, name: str, fact: Fact[ModelAnswered], digest: str, messages: Sequence[ChatMessage]) -> None:
         """Told where a recorded answer is used: the request must be the recorded one."""

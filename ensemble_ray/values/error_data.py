@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import cast
 
 import pydantic
@@ -169,6 +169,8 @@ def _value(field: str, value: object, output_type: type[object] | None) -> objec
         case "rate_limit":
             limit = cast("Mapping[str, object]", value)
             return RateLimit.model_validate({"requests": limit["requests"], "period": limit["period_s"]})
+        case "decided_at":
+            return pydantic.TypeAdapter(datetime | None).validate_python(value)
         case "wait_timeout":
             return pydantic.TypeAdapter(timedelta).validate_python(value)
         case "failed_task_causes":

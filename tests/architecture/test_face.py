@@ -116,3 +116,20 @@ def test_all_of_a_module_names_what_it_has(name: str) -> None:
     exported = getattr(module, "__all__", ())
     assert len(set(exported)) == len(exported)
     assert [each for each in exported if not hasattr(module, each)] == []
+
+
+def test_names_have_the_form_of_their_kind() -> None:
+    """S-CONV-2: classes are CamelCase, functions and methods are snake_case, errors end in `Error`."""
+    for where, found in _public_objects():
+        name = where.rpartition(".")[2]
+        if not inspect.isclass(found):
+            assert not inspect.isfunction(found) or name == name.lower(), where
+            continue
+        assert "_" not in name, where
+        assert name[0].isupper(), where
+        if issubclass(found, BaseException):
+            assert name.endswith("Error") or name == "TryAgain", where
+        for method, each in vars(found).items():
+            # `ReviewDecision.Edit` is a class; what the standard library or pydantic brings keeps its name.
+            if inspect.isfunction(each) and not method.startswith("_"):
+                assert method == method.lower(), f"{where}.{method}"

@@ -283,6 +283,17 @@ async def test_large_record_is_read_page_by_page(store: RunStore) -> None:
     assert [each for page in read for each in page] == await store.facts(RUN)
 
 
+async def test_reading_begins_behind_a_position(store: RunStore) -> None:
+    """S-SRV-32: a reader that comes back reads nothing twice; where there is nothing behind it, there are no pages."""
+    run = await begun(store)
+    await run.journal.append([fact(f"a#{number}", "output") for number in range(5)], until=Persistence.COMMITTED)
+    whole = await store.facts(RUN)
+    pages = [page async for page in store.read(RUN, after=3)]
+    assert [each for page in pages for each in page] == whole[3:]
+    assert [page async for page in store.read(RUN, after=whole[-1].seq)] == []
+    await run.close(RunState.COMPLETED)
+
+
 async def test_only_asked_kinds_are_read(store: RunStore) -> None:
     """S-MR-161: and without their data where only their names are of interest."""
     run = await begun(store)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["CASES", "RUNTIMES", "Case", "cases_of"]
 
@@ -14,12 +15,14 @@ RUNTIMES = ("inline", "ray")
 #: is a fork of another one.
 How = Literal["ended", "killed", "cancelled", "resumed", "forked"]
 
+_WITH_UNITS = ("looped", "phased", "branched")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One run."""
 
-    #: name of a function of `tests.golden.teams`
+    #: name of a function of `module`
     team: str
     end: str
     how: How = "ended"
@@ -32,6 +35,16 @@ class Case:
     #: of a resumed run or a fork: the end of the run that it goes on with
     of: str = ""
     runtime: str = "inline"
+
+    @property
+    def module(self) -> str:
+        """Where its team is defined."""
+        return f"tests.golden.{'unit_teams' if self.team in _WITH_UNITS else 'teams'}"
+
+    @property
+    def make(self) -> Callable[[], Any]:
+        """What makes its team."""
+        return getattr(importlib.import_module(self.module), self.team)
 
     @property
     def name(self) -> str:
@@ -81,6 +94,7 @@ _TEAMS = (
     "streaming",
     "synthesized",
     "provider",
+    *_WITH_UNITS,
     "mapping",
     "strict_mapping",
     "chunked",
@@ -100,6 +114,8 @@ CASES: tuple[Case, ...] = (
     _failed("hierarchical", **{f"{_MANAGER}|1": "I give up"}),
     _failed("checked", **{"Reviewer|Review it|0": "bad words"}),
     _failed("structured", **{"Geographer||0": "Still a city"}),
+    _failed("phased", **{"Editor|Collect it|0": _FAILURE}),
+    _failed("branched", **{"Writer|Go right|0": _FAILURE}),
     _failed("strict_mapping", **{"Agent|map {'word': 'kelp'}|0": _FAILURE}),
     _failed("chunked", **{"Mapper|map 6|0": _FAILURE}),
     _failed("adaptive", **{"Reducer|reduce map 6 (0)+map 7 (0)|0": _FAILURE}),
@@ -122,6 +138,9 @@ CASES: tuple[Case, ...] = (
     _killed("streaming", "Writer|Say two|0"),
     _killed("synthesized", "Historian|Tell of Athens|0"),
     _killed("provider", "order"),
+    _killed("looped", "is_refined 2"),
+    _killed("phased", "Writer|Sum it up|0"),
+    _killed("branched", "Writer|Go right|0"),
     _killed("mapping", "Mapper|map 4|0"),
     _killed("strict_mapping", "Agent|map {'word': 'kelp'}|0"),
     _killed("chunked", "Reducer|reduce map 6+map 7|0"),
@@ -137,10 +156,25 @@ CASES: tuple[Case, ...] = (
     _cancelled("adaptive", "Reducer|reduce map 8 (0)+map 9 (0)|0"),
     *(
         Case(team=team, end="resumed", how="resumed", of="killed")
-        for team in ("sequential", "hierarchical", "nested", "checked", "tools", "strict_tools", "mapping", "adaptive")
+        for team in (
+            *(
+                "sequential",
+                "hierarchical",
+                "nested",
+                "checked",
+                "tools",
+                "strict_tools",
+                "looped",
+                "phased",
+                "branched",
+            ),
+            *("mapping", "adaptive"),
+        )
     ),
     Case(team="sequential", end="forked", how="forked", of="failed", from_task="task-3"),
     Case(team="parallel", end="forked", how="forked", of="killed", from_task="c"),
+    Case(team="looped", end="forked", how="forked", of="finished", from_task="loop:refine#1"),
+    Case(team="branched", end="forked", how="forked", of="failed", from_task="graph:desk#1"),
     Case(team="synthesized", end="forked", how="forked", of="finished", from_task="task-2"),
 )
 #: Those of the others that there are of Ray too.

@@ -94,6 +94,8 @@ _ANSWERS: Mapping[str, Sequence[object]] = {
     "Clerk|Leave": [_tool_call("leave"), "never"],
     "Buyer|Order tea": [_tool_call("order", item="tea"), "ordered"],
     "Clerk|Count for children": [_tool_call("calculator", input="20 + 3"), "23"],
+    "Judge|Judge it": ["RETRY: say more"],
+    "Payer|Go left": [_tool_call("pay", amount="3"), "left done"],
     "Mapper|map 3": [ValueError("no answer for 3")],
     "Reader|Read all of ['one', 'two']": [_tool_call("search", text="all"), "read"],
 }  # fmt: skip

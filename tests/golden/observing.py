@@ -22,7 +22,7 @@ import typer.main
 
 from ensemble_ray import EnsembleError, EnsembleListener, EnsembleOutput, RunOptions, Runtime, ToolCallEvent, resume
 from ensemble_ray.cli.app import invoke
-from tests.golden import model, teams
+from tests.golden import model
 from tests.golden.cases import Case
 from tests.golden.facts import plain
 from tests.golden.records import Record, read_sqlite, restore_sqlite
@@ -109,9 +109,9 @@ def observe_reading(case: Case) -> dict[str, Any]:
             **_traced(case, home),
         }
         if "nodes" in header["plan"]:
-            target = () if case.is_of_file else ("--target", f"tests.golden.teams:{case.team}")
-            for node in header["plan"]["nodes"]:
-                said[f"fork {node['key']}"] = _called(home, "fork", run_id, "--from", node["key"], "--dry-run", *target)
+            target = () if case.is_of_file else ("--target", f"{case.module}:{case.team}")
+            for name in (*(node["key"] for node in header["plan"]["nodes"]), *_executions(record)):
+                said[f"fork {name}"] = _called(home, "fork", run_id, "--from", name, "--dry-run", *target)
         else:
             for task in sorted({fact[3].partition("#")[0] for fact in record.facts} - {"run", "loss"}):
                 said[f"trace --task {task}"] = _called(home, "trace", run_id, "--task", task)
@@ -171,6 +171,12 @@ def _hash(text: str) -> str:
 # Going on.
 
 
+def _executions(record: Record) -> list[str]:
+    """Return the iterations, attempts and steps that are recorded."""
+    outermost = (fact[3].partition("/")[0] for fact in record.facts)
+    return sorted({name for name in outermost if name.startswith(("loop:", "phase:", "graph:"))})
+
+
 def observe_resumption(case: Case, runtime: Runtime | str = "inline") -> dict[str, Any]:
     """Return what a resume of a case does and gives, on files."""
     with restored(case) as home:
@@ -205,7 +211,7 @@ def _outcome(data: Any) -> str:
 
 
 def _resumed(case: Case, runtime: Runtime | str, *listeners: object) -> dict[str, Any]:
-    team = None if case.is_of_file else getattr(teams, case.team)().replace(listeners=list(listeners))
+    team = None if case.is_of_file else case.make().replace(listeners=list(listeners))
     options = RunOptions(max_tokens=100_000) if case.team == "budget" else None
     try:
         return _output_data(resume(case.run_id, team, runtime=runtime, options=options))

@@ -16,7 +16,7 @@ from unittest import mock
 
 from ensemble_ray import EnsembleError, fork, resume
 from ensemble_ray.testing import ModelServer
-from tests.golden import model, teams
+from tests.golden import model
 from tests.golden.cases import Case, cases_of
 
 #: Longest wait for a run to reach its point, s.
@@ -57,7 +57,7 @@ def _folder(case: Case) -> Path:
 
 
 def _complete(case: Case, runtime: str) -> None:
-    team = getattr(teams, case.team)
+    team = case.make
     os.chdir(_folder(case))
     if case.how == "resumed":
         resume(case.run_id, None if case.is_of_file else team(), runtime=runtime)
@@ -72,7 +72,7 @@ def _begin(chosen: list[Case], runtime: str) -> None:
     begun: list[tuple[Case, Any]] = []
     for case in chosen:
         os.chdir(_folder(case))
-        begun.append((case, getattr(teams, case.team)().start(case.inputs, runtime=runtime, run_id=case.run_id)))
+        begun.append((case, case.make().start(case.inputs, runtime=runtime, run_id=case.run_id)))
         _wait_for(case, begun[-1][1])
     for case, run in begun:
         if case.how == "cancelled":

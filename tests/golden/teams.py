@@ -24,10 +24,12 @@ from ensemble_ray import (
     DelegationRequest,
     Ensemble,
     ExitEarlyError,
+    GraphRoutingContext,
     GuardrailInput,
     GuardrailOutput,
     GuardrailResult,
     HierarchicalConstraints,
+    LoopIterationContext,
     MapEnsemble,
     MapReduceEnsemble,
     OpenAIChatModel,
@@ -132,6 +134,18 @@ def judge(request: DelegationRequest, context: DelegationPolicyContext) -> Deleg
     if request.task_description == "forbidden":
         return DelegationPolicyResult.reject("that is forbidden")
     return DelegationPolicyResult.allow()
+
+
+def is_refined(context: LoopIterationContext) -> bool:
+    """End a loop with its third iteration."""
+    _call(f"is_refined {context.iteration_number}")
+    return context.iteration_number == 3
+
+
+def is_enough(context: GraphRoutingContext) -> bool:
+    """Lead on from a state that was visited twice."""
+    _call(f"is_enough {context.step_number}")
+    return len(context.state_history[context.current_state]) == 2
 
 
 class City(BaseModel):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from ensemble_ray import EnsembleError, InlineRuntime
-from tests.golden import teams
 from tests.golden.cases import Case, cases_of
 from tests.golden.facts import difference
 from tests.golden.observing import (
@@ -79,7 +78,7 @@ def test_run_records_the_facts_of_its_golden_record_in_a_database(name: str, pos
     case = _BY_NAME[f"inline/{name}"]
     url = postgres.empty_database()
     try:
-        getattr(teams, case.team)().run(case.inputs, runtime=InlineRuntime(store=url), run_id=case.run_id)
+        case.make().run(case.inputs, runtime=InlineRuntime(store=url), run_id=case.run_id)
     except EnsembleError:
         assert case.end == "failed"
     with postgres.connection(url) as connection:

@@ -123,7 +123,8 @@ class Draws:
                     condition=lambda routing, name=name, visits=visits: len(routing.state_history[name]) < visits,
                 )
             )
-        edges.append(GraphJoin(from_states=branches, to_state="end"))
+        count = None if self.below(2) else 1 + self.below(len(branches))
+        edges.append(GraphJoin(from_states=branches, to_state="end", count=count))
         again = 1 + self.below(2)
         edges.append(
             GraphEdge(
@@ -229,7 +230,7 @@ def check_events(events: Sequence[Event]) -> None:
 def test_record_of_any_nesting_gives_what_its_run_gave(
     inline_runtime: Runtime, home: str, choices: list[int], trouble: int
 ) -> None:
-    """S-SET-39, S-DUR-35, S-LOOP-80, S-PHASE-40, S-GRAPH-72: outputs, histories and traces; no task runs again."""
+    """S-SET-39, S-DUR-35, S-LOOP-80, S-PHASE-40, S-GRAPH-72, S-DUR-138: outputs, histories and traces; no task runs again."""
     run = seen(team_of(choices, trouble), inline_runtime)
     check_events(run.events)
     trace = run.output.trace if run.output is not None else run.error.trace if run.error is not None else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from httpx import AsyncClient
 
-from ensemble_ray import Ensemble, RunState
+from ensemble_ray import Ensemble, RunOptions, RunState
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.run_schemas import NewRun
@@ -274,3 +274,13 @@ async def test_failed_run_is_one_bounded_warning(connect: Connect, caplog: pytes
         assert told.getMessage().isprintable()
         found = (await client.get("/runs/failed")).json()
     assert (found["status"], found["error"]["error"], found["error"]["status"]) == ("failed", "TaskExecutionError", 502)
+
+
+async def test_tags_are_recorded_with_the_run_and_change_nothing(connect: Connect, records: Path) -> None:
+    """S-SRV-19: among its options, so that a run that goes on has them still."""
+    async with connect(fine()) as client:
+        await client.post("/runs?wait=60", json={"inputs": INPUTS, "run_id": "tagged", "tags": {"for": "x"}})
+    header = RunDirectory(records, "tagged").facts()[0].data.to_data()
+    assert header["options"] == {"tags": {"for": "x"}}
+    team = fine()
+    assert team.with_options(RunOptions(tags={"for": "x"})).model_fields_set == team.model_fields_set

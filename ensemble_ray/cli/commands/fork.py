@@ -26,7 +26,13 @@ def fork(
     run: RunName,
     *,
     from_task: Annotated[
-        str, typer.Option("--from", metavar="TASK", help="The first task that is done again.", show_default=False)
+        str,
+        typer.Option(
+            "--from",
+            metavar="TASK",
+            help="The first task that is done again, or an execution such as loop:refine#2.",
+            show_default=False,
+        ),
     ],
     target: Annotated[
         str | None,
@@ -46,6 +52,7 @@ def fork(
 
     Done again are that task and everything after it: all later tasks of a sequential run, in a parallel one all that
     depend on it; and tasks that gave no output. The team, and inputs, may have been changed in what is done again.
+    Iterations, attempts, steps and tasks inside of them have the names that trace shows.
 
     Exit codes: as run.
     """
@@ -81,7 +88,8 @@ def fork(
 
 
 def _describe_offer(offer: ForkOffer) -> list[str]:
-    lines = [f"Fork of run {offer.run_id} from task '{offer.from_task}'"]
+    is_task = any(node.key == offer.from_task for node in offer.planned.plan.nodes)
+    lines = [f"Fork of run {offer.run_id} from {'task ' if is_task else ''}'{offer.from_task}'"]
     lines += _list_tasks("Used as recorded", offer, offer.plan.reused)
     lines += _list_tasks("Done again", offer, offer.plan.again)
     if offer.differences:
@@ -93,4 +101,5 @@ def _list_tasks(title: str, offer: ForkOffer, keys: Sequence[str]) -> list[str]:
     if not keys:
         return [f"{title}: nothing"]
     width = max(map(len, keys))
-    return [f"{title}:", *(f"  {key:<{width}}  {screen_line(offer.descriptions[key], _SHOWN)}" for key in keys)]
+    lines = (f"  {key:<{width}}  {screen_line(offer.descriptions[key], _SHOWN)}" for key in keys)
+    return [f"{title}:", *map(str.rstrip, lines)]

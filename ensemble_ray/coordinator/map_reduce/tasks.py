@@ -65,6 +65,7 @@ class MapReduceTasks:
         """Make them, of a run and what they are made with."""
         self._journal = journal
         self._parts = parts
+        self.depends_on_order = False  # its groups are on record themselves
         self._orders, self._record = parts.orders, parts.record
         self._reporter: TaskReporter[TaskOrder]
         self._started_at = journal.now()

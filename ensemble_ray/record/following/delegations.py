@@ -87,6 +87,10 @@ class DelegationMessages:
         self._workers[delegated_instance(fact.name)] = (role, request.task_description)
         return [("delegation_started", {**data, "task_description": request.task_description})]
 
+    def is_open(self, name: str) -> bool:
+        """Return whether a call wants to hand on work, and has not come back."""
+        return name in self._open
+
     def close(self, name: str, result: ToolReturned) -> list[tuple[str, dict[str, object]]]:
         """Take what a call came to, and return the message where the call had handed work on.
 

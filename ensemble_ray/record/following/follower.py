@@ -8,9 +8,9 @@ One page of facts is in memory at a time. On the library's loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.events import TokenEvent
 from ensemble_ray.events.log import EventLog
@@ -20,9 +20,10 @@ from ensemble_ray.record.following.projection import EventProjection
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.record.stores import RunSummary
 
-__all__ = ["LiveEvents", "RunFollower"]
+__all__ = ["FollowedStore", "LiveEvents", "RunFollower", "SharedEnds"]
 
 #: How often the record is looked at while nothing is heard of the run, s; what happens here wakes its followers before.
 POLL_S = 0.25
@@ -54,12 +55,61 @@ class LiveEvents:
         self.log.close()
 
 
+class FollowedStore(Protocol):
+    """A `RunStore`, as far as its runs are followed."""
+
+    def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]:
+        """Return the facts behind a position; see `RunStore.read`."""
+        ...
+
+    async def summary(self, run_id: str) -> RunSummary | None:
+        """Return how the run stands; see `RunStore.summary`."""
+        ...
+
+
+class SharedEnds:
+    """A store whose runs many readers follow at once: one of them looks whether there is more, for all. Fulfils `FollowedStore`."""
+
+    def __init__(self, store: FollowedStore, *, lasting_s: float = POLL_S * 0.9) -> None:
+        """Make it.
+
+        Args:
+            store: Has the records.
+            lasting_s: For how long nobody looks again.
+        """
+        self._store = store
+        self._lasting_s = lasting_s
+        #: by run: the last position, and when somebody saw that there was nothing behind it
+        self._ends: dict[str, tuple[int, float]] = {}
+
+    async def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]:
+        """Return the facts behind a position, none where somebody has just seen that there are none."""
+        now = asyncio.get_running_loop().time()
+        end, seen_at = self._ends.get(run_id, (-1, 0.0))
+        if after == end and now - seen_at < self._lasting_s:
+            return
+        last = after
+        async with aclosing(self._store.read(run_id, after=after)) as pages:
+            async for page in pages:
+                last = page[-1].seq if page else last
+                yield page
+        self._ends[run_id] = (last, now)
+
+    async def summary(self, run_id: str) -> RunSummary | None:
+        """Return how the run stands."""
+        return await self._store.summary(run_id)
+
+    def forget(self, run_id: str) -> None:
+        """Take notice that a run has ended: its readers look once more."""
+        self._ends.pop(run_id, None)
+
+
 class RunFollower:
     """One reader of one run."""
 
     def __init__(
         self,
-        store: RunStore,
+        store: FollowedStore,
         run_id: str,
         *,
         after: Cursor | None = None,
@@ -167,6 +217,6 @@ class RunFollower:
 
     async def _stored_outcome(self) -> str | None:
         summary = await self._store.summary(self.run_id)
-        if summary is None or summary.state.is_going_on:
+        if summary is None or summary.state.is_going_on or summary.state is RunState.WAITING:
             return None
         return (RunState.INTERRUPTED if not summary.state.is_final else summary.state).value

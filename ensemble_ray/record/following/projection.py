@@ -117,7 +117,8 @@ class EventProjection:
             case PlanRecorded() as header:
                 return [self._begin(header, fact.at)]
             case RunEnded() as end:
-                self._end = (end, fact.at, fact.seq)
+                # A run that waits for people has not ended: its record goes on when they have decided.
+                self._end = None if end.state is RunState.WAITING else (end, fact.at, fact.seq)
                 return []
             case RunResumed(is_restart=is_restart):
                 self._end = None
@@ -263,10 +264,10 @@ class EventProjection:
         return "llm_iteration_completed", data
 
     def _return(self, name: str, instance: str, result: ToolReturned) -> list[_Message]:
-        messages = self._delegations.close(name, result)
+        is_delegation, messages = self._delegations.is_open(name), self._delegations.close(name, result)
         intent = self._intents.pop(name, None)
         number = name.rpartition("/call-")[2]
-        if not number.isdecimal() or (intent is None and not messages):
+        if not number.isdecimal() or (intent is None and not is_delegation):
             return messages  # a handler's, or a call of nothing that there is
         calls = self._calls.get(instance, ())
         call = calls[int(number)] if int(number) < len(calls) else None

@@ -34,14 +34,36 @@ __all__ = ["ForkPlan", "asked_agents", "copied_facts", "plan_fork", "reused_diff
 _BY_WHOM = ("agent_role", "agent_key")
 #: The plan's rules that decide what the recorded order of tasks means.
 _RULES = ("workflow",)
+#: Fields of units that say how often something may be done, and what becomes of a unit then: they undo nothing.
+_CAPS = frozenset(
+    {
+        "max_iterations",
+        "on_max_iterations",
+        "max_tokens",
+        "max_steps",
+        "on_max_steps",
+        "max_retries",
+        "max_predecessor_retries",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPlan:
-    """Which tasks a fork uses, and which it does again, each in the order of the plan."""
+    """What a fork uses, and what it does again."""
 
+    #: as people are told: tasks, in the order of the plan; of a run with units executions, in the order of the record
     reused: tuple[str, ...]
     again: tuple[str, ...]
+    #: keys of the tasks of which something is used, in the order of the plan
+    keys: tuple[str, ...]
+    #: executions of tasks that are used
+    instances: frozenset[str]
+    #: of a run with units: numbers of the stimuli that are used, each with how many of its group follow; None: the ends of
+    #: the tasks that are used, each alone
+    stimuli: Mapping[int, int] | None = None
+    #: keys of the units in which something is used
+    units: frozenset[str] = frozenset()
 
 
 def plan_fork(plan: Plan, recorded: Collection[str], from_task: str) -> ForkPlan:
@@ -66,8 +88,12 @@ def plan_fork(plan: Plan, recorded: Collection[str], from_task: str) -> ForkPlan
         again = _with_dependents(plan, again)
     else:
         again = set(keys[min(keys.index(key) for key in again) :])
+    reused = tuple(key for key in keys if key not in again)
     return ForkPlan(
-        reused=tuple(key for key in keys if key not in again), again=tuple(key for key in keys if key in again)
+        reused=reused,
+        again=tuple(key for key in keys if key in again),
+        keys=reused,
+        instances=frozenset(map(instance_of, reused)),
     )
 
 
@@ -91,6 +117,7 @@ def reused_differences(
     reused: Sequence[str],
     *,
     asked: Collection[str] = (),
+    units: Collection[str] = (),
 ) -> list[str]:
     """How what is reused is defined otherwise than it was, one line per path; empty when it is not.
 
@@ -99,19 +126,20 @@ def reused_differences(
         current: The first fact that the definition at hand would record.
         reused: Keys of the tasks whose outputs are used.
         asked: Keys of the agents that those tasks handed work to (`asked_agents`).
+        units: Keys of the loops, phases and graphs in which something is used; how often they may repeat it is theirs.
     """
     unmade = {key for key, node in _nodes(current).items() if node.get("agent_role") == SYNTHESIZED}
-    return differences(_parts(recorded, reused, unmade, asked), _parts(current, reused, unmade, asked))
+    before, now = ({**_parts(header, reused, unmade, asked), **_units(header, units)} for header in (recorded, current))
+    return differences(before, now)
 
 
-def asked_agents(facts: Iterable[Fact], reused: Collection[str]) -> set[str]:
-    """Keys of the agents that these tasks handed work to, and those these asked."""
-    kept = {instance_of(key) for key in reused}
+def asked_agents(facts: Iterable[Fact], instances: Collection[str]) -> set[str]:
+    """Keys of the agents that these executions of tasks handed work to, and those these asked."""
     return {
         fact.data.worker
         for fact in facts
         if isinstance(fact.data, DelegationDecided)
-        and task_instance(fact.name) in kept
+        and task_instance(fact.name) in instances
         and fact.data.worker is not None
     }
 
@@ -143,36 +171,50 @@ def _parts(
     }
 
 
+def _units(header: PlanRecorded, keys: Collection[str]) -> dict[str, object]:
+    """Return what of a first fact concerns those units, by key: their members and rules, and the code that they ask."""
+    if not keys:
+        return {}
+    rules = {as_text(unit.get("key")): unit for unit in map(as_mapping, as_sequence((header.plan or {}).get("units")))}
+    code = as_mapping((header.definition or {}).get("units"))
+    return {
+        "units": {
+            key: {name: value for name, value in rules[key].items() if name not in _CAPS}
+            for key in sorted(keys)
+            if key in rules
+        },
+        "predicates": {key: code[key] for key in sorted(keys) if key in code},
+    }
+
+
 def _node_data(node: Mapping[str, object], *, is_unmade: bool) -> dict[str, object]:
     """Return a task's place; its number in the list says nothing about what it gave."""
     left_out = ("index", *_BY_WHOM) if is_unmade else ("index",)
     return {name: value for name, value in node.items() if name not in left_out}
 
 
-def copied_facts(
-    facts: Iterable[Fact], run_id: str, reused: Collection[str], *, redone: Collection[str] = ()
-) -> list[Fact]:
-    """Return what the new run's record begins with, behind its first fact: everything that is recorded of reused tasks.
+def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: Collection[str] = ()) -> list[Fact]:
+    """Return what the new run's record begins with, behind its first fact: everything that is recorded of what is used.
 
-    Work that they handed on belongs to them.
+    Work that was handed on belongs to who asked for it.
 
     Args:
         facts: Facts of the run that is forked.
         run_id: Id of the new run.
-        reused: Keys of the tasks whose outputs are used.
+        plan: What is used.
         redone: Keys of tasks that are done again as they were defined: the calls that made their agents are used.
     """
-    kept = {instance_of(key) for key in reused}
-    half_kept = {instance_of(key) for key in redone}
+    made = {instance_of(key) for key in (*plan.keys, *redone)}
     copies: list[Fact] = []
     for fact in facts:
-        instance = task_instance(fact.instance)
-        data = fact.data
-        is_reused = instance in kept and (not isinstance(data, StimulusRecorded) or data.is_completion)
-        if instance == RUN or not (is_reused or (instance in half_kept and is_making_agent(fact))):
-            continue
+        instance, data = task_instance(fact.instance), fact.data
         if isinstance(data, StimulusRecorded):
-            data = replace(data, more=0)  # groups are torn apart here
+            more = _more_of(fact, plan)
+            if more is None:
+                continue
+            data = replace(data, more=more)
+        elif instance == RUN or not (instance in plan.instances or (instance in made and is_making_agent(fact))):
+            continue
         elif isinstance(data, ModelAnswered):
             data = replace(data, is_copied=True)  # the run that is forked paid for it (S-BUD-9)
         elif isinstance(data, MemoryRecalled | MemoryStored):
@@ -181,3 +223,11 @@ def copied_facts(
             data = replace(data, input_tokens=0, output_tokens=0)
         copies.append(replace(fact, run=run_id, epoch=0, seq=0, data=data))
     return copies
+
+
+def _more_of(fact: Fact, plan: ForkPlan) -> int | None:
+    """Return how many of a stimulus' group follow in the new run; None: it is not used."""
+    if plan.stimuli is not None:
+        return plan.stimuli.get(fact.seq)
+    is_used = isinstance(fact.data, StimulusRecorded) and fact.data.is_completion
+    return 0 if is_used and task_instance(fact.instance) in plan.instances else None  # groups are torn apart here

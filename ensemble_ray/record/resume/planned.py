@@ -8,7 +8,7 @@ Never: a repetition of what is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
@@ -18,8 +18,10 @@ from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.lenient import as_mapping, as_sequence
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.resume.lazy_results import LazyResults
 from ensemble_ray.record.resume.reading import RecordedFailures, TakePage, read_pages
 from ensemble_ray.record.resume.run_head import RunHead
 from ensemble_ray.record.resume.stimuli import RecordedStimuli
@@ -30,6 +32,7 @@ from ensemble_ray.values.ids import delegating_call, node_key, task_instance
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
 if TYPE_CHECKING:
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.record.resume.reading import KeepOutput
     from ensemble_ray.record.stores import RunStore
 
@@ -84,6 +87,8 @@ class PlannedRecovery:
         self._failures: RecordedFailures[str] = RecordedFailures()
         #: tasks and workers that failed, with nothing recorded of what they had done
         self._untraced: set[str] = set()
+        #: tasks that did something
+        self._begun: set[str] = set()
         #: of a second reading: what those did of which only their effects tell; what a manager asked for
         self._fold = RunFold()
 
@@ -127,8 +132,14 @@ class PlannedRecovery:
                     self.head.apply(fact)
                 case _:
                     pass
-            if fact.is_of_run:
-                self._fold.apply(fact)
+            self._apply_begin(fact)
+
+    def _apply_begin(self, fact: Fact) -> None:
+        """Take what the run began with, and that a task did something."""
+        if fact.is_of_run:
+            self._fold.apply(fact)
+        elif fact.data.IS_EFFECT:
+            self._begun.add(task_instance(fact.instance))
 
     def _apply_stimulus(self, fact: Fact[StimulusRecorded]) -> None:
         told = self._told.apply(fact)
@@ -158,7 +169,14 @@ class PlannedRecovery:
     @property
     def unexplained(self) -> frozenset[str]:
         """Instances of tasks that gave nothing, of which only their effects tell what they did."""
-        return frozenset((self._untraced | self._told.exits.keys()) - self._given.keys())
+        return frozenset((self._untraced | self._told.exits.keys()) - self._given.keys()) | self._stoppable
+
+    @property
+    def _stoppable(self) -> frozenset[str]:
+        """Instances of tasks that did something and did not end, in a run that may have stopped some of them for good (S-DUR-135)."""
+        if not _has_forks(self.head.header):
+            return frozenset()
+        return frozenset(self._begun - self._given.keys() - set(self._failures) - self._told.exits.keys())
 
     @property
     def needs_effects(self) -> bool:
@@ -246,9 +264,24 @@ class PlannedRecovery:
         return Resumed(
             started_at=self.head.started_at,
             stimuli=self.stimuli,
-            results=_Results(self, output_of, failure_of),
+            results=LazyResults(self.ended, lambda instance: self.result(instance, output_of, failure_of)),
+            stopped=self._stopped(failure_of),
             is_restart=is_restart,
         )
+
+    def _stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[Output, Failure]]:
+        """Return what tasks did that did not end, each as if it had been stopped."""
+        folds = {each: self._fold_of(each) for each in self._stoppable}
+        results = {
+            each: self._result(fold, "cancelled", fold.last_at) for each, fold in folds.items() if fold.is_recorded
+        }
+        return {
+            each: replace(
+                cast("TaskResult[Output, Failure]", result),
+                failure=None if result.failure is None else failure_of(result.failure),
+            )
+            for each, result in results.items()
+        }
 
     @property
     def ended(self) -> Iterable[str]:
@@ -293,7 +326,7 @@ class PlannedRecovery:
     def _result(
         self,
         fold: TaskFold,
-        status: Literal["failed", "exited"],
+        status: Literal["failed", "exited", "cancelled"],
         at: float,
         *,
         error: BaseException | None = None,
@@ -315,36 +348,6 @@ class PlannedRecovery:
 
     def _fold_of(self, instance: str) -> TaskFold:
         return self._fold.tasks.get(instance) or TaskFold(instance=instance)
-
-
-class _Results(Mapping[str, TaskResult[Output, Failure]]):
-    """Results by instance, each made when it is asked for."""
-
-    def __init__(
-        self,
-        recovery: PlannedRecovery,
-        output_of: Callable[[str], Output],
-        failure_of: Callable[[TaskFailure], Failure],
-    ) -> None:
-        self._recovery = recovery
-        self._output_of = output_of
-        self._failure_of = failure_of
-        self._instances = frozenset(recovery.ended)
-
-    def __getitem__(self, instance: str) -> TaskResult[Output, Failure]:
-        found = self._recovery.result(instance, self._output_of, self._failure_of)
-        if found is None:
-            raise KeyError(instance)
-        return found
-
-    def __contains__(self, instance: object) -> bool:
-        return instance in self._instances
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._instances)
-
-    def __len__(self) -> int:
-        return len(self._instances)
 
 
 async def read_planned(
@@ -379,6 +382,13 @@ def _keep_nothing(instance: str, given: OutputRecorded) -> None:
 def _head_of(given: OutputRecorded) -> Mapping[str, object]:
     """Return an output without what is large in it."""
     return {**given.output_data(), "raw": "", "parsed_output": None, "output_type": None, "trace": None}
+
+
+def _has_forks(header: PlanRecorded) -> bool:
+    """Whether branches of its graph run side by side."""
+    units = map(as_mapping, as_sequence((header.plan or {}).get("units")))
+    edges = (as_mapping(edge) for unit in units for edge in as_sequence(unit.get("edges")))
+    return any(edge.get("entry") == "fork" for edge in edges)
 
 
 def _is_inside(instance: str, outer: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.origin import Origin
-from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.runs import PlanRecorded, RecordedFork, RunEnded, RunResumed
 from ensemble_ray.values.outputs import RunState
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["HEAD_KINDS", "RunHead", "check_has_tasks_alone", "head_facts", "located", "origin_in", "read_head"]
+__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "located", "origin_in", "read_head"]
 
 #: Kinds of facts that a head is made of.
 HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded)
@@ -122,16 +122,3 @@ async def head_facts(store: RunStore, run_id: str, *, is_partial: bool = False) 
         RecordError: the record is damaged, or of a newer format.
     """
     return [fact async for page in store.read(run_id, kinds=HEAD_KINDS, is_partial=is_partial) for fact in page]
-
-
-def check_has_tasks_alone(run_id: str, header: PlanRecorded) -> None:
-    """Refuse a run whose tasks may have run several times, so that a key does not say which of its outputs are used.
-
-    Raises:
-        ValidationError: it has loops, phases or a graph (S-DUR-120).
-    """
-    if (header.plan or {}).get("units"):
-        raise ValidationError(
-            f"Run '{run_id}' has loops, phases or a graph, whose tasks run several times: it cannot be forked. "
-            f"Where it was interrupted or cancelled, ensemble-ray resume {run_id} goes on with it"
-        )

@@ -23,6 +23,7 @@ from ensemble_ray.errors.texts import reason_of, tasks_failure
 from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit
 from ensemble_ray.record.result import error_trace, failures_by_label, task_error, task_label
 from ensemble_ray.record.units.ended import key_of_path
+from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.unit_traces import PhaseStatus
 
 if TYPE_CHECKING:
@@ -94,7 +95,14 @@ def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException
             text = f"Phase '{unit.name}' was rejected by review: {failure.message}"
             return TaskExecutionError(text, node.description if node else "", node.agent_role if node else "")
         case _:
-            return raised or RuntimeError(failure.message or failure.error_type)
+            return raised or _recorded_error(failure)
+
+
+def _recorded_error(failure: UnitFailure) -> BaseException:
+    """Return what user code raised before a crash, as far as its answer is on record (S-DUR-39)."""
+    if not failure.error_type:
+        return RuntimeError(failure.message)
+    return error_from({"type": failure.error_type, "text": failure.message, "args": [failure.message]})
 
 
 def _step(ended: EndedUnits, number: int) -> tuple[str, str]:

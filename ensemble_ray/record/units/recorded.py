@@ -18,7 +18,6 @@ from ensemble_ray.record.units.replayed import (
     replay_units,
     verdicts_of,
 )
-from ensemble_ray.values.error_data import error_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import StimulusRecorded
     from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.schedule.results import UnitFailure
     from ensemble_ray.values.outputs import TaskOutput
     from ensemble_ray.values.trace import ErrorTrace
 
@@ -68,13 +66,8 @@ class RecordedUnits:
 
     def errors(self, ended: EndedUnits) -> list[ErrorTrace]:
         """Return the errors of units that failed where none of their tasks did."""
-        raised = [(each.unit, _error(each)) for each in ended.failures if each.reason == "evaluation"]
-        return [each.as_trace() for each in failures_seen(ended, (), raised)]
+        return [each.as_trace() for each in failures_seen(ended, ())]
 
     def verdicts(self) -> Sequence[Verdict]:
         """Return what the user's predicates and conditions answered, in order."""
         return tuple(verdicts_of(self._stimuli.groups()))
-
-
-def _error(failure: UnitFailure) -> BaseException:
-    return error_from({"type": failure.error_type, "text": failure.message, "args": [failure.message]})

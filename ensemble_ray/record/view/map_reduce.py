@@ -23,14 +23,11 @@ from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.run_head import HEAD_KINDS
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
+from ensemble_ray.record.view.texts import format_count, format_seconds, format_tokens, row_text
 from ensemble_ray.record.view.tree import (
     TreeRow,
-    format_count,
-    format_seconds,
-    format_tokens,
     level_row,
     lost_row,
-    row_text,
 )
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of

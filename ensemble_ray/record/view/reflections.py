@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ensemble_ray.facts.reflection import ReflectionMade, ReflectionStored
-from ensemble_ray.record.view.tree import TreeRow, row_text
+from ensemble_ray.record.view.texts import row_text
+from ensemble_ray.record.view.tree import TreeRow
 from ensemble_ray.values.ids import reflected_instance
 
 if TYPE_CHECKING:

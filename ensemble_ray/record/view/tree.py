@@ -13,10 +13,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
+from ensemble_ray.record.view.branch_lines import branch_lines
 from ensemble_ray.record.view.context import context_lines
 from ensemble_ray.record.view.reviews import review_lines
+from ensemble_ray.record.view.texts import format_count, format_seconds, format_tokens, row_text
 from ensemble_ray.record.view.units import branches_of, describe_unit
-from ensemble_ray.text.control_characters import escape_controls
 from ensemble_ray.values.messages import ChatResponse, incomplete_reason
 from ensemble_ray.values.trace import (
     DelegationTrace,
@@ -34,14 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TreeRow",
-    "format_count",
-    "format_seconds",
-    "format_tokens",
     "level_row",
     "lost_row",
     "render_rows",
     "render_tree",
-    "row_text",
     "tree_rows",
 ]
 
@@ -101,23 +98,9 @@ def render_tree(trace: ExecutionTrace) -> str:
 def render_rows(rows: Sequence[TreeRow]) -> str:
     """Rows of a tree as text, one per line, no line feed at the end."""
     lines: list[str] = []
-    for row, branches in zip(rows, _branches(rows), strict=True):
+    for row, branches in zip(rows, branch_lines([row.depth for row in rows]), strict=True):
         lines.append(branches + "  ".join((row.title, *(f"[{detail}]" for detail in row.details))))
     return "\n".join(lines)
-
-
-def _branches(rows: Sequence[TreeRow]) -> list[str]:
-    """Return what stands before each row: for each depth, whether something of that depth is still to come."""
-    found: list[str] = []
-    #: depths of which a later row belongs to the same parent
-    to_come: set[int] = set()
-    for row in reversed(rows):
-        parts = ["│  " if depth in to_come else "   " for depth in range(1, row.depth)]
-        if row.depth:
-            parts.append("├─ " if row.depth in to_come else "└─ ")
-        found.append("".join(parts))
-        to_come = {depth for depth in to_come if depth < row.depth} | {row.depth}
-    return found[::-1]
 
 
 def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRow]:
@@ -168,9 +151,8 @@ def _entry_rows(
             continue
         tasks = list(entry.tasks())
         took = max(task.completed_at for task in tasks) - min(task.started_at for task in tasks)
-        name = entry.path.rpartition("/")[2]
         details = (format_seconds(took), *(row_text(each, _TITLE) for each in describe_unit(trace, entry.path)))
-        yield TreeRow(depth=depth, kind="unit", title=row_text(name, _TITLE), details=details)
+        yield TreeRow(depth=depth, kind="unit", title=row_text(entry.path, _QUOTE), details=details)
         yield from _entry_rows(trace, entry.entries, verdicts, failed, depth=depth + 1)
         for verdict in verdicts.get(entry.path, ()):
             yield _verdict_row(trace, verdict, depth + 1)
@@ -262,25 +244,11 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
 
 def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequence[str] = ()) -> Iterator[TreeRow]:
     """Return the rows of a task and of what it did; `more` are details of work that was handed on."""
-    metrics = task.metrics
     state = "failed" if is_failed else str(task.metadata.get("state", ""))
-    details = [format_seconds(task.duration), *more]
-    if metrics.llm_call_count:
-        details += [
-            format_count(metrics.llm_call_count, "model call"),
-            format_tokens(metrics.input_tokens, metrics.output_tokens),
-        ]
-    if metrics.retry_count:
-        details.append(f"{metrics.retry_count:,} made again")
-    if metrics.incomplete_answers:
-        details.append(format_count(metrics.incomplete_answers, "incomplete answer"))
-    if metrics.tool_call_count:
-        details.append(format_count(metrics.tool_call_count, "tool call"))
-    if state:
-        details.append(row_text(state, _TITLE))
+    details = (format_seconds(task.duration), *more, *_task_details(task, state))
     role = row_text(task.agent_role or "?", _TITLE)
     title = f"{role}: {row_text(task.task_description, _TITLE)}"
-    yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
+    yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=bool(state))
     yield from _input_rows(task, depth + 1)
     left = deque(task.delegations)
     for interaction in task.llm_interactions:
@@ -290,6 +258,23 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     yield from _review_rows(task, depth + 1)
     if task.final_output:
         yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {row_text(task.final_output, _QUOTE)}")
+
+
+def _task_details(task: TaskTrace, state: str) -> Iterator[str]:
+    metrics = task.metrics
+    if metrics.llm_call_count:
+        yield format_count(metrics.llm_call_count, "model call")
+        yield format_tokens(metrics.input_tokens, metrics.output_tokens)
+    if metrics.retry_count:
+        yield f"{metrics.retry_count:,} made again"
+    if metrics.incomplete_answers:
+        yield format_count(metrics.incomplete_answers, "incomplete answer")
+    if metrics.tool_call_count:
+        yield format_count(metrics.tool_call_count, "tool call")
+    if state:
+        yield row_text(state, _TITLE)
+    if "/" in (instance := str(task.metadata.get("instance", ""))):
+        yield row_text(instance, _QUOTE)  # what `--task` and `fork --from` take
 
 
 def _input_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
@@ -374,31 +359,3 @@ def _error_row(error: ErrorTrace) -> TreeRow:
     where = row_text(error.task_description, _TITLE)
     title = f"{row_text(error.error_type, _TITLE)}: {row_text(error.message, _QUOTE)}"
     return TreeRow(depth=1, kind="error", title=title, details=(where,) if where else (), is_bad=True)
-
-
-def row_text(text: str, length: int) -> str:
-    """Return a text on one line, without control characters, cut to a length."""
-    # Cut first: an answer may be as large as a book. Twice the length leaves room for white space that is joined.
-    words = " ".join(text[: 2 * length].split())
-    clean = escape_controls(words)
-    return clean if len(clean) <= length and len(text) <= 2 * length else f"{clean[:length].rstrip()}..."
-
-
-def format_seconds(duration: timedelta) -> str:
-    """Return a duration, as people read it."""
-    seconds = duration.total_seconds()
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    minutes, rest = divmod(round(seconds, 2), 60)
-    return f"{minutes:.0f} min {rest:.0f} s" if minutes else f"{rest:.2f} s"
-
-
-def format_count(number: int, noun: str) -> str:
-    """`1 task`, `2 tasks`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def format_tokens(input_tokens: int, output_tokens: int) -> str:
-    """Input and output tokens; `?` where they are not known."""
-    counts = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
-    return f"{counts[0]} + {counts[1]} tokens"

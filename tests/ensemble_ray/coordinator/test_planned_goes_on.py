@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,12 +11,15 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.facts.reading import read_fact
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.plan.units import PhaseUnit
 from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.schedule.instructions import UntilHolds
 from ensemble_ray.schedule.stimuli import Begun, Completed, Evaluated, Exited, Failed, Stimulus
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.planned_runs import PAIR, Failure, Result, conducting, done, ended_early, failed
-from tests.ensemble_ray.schedule.nesting import loop, nested
+from tests.ensemble_ray.schedule.graphs import edge, fork, graph_of
+from tests.ensemble_ray.schedule.nesting import loop, nested, node
 from tests.ensemble_ray.schedule.plans import plan_of
 
 
@@ -252,3 +256,26 @@ async def test_answer_of_user_code_is_committed_before_anything_follows_from_it(
     run.coordinator.notify(Evaluated(at=101.0, question=question, answer=True))
     await run.settled()
     assert run.journal.committed[-1] == "stimulus run Evaluated"
+
+
+@pytest.mark.parametrize("has_fork", [True, False])
+async def test_completion_is_committed_where_branches_run_side_by_side(*, has_fork: bool) -> None:
+    """S-DUR-136: steps are numbered as they start, so that a lost one would have others numbered anew. Else nobody waits."""
+    leaving = fork("a", "b", "c") if has_fork else edge("a", "b")
+    graph = graph_of(leaving, edge("b"), edge("c"), members={"a": "loop:refine"})
+    nodes = tuple(node(key) for key in ("writer", "critic", "b", "c"))
+    run = await conducting(Plan(workflow="sequential", nodes=nodes, units=(loop(), graph)))
+    written = "graph:g#0/loop:refine#0/writer#0"
+    await run.report(replace(done("writer"), instance=written))
+    assert (f"stimulus {written} TaskCompleted" in run.journal.committed) is has_fork
+    assert run.executor.keys == ["writer", "critic"]
+
+
+async def test_completion_is_committed_where_there_are_several_phases() -> None:
+    """S-DUR-136: what a phase is sent back with, and in which order, follows from it."""
+    phases = [PhaseUnit(key=f"phase:{key}", name=key, members=(key,)) for key in "ab"]
+    for count in (1, 2):
+        nodes = tuple(node(key) for key in "ab"[:count])
+        run = await conducting(Plan(workflow="sequential", nodes=nodes, units=tuple(phases[:count])))
+        await run.report(replace(done("a"), instance="phase:a#0/a#0"))
+        assert ("stimulus phase:a#0/a#0 TaskCompleted" in run.journal.committed) is (count == 2)

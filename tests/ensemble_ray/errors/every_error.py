@@ -1,6 +1,6 @@
 """One error of each class."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from ensemble_ray.errors import (
     AgentExecutionError,
@@ -22,6 +22,7 @@ from ensemble_ray.errors import (
     RateLimitInterruptedError,
     RateLimitTimeoutError,
     RecordError,
+    ReviewDecidedError,
     ReviewTimeoutError,
     RunExistsError,
     StaleEpochError,
@@ -76,5 +77,6 @@ EVERY = [
     TryAgain("Give the date as YYYY-MM-DD"),
     BudgetExhaustedError("Budget exhausted: the limit is max_tokens 5"),
     ManagerStalledError(3, ["first", "second"], "Coordinate"),
+    ReviewDecidedError("It is decided", "run", "gate", "edit", "ann", datetime(2026, 1, 1, tzinfo=UTC), "too long"),
     ReviewTimeoutError("Review gate timed out after 60s (on_timeout=fail)"),
 ]

@@ -16,8 +16,8 @@ from ensemble_ray.errors import (
     TaskExecutionError,
 )
 from ensemble_ray.events import TaskFailedEvent
+from ensemble_ray.execute.announcements import cut
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.runner import cut
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import current_log_context
@@ -254,6 +254,67 @@ async def test_stopped_task_is_cancelled_with_what_it_did() -> None:
     assert bench.named == WITH_A_TOOL[:3]
 
 
+class _SlowEnds(MemoryJournal):
+    """Takes a while to commit how a task ended, as a disk does."""
+
+    def __init__(self, *kinds: str) -> None:
+        super().__init__("run")
+        self._kinds = kinds
+        self.is_committing, self.is_committed = asyncio.Event(), asyncio.Event()
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
+        """Add them."""
+        await super().append(facts, epoch=epoch, until=until)
+        if any(fact.kind in self._kinds for fact in facts):
+            self.is_committing.set()
+            await self.is_committed.wait()
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "status"),
+    [
+        ("output", "Done", "completed"),
+        ("task_exited", ExitEarlyError("enough"), "exited"),
+        ("task_failed", ValueError("broke"), "failed"),
+    ],
+)
+async def test_stop_comes_too_late_while_an_end_is_recorded(kind: str, answer: object, status: str) -> None:
+    """S-DUR-138: else the run would say that the task was cancelled, and its record how it ended."""
+    journal = _SlowEnds(kind)
+    bench = Bench(handlers={"draft": lambda _: _give(answer)}, journal=journal)
+    running = asyncio.create_task(bench.run(is_stopped=True))
+    await journal.is_committing.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    journal.is_committed.set()
+    assert (await running).status == status
+
+
+def _give(answer: object) -> object:
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+async def test_task_that_is_stopped_before_it_did_anything_leaves_no_trace() -> None:
+    """S-DUR-138: the record knows nothing of it either."""
+    bench = Bench(agents={"draft": writer(ScriptedModel(asyncio.CancelledError()))})
+    result = await bench.run(is_stopped=True)
+    assert (result.status, result.trace, bench.named) == ("cancelled", None, [])
+
+
+async def test_trace_of_a_stopped_task_says_so() -> None:
+    """S-DUR-138, S-DUR-26: and that nobody knows what came of a handler that was called."""
+
+    async def endless(_: object) -> str:
+        raise asyncio.CancelledError
+
+    bench = Bench(handlers={"draft": endless})
+    result = await bench.run(is_stopped=True)
+    assert result.trace is not None
+    assert result.trace.metadata == {"outcome": "unknown", "state": "cancelled"}
+
+
 async def test_cancellation_that_nobody_wanted_is_a_failure() -> None:
     """S-ENG-50: user code raised it."""
     bench = Bench(agents={"draft": writer(ScriptedModel(asyncio.CancelledError()))})
@@ -314,7 +375,7 @@ def test_long_text_is_cut(text: str, shown: str) -> None:
 
 async def test_log_tells_of_a_task_from_start_to_end(caplog: pytest.LogCaptureFixture) -> None:
     """S-ENG-16: indices are 1-based; outputs at DEBUG unless the run is verbose."""
-    with caplog.at_level(logging.DEBUG, logger="ensemble_ray.execute.runner"):
+    with caplog.at_level(logging.DEBUG, logger="ensemble_ray.execute.announcements"):
         await Bench(agents={"draft": writer(ScriptedModel("Done"))}, context=RUN_CONTEXT).run()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "Task 1/2 starting: Do draft [Writer]"),

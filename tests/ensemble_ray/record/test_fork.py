@@ -5,7 +5,7 @@ import pytest
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
-from ensemble_ray.record.resume.fork import asked_agents, copied_facts, plan_fork, reused_differences
+from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 
 from .facts_of_runs import begun, completed, ended, fact, failed, header, intent, model, node, output, result
 
@@ -24,6 +24,11 @@ def _plan(workflow: str, **context: tuple[str, ...]) -> Plan:
         for index, (key, needed) in enumerate(context.items(), start=1)
     ]
     return Plan(workflow=workflow, nodes=tuple(nodes))
+
+
+def _using(*keys: str) -> ForkPlan:
+    instances = frozenset(f"{key}#0" for key in keys)
+    return ForkPlan(reused=keys, again=(), keys=keys, instances=instances)
 
 
 DIAMOND = {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c"), "e": ()}
@@ -104,7 +109,7 @@ def test_everything_of_reused_tasks_is_copied_and_nothing_else() -> None:
     of_read = [model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 102.5), decided]
     of_read += [result("read#0", 0, 0, 103), *completed("read", output("Read Ray", "x"), 105)]
     others = [model("edit#0", 0, 106), *failed("edit", 107), ended(108, "failed", "error"), fact("resume", "run", 110)]
-    copies = copied_facts([*begun(READ, EDIT), *of_read, *others], "run-2", ["read"])
+    copies = copied_facts([*begun(READ, EDIT), *of_read, *others], "run-2", _using("read"))
     marked = [{**f.data.to_data(), "is_copied": True} if f.kind == "model" else f.data.to_data() for f in of_read]
     assert [(each.kind, each.name) for each in copies] == [(f.kind, f.name) for f in of_read]
     assert [each.data.to_data() for each in copies] == marked
@@ -114,7 +119,7 @@ def test_everything_of_reused_tasks_is_copied_and_nothing_else() -> None:
 def test_groups_are_parted_when_stimuli_are_copied() -> None:
     """S-DUR-54: the other half of the group may be missing."""
     told = fact("stimulus", "read#0", 105, type="TaskCompleted", key="read", at=105.0, more=1)
-    assert [each.data.to_data() for each in copied_facts([told], "run-2", ["read"])] == [
+    assert [each.data.to_data() for each in copied_facts([told], "run-2", _using("read"))] == [
         {"type": "TaskCompleted", "key": "read", "at": 105.0}
     ]
 
@@ -122,15 +127,15 @@ def test_groups_are_parted_when_stimuli_are_copied() -> None:
 def test_cancellation_of_a_reused_task_is_not_copied() -> None:
     """S-DUR-54: it belongs to the other run."""
     told = fact("stimulus", "read#0", 105, type="TaskCancelled", key="read", at=105.0)
-    assert copied_facts([told], "run-2", ["read"]) == []
+    assert copied_facts([told], "run-2", _using("read")) == []
 
 
 def test_calls_that_made_agents_are_copied_when_their_tasks_did_not_change() -> None:
     """S-DUR-54, S-DUR-37: a recorded answer is not asked for again."""
     made = fact("model", "edit#0/0/synthesis", 90, text="{}")
     facts = [made, model("edit#0", 0, 106)]
-    assert copied_facts(facts, "run-2", []) == []
-    assert [each.name for each in copied_facts(facts, "run-2", [], redone=["edit"])] == ["edit#0/0/synthesis"]
+    assert copied_facts(facts, "run-2", _using()) == []
+    assert [each.name for each in copied_facts(facts, "run-2", _using(), redone=["edit"])] == ["edit#0/0/synthesis"]
 
 
 DECIDED = fact("delegation", "read#0/0/call-0", 101, request={}, worker="helper", charged="Helper")
@@ -143,7 +148,7 @@ def test_work_that_a_reused_task_handed_on_is_copied() -> None:
     kept = [DECIDED, model(HELPER, 0, 102), fact("output", DEEPER, 103), fact("output", HELPER, 104)]
     other = [fact("delegation", "edit#0/0/call-0", 105), fact("output", "edit#0/0/call-0/delegate#0", 106)]
     facts = [*begun(READ, EDIT), *kept, *completed("read", output("Read Ray", "x"), 107), *other, ended(108)]
-    names = [each.name for each in copied_facts(facts, "run-2", ["read"])]
+    names = [each.name for each in copied_facts(facts, "run-2", _using("read"))]
     assert names == [*(each.name for each in kept), "read#0", "read#0"]
 
 
@@ -152,7 +157,7 @@ def test_agents_that_reused_tasks_asked_must_be_as_they_were() -> None:
     deeper = fact("delegation", f"{HELPER}/0/call-1", 102, request={}, worker="checker")
     refused = fact("delegation", "read#0/0/call-2", 102, request={}, worker=None)
     other = fact("delegation", "edit#0/0/call-0", 103, request={}, worker="editor")
-    asked = asked_agents([*begun(READ, EDIT), DECIDED, deeper, refused, other], ["read"])
+    asked = asked_agents([*begun(READ, EDIT), DECIDED, deeper, refused, other], ["read#0"])
     assert asked == {"helper", "checker"}
     old = _header(READ, EDIT, reader={}, helper={"max_iterations": 3}, editor={"max_iterations": 3})
     new = _header(READ, EDIT, reader={}, helper={"max_iterations": 9}, editor={"max_iterations": 9})

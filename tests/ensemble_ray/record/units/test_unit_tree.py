@@ -31,6 +31,7 @@ def test_iterations_stand_below_their_loop() -> None:
         "      ├─ r: loop:refine#1/write#0",
         "      └─ r: loop:refine#1/critic#0",
     ]
+    assert "[7 + 3 tokens]  [loop:refine#1/critic#0]" in text
     assert "loop:refine  [4.00 s]  [2 of at most 2 iterations]  [max_iterations]" in text
 
 
@@ -40,10 +41,10 @@ def test_steps_of_a_graph_say_where_they_led() -> None:
     assert _lines(text) == [
         "└─ graph:triage",
         "   ├─ graph:triage#0",
-        "   │  └─ loop:polish",
-        "   │     ├─ loop:polish#0",
+        "   │  └─ graph:triage#0/loop:polish",
+        "   │     ├─ graph:triage#0/loop:polish#0",
         "   │     │  └─ r: graph:triage#0/loop:polish#0/shine#0",
-        "   │     └─ loop:polish#1",
+        "   │     └─ graph:triage#0/loop:polish#1",
         "   │        └─ r: graph:triage#0/loop:polish#1/shine#0",
         "   └─ graph:triage#1",
         "      └─ r: graph:triage#1/critic#0",

@@ -1,0 +1,113 @@
+"""The source of a recorded run, told what it was told. Package: record. Pure.
+
+In: the plan and the recorded stimuli. Out: what the source wanted, task by task and question by question: the context that a
+task had, the history that a predicate was asked about. Never: a decision about what of it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
+from ensemble_ray.record.resume.stimuli import is_undone
+from ensemble_ray.schedule import machine_for
+from ensemble_ray.schedule.instructions import EdgeMatches, Evaluate, Question, ResetMemory, Start, UntilHolds
+from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Stimulus, decode_stimulus
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.schedule.unit import HistoryEntry
+
+__all__ = ["ToldSource", "numbered_groups", "path_of_question"]
+
+
+def numbered_groups(facts: Iterable[Fact]) -> list[list[tuple[int, Stimulus]]]:
+    """Return recorded stimuli with the numbers of their facts, in the groups in which the source was told them.
+
+    Raises:
+        RecordError: one is damaged.
+    """
+    groups: list[list[tuple[int, Stimulus]]] = []
+    is_open = False
+    for fact in facts:
+        if isinstance(fact.data, RunResumed) and not fact.data.is_restart:
+            groups = [[each for each in group if not is_undone(each[1])] for group in groups]
+        if not isinstance(fact.data, StimulusRecorded):
+            continue
+        if not is_open:
+            groups.append([])
+        is_open = bool(fact.data.more)
+        try:
+            stimulus = decode_stimulus(cast("Fact[StimulusRecorded]", fact))
+        except TypeError as error:
+            raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error
+        if stimulus is not None:
+            groups[-1].append((fact.seq, stimulus))
+    return [group for group in groups if group]
+
+
+class ToldSource:
+    """A source, and what it has wanted so far."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Make one that was told nothing; no task of it waits for a place, so that nothing depends on when others ended."""
+        self.source = machine_for(replace(plan, max_parallel_tasks=None))
+        #: by instance: what was wanted last
+        self.starts: dict[str, Start] = {}
+        #: open questions, each with how long the history of its unit was when it was asked
+        self.questions: dict[Question, int] = {}
+
+    def tell(self, stimuli: Sequence[Stimulus]) -> list[Start]:
+        """Tell it what came together, but for what means nothing to it; return the tasks that it wants started."""
+        heard = [stimulus for stimulus in stimuli if self._is_heard(stimulus)]
+        for stimulus in heard:
+            if isinstance(stimulus, Evaluated):
+                del self.questions[stimulus.question]
+        wanted: list[Start] = []
+        for instruction in self.source.handle(*heard) if heard else ():
+            match instruction:
+                case Start():
+                    self.starts[instruction.instance] = instruction
+                    wanted.append(instruction)
+                case Evaluate(question=question):
+                    self.questions[question] = len(self.source.history_of(_unit_of(question)))
+                case _:
+                    pass
+        return wanted
+
+    def _is_heard(self, stimulus: Stimulus) -> bool:
+        match stimulus:
+            case Cancelled():  # of a run that went on, what was stopped may run again
+                return self.source.is_cancelling(stimulus.instance)
+            case Evaluated():
+                return stimulus.question in self.questions
+            case _:
+                return True
+
+    def shown(self, question: Question) -> Sequence[HistoryEntry]:
+        """Return the history that an open question is about."""
+        return self.source.history_of(_unit_of(question))[: self.questions[question]]
+
+
+def _unit_of(question: Question) -> str:
+    return question.unit if isinstance(question, UntilHolds | EdgeMatches | ResetMemory) else ""
+
+
+def path_of_question(question: Question) -> str:
+    """Return the execution that a question is about: an iteration, a step; of memory, the iteration to come.
+
+    Example:
+        >>> path_of_question(UntilHolds(unit="loop:refine", iteration=1))
+        'loop:refine#0'
+    """
+    match question:
+        case UntilHolds() | ResetMemory():
+            return f"{question.unit}#{question.iteration - 1}"
+        case EdgeMatches():
+            return f"{question.unit}#{question.step - 1}"
+        case _:
+            raise TypeError(f"{question} is of no unit")

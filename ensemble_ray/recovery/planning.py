@@ -1,0 +1,64 @@
+"""Today's plan of a recorded run. Package: recovery.
+
+In: a definition, inputs, and the facts of the run. Out: the plan; agents that a model made are made of its recorded answers.
+Never: a model that is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import EnsembleError, ValidationError, message_of
+from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
+from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import threads
+from ensemble_ray.runs.planned import check
+from ensemble_ray.values.messages import ChatResponse
+
+if TYPE_CHECKING:
+    from ensemble_ray.ensemble import Ensemble
+    from ensemble_ray.facts.effects import ModelAnswered
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.values.messages import ChatMessage, ToolSpec
+
+__all__ = ["plan_again"]
+
+_log = bounded_logger(__name__)
+
+
+async def plan_again(definition: Ensemble, inputs: Mapping[str, object], facts: Sequence[Fact]) -> Planned:
+    """Today's plan with these inputs. Agents that a model made are made of its recorded answers, or not yet."""
+    resolved = check(definition, inputs)
+    answers = answers_before(facts)
+    try:
+        agents = (
+            await synthesize_agents(resolved, definition, recorded=lambda name, _: _Answers(answers.get(name, ())))
+            if needs_synthesis(resolved.tasks)
+            else {}
+        )
+    except EnsembleError as error:
+        _log.debug("Agents are made when the fork begins: %s", message_of(error))
+        agents = {}
+    return await threads.run(plan_run, definition, resolved, agents)  # a manager's prompts are user code
+
+
+class _Answers:
+    """A model that gives recorded answers in their order, and asks nobody."""
+
+    def __init__(self, facts: Sequence[Fact[ModelAnswered]]) -> None:
+        self._facts = iter(facts)
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Return the next recorded answer.
+
+        Raises:
+            ValidationError: there is none.
+        """
+        del messages, tools
+        fact = next(self._facts, None)
+        if fact is None:
+            raise ValidationError("No answer is recorded")
+        return ChatResponse(text=fact.data.text)

@@ -1,0 +1,82 @@
+"""The OpenAPI document is true: requests that it allows, and ones that it does not, are answered as it says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from ensemble_ray import InlineRuntime
+from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.driving.driven_runs import DrivenRuns
+from ensemble_ray.serve.driving.ledger import Ledger
+from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.serve.team import served_team
+from ensemble_ray.testing import ScriptedModel
+from tests.serve.teams import pair
+
+
+@pytest.fixture
+def schema(home: str) -> Any:
+    """The document of an endpoint in this process."""
+    runs = DrivenRuns(
+        {"team": served_team("team", pair(ScriptedModel(otherwise="fine")))}, InlineRuntime(), Ledger(None)
+    )
+
+    @asynccontextmanager
+    async def service() -> AsyncGenerator[RunService]:
+        yield runs
+
+    api = build_api(service())
+    api.state.service = runs
+    yield schemathesis.openapi.from_asgi("/openapi.json", api)
+    run_blocking(runs._close())
+
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+OPERATIONS = [
+    *("GET /ensembles", "POST /runs", "GET /runs", "GET /runs/{run_id}", "POST /runs/{run_id}/cancel"),
+    *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz"),
+]
+
+
+def test_every_operation_is_tried(schema: Any) -> None:
+    """A new route belongs into the list."""
+    assert sorted(each.ok().label for each in schema.get_all_operations()) == sorted(OPERATIONS)
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_every_answer_is_as_the_document_says(schema: Any, label: str, mode: GenerationMode) -> None:
+    """S-SRV-4, S-SRV-60: no 5xx, and no answer that the document does not know."""
+    method, _, path = label.partition(" ")
+
+    @seed(20)
+    @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=schema[path][method].as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        case.call_and_validate(checks=CHECKS)
+
+    with contextlib.suppress(Unsatisfiable):  # there is nothing to be wrong in it
+        ask()
