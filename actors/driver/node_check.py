@@ -134,4 +134,4 @@ async def _answer(reference: Any, address: str, node_id: str, timeout_s: float) 
 
 
 def _report(address: str, node_id: str, data: Mapping[str, object]) -> NodeReport:
-    return NodeReport(**{"address": address, "node_id": node_id, **cast("dict[str, Any]", dict(data))})
+    return NodeReport(address=address, node_id=node_id, **cast("dict[str, Any]", dict(data)))

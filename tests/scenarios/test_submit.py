@@ -12,7 +12,7 @@ from pathlib import Path
 from ensemble_ray import RunState
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer
-from ensemble_ray.testing.model_server import ServedRequest
+from ensemble_ray.testing.model_server import Fault, ServedRequest
 from tests.chaos.cluster import cluster_there
 from tests.command_line import COMMAND, run_command
 from tests.processes import own_directory, program
@@ -35,7 +35,7 @@ def test_a_submitted_run_is_checked_followed_left_and_attached_to() -> None:
     """
     is_asked, may_answer = threading.Event(), threading.Event()
 
-    def answer(request: ServedRequest) -> object:
+    def answer(request: ServedRequest) -> str | Fault:
         if "Write about patience" in request.text:
             is_asked.set()
             may_answer.wait(240)
@@ -100,7 +100,7 @@ def test_a_cluster_without_a_token_takes_runs_and_stops_them() -> None:
     """S-CLU-10, S-CLU-17: the second Ctrl-C of somebody at a terminal ends the job and its run."""
     is_asked = threading.Event()
 
-    def answer(request: ServedRequest) -> object:
+    def answer(request: ServedRequest) -> str | Fault:
         is_asked.set()
         threading.Event().wait(60)
         return script(request)

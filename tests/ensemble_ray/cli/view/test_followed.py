@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ensemble_ray.cli.view.followed import FollowedEvents
 from ensemble_ray.cli.view.item_progress import ItemProgress
 from ensemble_ray.cli.view.progress import TaskProgress
@@ -12,7 +14,7 @@ ANSWER = {"instance": "draft#0", "agent_role": "Writer", "input_tokens": 10, "ou
 ASKED = {"instance": "draft#0", "delegation_id": "1", "delegating_agent_role": "Writer", "worker_role": "Reader"}
 
 
-def _lines(progress: TaskProgress | ItemProgress, *messages: tuple[str, dict[str, object]]) -> list[str]:
+def _lines(progress: TaskProgress | ItemProgress, *messages: tuple[str, Mapping[str, object]]) -> list[str]:
     events = FollowedEvents()
     found = [events.event_of(WireEvent(type=name, data=data)) for name, data in messages]
     received = [progress.receive(event, at) for at, event in enumerate(found) if event is not None]
