@@ -82,10 +82,12 @@ class _Follower:
         Raises:
             EnsembleError: the log cannot be read, or the job did not even begin.
         """
-        threading.Thread(target=self._read_log, daemon=True).start()
+        reading = threading.Thread(target=self._read_log, daemon=True)
         is_stopping = False
         while True:
             try:
+                if reading.ident is None:  # an interrupted start has started it
+                    reading.start()
                 match self._read.get():
                     case str() as text:
                         self._show(text)

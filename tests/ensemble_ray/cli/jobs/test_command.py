@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import signal
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from ensemble_ray.cli.jobs.command import ClusterCommand, ships, wanted_environment
+from ensemble_ray.cli.jobs.command import ClusterCommand, confirm_leaving, ships, wanted_environment
 from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.ports.jobs import JobEnd
 
@@ -54,6 +58,27 @@ class Server:
         self.stopped.append(job_id)
 
 
+class Interrupted(Server):
+    """One whose job goes on until it is stopped, in front of somebody who types Ctrl-C."""
+
+    def __init__(self) -> None:
+        super().__init__(end=ended(None, is_stopped=True))
+        self._is_stopped = threading.Event()
+
+    def follow(self, job_id: str, show: Callable[[str], None]) -> JobEnd:
+        """Have the main thread interrupted, as a terminal does."""
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        self._is_stopped.wait(60)
+        return self._end
+
+    def stop(self, job_id: str) -> None:
+        """End it."""
+        super().stop(job_id)
+        self._is_stopped.set()
+
+
 def ended(exit_code: int | None = 0, *, is_stopped: bool = False) -> JobEnd:
     """An end."""
     return JobEnd(exit_code=exit_code, is_stopped=is_stopped, message="its node is gone")
@@ -90,6 +115,48 @@ def test_a_cluster_without_the_package_is_told_so(capsys: pytest.CaptureFixture[
     text = "python: No module named ensemble_ray.cli; 'ensemble_ray' is missing\n"
     assert command("run").carry_out(Server(text, end=ended(1))) == 1
     assert "What to do: install ensemble-ray on the cluster's nodes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("is_to_stop", "stopped"), [(True, ["j"]), (False, [])])
+def test_ctrl_c_stops_the_job_or_leaves_it(*, is_to_stop: bool, stopped: list[str]) -> None:
+    """S-CLU-16, S-CLU-17: as the one says who is asked; a job that is stopped is watched to its end."""
+    server = Interrupted()
+    asked = ClusterCommand(words=("run",), job_id="j", on_interrupt=lambda: is_to_stop)
+    assert (asked.carry_out(server), server.stopped) == (130, stopped)
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_stopped"), [("\n", False), ("y\n", False), ("n\n", True), ("", False), (None, True)]
+)
+def test_leaving_the_run_is_the_default(
+    typed: str | None,
+    is_stopped: bool,  # noqa: FBT001  a parameter of the test
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """S-CLU-16, S-CLU-17: also where the terminal is closed; None: Ctrl-C again."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self, _size: int | None = -1, /) -> str:
+            if typed is None:
+                raise KeyboardInterrupt
+            return typed
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert confirm_leaving("Watch it: attach r") is is_stopped
+    said = capsys.readouterr().err
+    assert "Leave the run going on the cluster? [Y/n]" in said
+    assert ("Watch it: attach r" in said) is not is_stopped
+
+
+def test_without_a_terminal_nobody_is_asked_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """S-CLU-16."""
+    assert not confirm_leaving("Watch it: attach r")
+    assert capsys.readouterr().err == "Watch it: attach r\n"
 
 
 def test_the_directory_of_the_file_is_sent_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
