@@ -39,10 +39,11 @@ class MessageBody(_Body):
     """A message of a conversation.
 
     Attributes:
+        role: Who said it; items that are no messages have none.
         content: A text, or parts of it.
     """
 
-    role: str = Field(max_length=40)
+    role: str = ""
     type: str = "message"
     content: Text | list[dict[str, JsonValue]] | None = None
 

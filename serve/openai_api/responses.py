@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, JsonValue
 
 from ensemble_ray.serve.openai_api.endings import Answer, answer_of
+from ensemble_ray.serve.openai_api.errors import api_error
 from ensemble_ray.serve.run_schemas import RunStatus
 from ensemble_ray.serve.schemas import Text, Wire
 
@@ -138,7 +139,9 @@ def answered(response: ResponseObject, answer: Answer) -> ResponseObject:
 
 def failed(response: ResponseObject, failure: Failure) -> ResponseObject:
     """Return a response without an answer."""
-    return response.model_copy(update={"status": "failed", "error": ResponseFailure(message=failure.message)})
+    return response.model_copy(
+        update={"status": "failed", "error": ResponseFailure(message=api_error(failure).error.message)}
+    )
 
 
 def response_of(run: RunDetail) -> ResponseObject:
