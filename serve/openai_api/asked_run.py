@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anyio import CancelScope
 
@@ -127,8 +127,9 @@ class AskedRun:
         async with aclosing(self._service.events(self.run_id)) as events:
             while True:
                 step = asyncio.ensure_future(anext(events, None))
+                both: set[asyncio.Future[Any]] = {step, ending}
                 try:
-                    await asyncio.wait({step, ending}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                     if not step.done() and ending.done() and ending.result().status is RunStatus.WAITING:
                         return
                     event = await step

@@ -65,15 +65,15 @@ def test_messages_and_instructions_are_the_history() -> None:
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]},
         {"role": "user", "content": [{"type": "input_text", "text": "Now?"}]},
     ]
-    with served_teams(echo(model, "Said: <{history}>. Answer {question}")) as url:
-        with OpenAI(base_url=url, api_key="any") as asking:
-            asking.responses.create(model="team", input=said, instructions="Be brief")
-            image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
-            with pytest.raises(BadRequestError, match=r"input\[0\].content\[0\]: 'input_image'"):
-                asking.responses.create(model="team", input=image)
-            called: Any = [{"type": "function_call_output", "call_id": "1", "output": "22"}]
-            with pytest.raises(BadRequestError, match="'function_call_output' cannot be passed"):
-                asking.responses.create(model="team", input=called)
+    team = echo(model, "Said: <{history}>. Answer {question}")
+    with served_teams(team) as url, OpenAI(base_url=url, api_key="any") as asking:
+        asking.responses.create(model="team", input=said, instructions="Be brief")
+        image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
+        with pytest.raises(BadRequestError, match=r"input\[0\].content\[0\]: 'input_image'"):
+            asking.responses.create(model="team", input=image)
+        called: Any = [{"type": "function_call_output", "call_id": "1", "output": "22"}]
+        with pytest.raises(BadRequestError, match="'function_call_output' cannot be passed"):
+            asking.responses.create(model="team", input=called)
     assert "Said: <system: Be brief\n\nuser: Hi\n\nassistant: Hello>. Answer Now?" in model.calls[0].text
 
 
@@ -92,7 +92,7 @@ def test_what_a_team_cannot_do_is_refused_by_its_name() -> None:
             with pytest.raises(BadRequestError, match=name) as found:
                 asking.responses.create(model="team", input="Hi", **{name: value})
             assert (found.value.param, found.value.code) == (name, "unsupported_parameter")
-        with pytest.raises(BadRequestError, match="text.format"):
+        with pytest.raises(BadRequestError, match=r"text\.format"):
             asking.responses.create(model="team", input="Hi", text={"format": {"type": "json_object"}})
         assert not model.calls
         asking.responses.create(
@@ -102,12 +102,12 @@ def test_what_a_team_cannot_do_is_refused_by_its_name() -> None:
 
 def test_a_failed_team_is_an_error_and_the_last_event_of_a_stream() -> None:
     """S-SRV-110, S-SRV-127: never an empty answer."""
-    with served_teams(echo(ScriptedModel(otherwise=ValueError("boom")))) as url:
-        with OpenAI(base_url=url, api_key="any") as asking:
-            with pytest.raises(APIStatusError, match="boom") as found:
-                asking.responses.create(model="team", input="Hi")
-            events: list[Any] = list(asking.responses.create(model="team", input="Hi", stream=True))
-            kept = asking.responses.retrieve(found.value.response.headers["x-run-id"])
+    team = echo(ScriptedModel(otherwise=ValueError("boom")))
+    with served_teams(team) as url, OpenAI(base_url=url, api_key="any") as asking:
+        with pytest.raises(APIStatusError, match="boom") as found:
+            asking.responses.create(model="team", input="Hi")
+        events: list[Any] = list(asking.responses.create(model="team", input="Hi", stream=True))
+        kept = asking.responses.retrieve(found.value.response.headers["x-run-id"])
     assert found.value.status_code == 502
     assert [each.type for each in events] == ["response.created", "response.in_progress", "response.failed"]
     assert "boom" in events[-1].response.error.message
