@@ -14,10 +14,11 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from anyio import CancelScope
+from pydantic import BaseModel
 
 from ensemble_ray.serve.openai_api.said_text import SaidText
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import RunEvent, RunStatus
+from ensemble_ray.serve.run_schemas import RunStatus
 from ensemble_ray.values.ids import new_run_id
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ __all__ = ["AskedRun"]
 
 #: One look at a run lasts so long, s.
 _LOOK_S = 600.0
+
+
+class _Token(BaseModel):
+    """Data of the event of a token, as far as it matters here."""
+
+    token: str
+    instance: str | None
+    iteration_index: int
 
 
 class AskedRun:
@@ -109,8 +118,8 @@ class AskedRun:
             if streamed_task is not None:
                 async with aclosing(self._tokens(ending)) as tokens:
                     async for each in tokens:
-                        if each.data.get("instance") == streamed_task:
-                            yield said.add(str(each.data["token"]), turn=_turn(each))
+                        if each.instance == streamed_task:
+                            yield said.add(each.token, turn=each.iteration_index)
             yield await ending
         finally:
             ending.cancel()
@@ -122,7 +131,7 @@ class AskedRun:
         with CancelScope(shield=True), contextlib.suppress(Refusal):  # it is over, or never began
             await self._service.cancel(self.run_id)
 
-    async def _tokens(self, ending: asyncio.Future[RunDetail]) -> AsyncGenerator[RunEvent]:
+    async def _tokens(self, ending: asyncio.Future[RunDetail]) -> AsyncGenerator[_Token]:
         """Yield tokens until nothing comes any more, or the run waits for a person."""
         async with aclosing(self._service.events(self.run_id)) as events:
             while True:
@@ -140,15 +149,10 @@ class AskedRun:
                 if event is None:
                     return
                 if event.type == "token":
-                    yield event
+                    yield _Token.model_validate(event.data)
 
 
 async def _gone(receive: Receive) -> None:
     """Return when the client went away."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _turn(event: RunEvent) -> int:
-    found = event.data.get("iteration_index")
-    return found if isinstance(found, int) else 0

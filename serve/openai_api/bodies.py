@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, StrictBool
 
-from ensemble_ray.serve.openai_api.errors import ParameterRefusal
+from ensemble_ray.serve.openai_api.errors import wrong_parameter
 from ensemble_ray.serve.run_schemas import RunTags
 from ensemble_ray.serve.schemas import Text
 from ensemble_ray.text.foreign_text import whole_data
@@ -87,16 +87,16 @@ class ChatBody(_Body):
         """Refuse what no team can do.
 
         Raises:
-            ParameterRefusal: it names the field.
+            Refusal: it names the field.
         """
         if self.n is not None and (isinstance(self.n, bool) or self.n != 1):
-            raise ParameterRefusal("n", "n: a run of a team gives one answer; send the request again for another one")
+            raise wrong_parameter("n", "n: a run of a team gives one answer; send the request again for another one")
         if self.modalities is not None and self.modalities != ["text"]:
-            raise ParameterRefusal("modalities", "modalities: teams answer in text alone")
+            raise wrong_parameter("modalities", "modalities: teams answer in text alone")
         _check_format(self.response_format, "response_format")
         _check_unset(self, _CHAT)
         if self.stream_options is not None and not self.stream:
-            raise ParameterRefusal("stream_options", "stream_options: they are of use with stream=true alone")
+            raise wrong_parameter("stream_options", "stream_options: they are of use with stream=true alone")
 
 
 class ResponseBody(_Body):
@@ -126,17 +126,17 @@ class ResponseBody(_Body):
         """Refuse what no team can do.
 
         Raises:
-            ParameterRefusal: it names the field.
+            Refusal: it names the field.
         """
         if self.text is not None and not isinstance(self.text, dict):
-            raise ParameterRefusal("text", "text: must be an object", code="INVALID_REQUEST")
+            raise wrong_parameter("text", "text: must be an object", code="INVALID_REQUEST")
         _check_format(None if self.text is None else self.text.get("format"), "text.format")
         _check_unset(self, _RESPONSE)
 
 
 def _check_format(value: JsonValue, name: str) -> None:
     if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
-        raise ParameterRefusal(
+        raise wrong_parameter(
             name, f"{name}: the form of an answer is the team's own (the output_type of its last task); ask for text"
         )
 
@@ -146,4 +146,4 @@ def _check_unset(body: BaseModel, names: tuple[str, ...]) -> None:
         value: JsonValue = getattr(body, name)
         if not any(value == each for each in _NOTHING):
             why = _WHY.get(name, "leave it out")
-            raise ParameterRefusal(name, f"{name}: teams do not take it; {why}")
+            raise wrong_parameter(name, f"{name}: teams do not take it; {why}")

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a team answers a conversation (S-SRV-100 to S-SRV-124). Package: serve."""
+"""`/v1/chat/completions`: a team answers a conversation (S-SRV-100 to S-SRV-123). Package: serve."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ __all__ = [
     "ApiError",
     "ApiErrorBody",
     "ApiRoute",
-    "ParameterRefusal",
     "api_error",
     "run_error",
+    "wrong_parameter",
 ]
 
 #: Header of every answer about a run: its id.
@@ -70,16 +70,9 @@ class ApiErrorBody(Wire):
 API_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "5XX": {"model": ApiErrorBody}}
 
 
-class ParameterRefusal(Refusal):
-    """A field of a request asks for what no team can do.
-
-    Attributes:
-        param: The field.
-    """
-
-    def __init__(self, param: str, message: str, code: str = "UNSUPPORTED_PARAMETER") -> None:
-        super().__init__(HTTPStatus.BAD_REQUEST, code, message)
-        self.param = param
+def wrong_parameter(param: str, message: str, code: str = "UNSUPPORTED_PARAMETER") -> Refusal:
+    """Return the refusal of a field that is wrong, or asks for what no team can do."""
+    return Refusal(HTTPStatus.BAD_REQUEST, code, message, param=param)
 
 
 def api_error(failure: Failure, param: str | None = None) -> ApiErrorBody:
@@ -109,8 +102,7 @@ class ApiRoute(APIRoute):
                 return await handle(request)
             except Refusal as refusal:
                 headers = {} if refusal.retry_after_s is None else {"retry-after": str(refusal.retry_after_s)}
-                param = refusal.param if isinstance(refusal, ParameterRefusal) else None
-                return answer(api_error(refused(refusal), param), HTTPStatus(refusal.status), headers)
+                return answer(api_error(refused(refusal), refusal.param), HTTPStatus(refusal.status), headers)
             except RequestValidationError as error:
                 return _invalid("; ".join(problems_of(error)), _place(error))
             except HTTPException as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from ensemble_ray.serve.openai_api.errors import ParameterRefusal
+from ensemble_ray.serve.openai_api.errors import wrong_parameter
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.team import HISTORY_INPUT
 from ensemble_ray.text.foreign_text import whole_text
@@ -44,7 +44,7 @@ def inputs_of(
     said = [(each.role, _text_of(each, f"{place}[{index}]")) for index, each in enumerate(messages)]
     last = max((index for index, (role, _) in enumerate(said) if role == _USER), default=None)
     if last is None:
-        raise ParameterRefusal(place, f"{place}: there is no message of the user", code="INVALID_REQUEST")
+        raise wrong_parameter(place, f"{place}: there is no message of the user", code="INVALID_REQUEST")
     _, message = said.pop(last)
     if instructions:
         said.insert(0, ("system", instructions))
@@ -79,11 +79,11 @@ def _text_of(message: MessageBody, place: str) -> str:
     """Return what a message says.
 
     Raises:
-        ParameterRefusal: it is no text.
+        Refusal: it is no text.
     """
     if message.type != "message" or message.role not in _ROLES:
         what = message.type if message.type != "message" else f"a message of '{message.role}'"
-        raise ParameterRefusal(
+        raise wrong_parameter(
             place, f"{place}: '{what[:60]}' cannot be passed to a team; its tools and what they give are its own"
         )
     if message.content is None or isinstance(message.content, str):
@@ -94,7 +94,7 @@ def _text_of(message: MessageBody, place: str) -> str:
 def _text_of_part(part: Mapping[str, JsonValue], place: str) -> str:
     kind, text = part.get("type"), part.get("text")
     if kind not in _TEXTS:
-        raise ParameterRefusal(place, f"{place}: '{str(kind)[:60]}' cannot be passed to a team; it takes texts alone")
+        raise wrong_parameter(place, f"{place}: '{str(kind)[:60]}' cannot be passed to a team; it takes texts alone")
     if not isinstance(text, str):
-        raise ParameterRefusal(place, f"{place}.text: must be a text", code="INVALID_REQUEST")
+        raise wrong_parameter(place, f"{place}.text: must be a text", code="INVALID_REQUEST")
     return whole_text(text)
