@@ -14,13 +14,22 @@ from fastapi import APIRouter, FastAPI
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve.answers import add_failure_handlers
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
+from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
 from ensemble_ray.serve.routes import ensembles, events, health, runs
 from ensemble_ray.serve.run_service import RunService
 
 __all__ = ["ROUTERS", "build_api"]
 
 #: What an endpoint serves, a router a topic.
-ROUTERS: tuple[APIRouter, ...] = (ensembles.router, runs.router, events.router, health.router)
+ROUTERS: tuple[APIRouter, ...] = (
+    ensembles.router,
+    runs.router,
+    events.router,
+    health.router,
+    model_routes.router,
+    chat_routes.router,
+    response_routes.router,
+)
 
 
 def build_api(
@@ -29,6 +38,7 @@ def build_api(
     routers: Sequence[APIRouter] = ROUTERS,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     allowed_hosts: Sequence[str] = (),
+    cancel_on_disconnect: bool = True,
 ) -> FastAPI:
     """Return the web application of an endpoint.
 
@@ -37,6 +47,7 @@ def build_api(
         routers: What it serves.
         max_body_bytes: Longer bodies are refused before they are in memory.
         allowed_hosts: Names that requests may be for besides those of loopback.
+        cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
     """
 
     @asynccontextmanager
@@ -46,6 +57,7 @@ def build_api(
             yield
 
     api = FastAPI(title="ensemble-ray", version=package_version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+    api.state.cancel_on_disconnect = cancel_on_disconnect
     # The one that is added last comes first.
     api.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     api.add_middleware(HostCheck, allowed_hosts=allowed_hosts)

@@ -38,6 +38,7 @@ class EndpointOptions(BaseModel):
         max_body_bytes: Longer bodies of requests are refused; None: what `ENSEMBLE_RAY_MAX_BODY_BYTES` says, else 8 MiB.
         allowed_hosts: Names that requests may be for besides those of loopback, as a list or with commas between them;
             `*` for any.
+        cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
         replicas: Processes that answer requests.
         limits: What runs may use, and how many there may be.
     """
@@ -48,6 +49,7 @@ class EndpointOptions(BaseModel):
     teams: tuple[str, ...] = ()
     max_body_bytes: int | None = Field(default=None, gt=0)
     allowed_hosts: tuple[str, ...] = ()
+    cancel_on_disconnect: bool = True
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
 
@@ -72,7 +74,12 @@ def app(options: EndpointOptions) -> Application:
 
     def api() -> FastAPI:
         named = replace(config, name=ray_serve.get_replica_context().app_name)
-        return build_api(RemoteRuns(named), max_body_bytes=max_body_bytes, allowed_hosts=options.allowed_hosts)
+        return build_api(
+            RemoteRuns(named),
+            max_body_bytes=max_body_bytes,
+            allowed_hosts=options.allowed_hosts,
+            cancel_on_disconnect=options.cancel_on_disconnect,
+        )
 
     replica = ray_serve.ingress(api)()
     as_deployment = ray_serve.deployment(
