@@ -1,4 +1,4 @@
-"""RemoteRuns: the `RunService` of a replica, which asks the endpoint's `RunDriver`. Package: serve. Holds nothing of a run.
+"""RemoteRuns: the `RunService` and the `Callers` of a replica, which asks the endpoint's `RunDriver`. Package: serve. Holds nothing of a run.
 
 Calls that may arrive twice do no harm: a run has its id before it is asked for, and readers of events say where they stand.
 """
@@ -16,12 +16,14 @@ from typing import Any, Self, TypeVar, cast
 import ray
 import ray.exceptions
 
+from ensemble_ray.access.admission import Knock
 from ensemble_ray.actors import spawn
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
 from ensemble_ray.serve.driving.config import DriverConfig
 from ensemble_ray.serve.driving.driver_actor import EventPage, RunDriver
 from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.rights import Caller
 from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
 from ensemble_ray.serve.run_service import DEFAULT_PAGE
 from ensemble_ray.values.ids import new_run_id
@@ -90,6 +92,10 @@ class RemoteRuns:
     async def cancel(self, run_id: str) -> RunDetail:
         """Ask the run to end; see `RunService.cancel`."""
         return await self._ask(lambda driver: driver.cancel.remote(run_id))
+
+    async def admit(self, knock: Knock) -> Caller:
+        """Return who sends a request; see `Callers.admit`."""
+        return await self._ask(lambda driver: driver.admit.remote(knock))
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
         """Return what happens in a run; see `RunService.events`."""
