@@ -18,13 +18,13 @@ from ensemble_ray.serve.key_check import KeyCheck
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
 from ensemble_ray.serve.response_headers import ResponseHeaders
 from ensemble_ray.serve.rights import Callers
-from ensemble_ray.serve.routes import ensembles, events, health, runs
+from ensemble_ray.serve.routes import ensembles, events, health, metrics, runs
 from ensemble_ray.serve.run_service import RunService
 
 __all__ = ["ROUTERS", "build_api"]
 
 #: What an endpoint serves, a router a topic.
-ROUTERS: tuple[APIRouter, ...] = (ensembles.router, runs.router, events.router, health.router)
+ROUTERS: tuple[APIRouter, ...] = (ensembles.router, runs.router, events.router, health.router, metrics.router)
 #: What pages of other origins may send, and what they may read of an answer besides its body.
 _SENT = ("authorization", "content-type", "idempotency-key", "last-event-id", "prefer")
 _READ = ("location", "preference-applied", "retry-after", "www-authenticate", "x-request-id")

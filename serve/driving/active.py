@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,8 +39,15 @@ class ActiveRun:
 class Turns:
     """Runs of one team: so many at a time, the others one after the other."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, on_change: Callable[[Turns], None]) -> None:
+        """Begin without a run.
+
+        Args:
+            most: Runs at a time.
+            on_change: Called when there are more or fewer that run or wait.
+        """
         self._most = most
+        self._on_change = on_change
         self._running = 0
         self._queue: list[ActiveRun] = []
         self._changed = asyncio.Condition()
@@ -57,6 +65,7 @@ class Turns:
     async def take(self, active: ActiveRun) -> bool:
         """Wait for the turn of a run; False: it was cancelled before."""
         self._queue.append(active)
+        self._on_change(self)
         try:
             async with self._changed:
                 await self._changed.wait_for(
@@ -68,11 +77,13 @@ class Turns:
                 return True
         finally:
             self._queue.remove(active)
+            self._on_change(self)
             await self._wake()
 
     async def give_back(self) -> None:
         """Take notice that a run is over."""
         self._running -= 1
+        self._on_change(self)
         await self._wake()
 
     async def cancel(self, active: ActiveRun) -> None:

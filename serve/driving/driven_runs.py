@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from ensemble_ray.serve.driving.carrying_out import RunsTeam
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.outcomes import Outcome, status_of_state
 from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
+from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import (
     AcceptedRun,
@@ -66,6 +68,8 @@ class DrivenRuns:
         runtime: Runtime,
         ledger: Ledger,
         limits: EndpointLimits | None = None,
+        *,
+        tally: RunTally | None = None,
     ) -> None:
         """Make it; `recover` begins what was left.
 
@@ -74,14 +78,16 @@ class DrivenRuns:
             runtime: Where runs live.
             ledger: What was accepted.
             limits: What is allowed; None: the defaults.
+            tally: Counts what happens; None: one of its own.
         """
         self._teams = teams
         self._ledger = ledger
         self._limits = limits or EndpointLimits()
         self._runs_team = RunsTeam(runtime, self._limits)
         self._runtime = runtime
+        self._tally = tally or RunTally()
         self._active: dict[str, ActiveRun] = {}
-        self._turns = {name: Turns(self._limits.max_running) for name in teams}
+        self._turns = {name: Turns(self._limits.max_running, partial(self._tally.stand, name)) for name in teams}
         self._accepting = asyncio.Lock()
         self._followed = SharedEnds(self._store)
 
@@ -94,6 +100,10 @@ class DrivenRuns:
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         """Return the teams, by name."""
         return [self._teams[name].info for name in sorted(self._teams)]
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost; see `RunService.metrics`."""
+        return self._tally.samples()
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
         """Take a run; see `RunService.start`."""
@@ -181,6 +191,7 @@ class DrivenRuns:
                 outcome = await self._runs_team.carry_out(active, is_recovered=is_recovered)
             finally:
                 await turns.give_back()
+        self._tally.end(active.entry.ensemble, outcome)
         ended = _detail(
             active.entry,
             status=outcome.status,

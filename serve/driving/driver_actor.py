@@ -25,6 +25,8 @@ from ensemble_ray.process.threads import threads
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from ensemble_ray.serve.driving.ledger import Ledger
+from ensemble_ray.serve.driving.ray_exporter import RayExporter
+from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.team import load_teams
 
@@ -67,6 +69,7 @@ class RunDriver:
         self._config = config
         self._readers: OrderedDict[str, RunFollower] = OrderedDict()
         self._callers = KeptCallers(KeyFile(home_directory()), config.keys)
+        self._tally = RunTally(RayExporter())
         self._opening: concurrent.futures.Future[DrivenRuns] = submit(self._open())
 
     async def _open(self) -> DrivenRuns:
@@ -74,7 +77,7 @@ class RunDriver:
         teams = await threads.run(load_teams, config.teams)
         runtime = await RayRuntime().__aenter__()  # warm until this process ends
         path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
-        runs = DrivenRuns(teams, runtime, await threads.run(Ledger, path), config.limits)
+        runs = DrivenRuns(teams, runtime, await threads.run(Ledger, path), config.limits, tally=self._tally)
         await runs.recover()
         return runs
 
@@ -100,11 +103,16 @@ class RunDriver:
         try:
             return await self._callers.admit(knock)
         except Refusal as refusal:
+            self._tally.refuse(refusal.code)
             return refusal
 
     async def ensembles(self) -> Sequence[EnsembleInfo] | Refusal:
         """Return the teams; the first reply comes when they are loaded."""
         return await self._reply(lambda runs: runs.ensembles())
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost."""
+        return self._tally.samples()
 
     async def start(self, asked: NewRun, idempotency_key: str | None) -> AcceptedRun | Refusal:
         """Take a run."""
@@ -157,4 +165,5 @@ class RunDriver:
         try:
             return await call(await self._runs())
         except Refusal as refusal:
+            self._tally.refuse(refusal.code)
             return refusal

@@ -22,6 +22,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
 from ensemble_ray.serve.driving.config import DriverConfig
 from ensemble_ray.serve.driving.driver_actor import EventPage, RunDriver
+from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.rights import Caller
 from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
@@ -65,6 +66,10 @@ class RemoteRuns:
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         """Return the teams, by name."""
         return await self._ask(lambda driver: driver.ensembles.remote())
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost; see `RunService.metrics`."""
+        return await self._ask(lambda driver: driver.metrics.remote())
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
         """Take a run; see `RunService.start`."""

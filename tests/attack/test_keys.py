@@ -32,6 +32,7 @@ RIGHTS = {
     "GET /runs/{run_id}": Right.READ,
     "GET /runs/{run_id}/events": Right.READ,
     "POST /runs/{run_id}/cancel": Right.RUN,
+    "GET /metrics": Right.READ,
 }
 #: What a caller of another team must find nowhere.
 SECRETS = ("secret", "hidden-tag", "swordfish")

@@ -57,7 +57,7 @@ CHECKS = [
 ]
 OPERATIONS = [
     *("GET /ensembles", "POST /runs", "GET /runs", "GET /runs/{run_id}", "POST /runs/{run_id}/cancel"),
-    *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz"),
+    *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics"),
 ]
 
 
