@@ -61,7 +61,7 @@ class KeyFile:
             raise EnsembleError(f"The keys in {self.path} cannot be read: {error.strerror}") from error
         try:
             return _keys_of(json.loads(content))
-        except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        except (ValueError, ValidationError) as error:
             raise EnsembleError(
                 f"The keys in {self.path} cannot be read: the file is damaged ({type(error).__name__}). "
                 "What to do: bring it back from a backup, or remove it and make the keys anew"
@@ -128,24 +128,27 @@ class KeyFile:
 
 
 def _data_of(key: ApiKey) -> dict[str, object]:
+    rate = None if key.rate is None else {"requests": key.rate.requests, "period_s": key.rate.period.total_seconds()}
     return {
         "name": key.name,
         "sha256": key.digest,
         "last_four": key.last_four,
         "rights": sorted(key.rights),
         "teams": None if key.teams is None else sorted(key.teams),
-        "rate": None if key.rate is None else [key.rate.requests, key.rate.period.total_seconds()],
+        "rate": rate,
         "created_at": key.created_at.isoformat(),
     }
 
 
-def _keys_of(data: dict[str, list[dict[str, object]]]) -> list[ApiKey]:
-    if data["version"] != _VERSION:
-        raise ValueError("its version is another one")
-    return [_key_of(each) for each in data["keys"]]
+def _keys_of(data: object) -> list[ApiKey]:
+    match data:
+        case {"version": version, "keys": [*keys]} if version == _VERSION:
+            return [_key_of(each) for each in keys]
+        case _:
+            raise ValueError("it has no keys of this version")
 
 
-def _key_of(data: dict[str, object]) -> ApiKey:
+def _key_of(data: object) -> ApiKey:
     """Return a key; a field that is missing or of another type is an error, never a wider right."""
     match data:
         case {
@@ -154,7 +157,7 @@ def _key_of(data: dict[str, object]) -> ApiKey:
             "last_four": str(last_four),
             "rights": [*rights],
             "teams": None | [*_] as teams,
-            "rate": None | [int(), float() | int()] as rate,
+            "rate": None | {"requests": int(), "period_s": float()} as rate,
             "created_at": str(created_at),
         } if len(digest) == 64:  # noqa: PLR2004  hexadecimal digits of SHA-256
             return ApiKey(
@@ -163,7 +166,7 @@ def _key_of(data: dict[str, object]) -> ApiKey:
                 last_four=last_four,
                 rights=frozenset(Right(str(each)) for each in rights),
                 teams=None if teams is None else frozenset(str(each) for each in teams),
-                rate=None if rate is None else RateLimit.of(rate[0], float(rate[1])),
+                rate=None if rate is None else RateLimit.of(rate["requests"], rate["period_s"]),
                 created_at=datetime.fromisoformat(created_at),
             )
         case _:

@@ -10,7 +10,7 @@ import asyncio
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ensemble_ray.access.admission import Admission, Admitted, Denied, KeyPolicy, Knock
+from ensemble_ray.access.admission import Admission, Denied, KeyPolicy, Knock
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
@@ -63,13 +63,11 @@ class KeptCallers:
                 "The endpoint cannot read its keys. Its log says more",
                 retry_after_s=30,
             ) from None
-        match self._admission.decide(knock, at=self._clock.now()):
-            case Admitted(key=None):
-                return ANYBODY
-            case Admitted(key=key):
-                return Caller(name=key.name, rights=key.rights, ensembles=key.teams)
-            case Denied() as denied:
-                raise _refusal(denied)
+        decision = self._admission.decide(knock, at=self._clock.now())
+        if isinstance(decision, Denied):
+            raise _refusal(decision)
+        key = decision.key
+        return ANYBODY if key is None else Caller(name=key.name, rights=key.rights, ensembles=key.teams)
 
     async def _refresh(self) -> None:
         """Take the keys as the file has them now."""
