@@ -41,7 +41,7 @@ class Metric:
 RUNS = Metric(
     name="ensemble_ray_runs",
     kind=MetricKind.GAUGE,
-    description="Runs that have not ended: accepted ones wait for their turn",
+    description="Runs that have not ended: accepted ones wait for their turn, waiting ones for people",
     labels=("team", "status"),
 )
 ENDED = Metric(
@@ -110,9 +110,10 @@ class RunTally:
         self._amounts: dict[tuple[Metric, tuple[str, ...]], float] = {}
 
     def stand(self, team: str, turns: Turns) -> None:
-        """Note how many runs of a team wait for their turn, and how many have it."""
+        """Note how many runs of a team wait for their turn, have it, and wait for people."""
         self._put(RUNS, (team, "accepted"), turns.queued)
         self._put(RUNS, (team, "running"), turns.running)
+        self._put(RUNS, (team, "waiting"), turns.waiting)
 
     def end(self, team: str, outcome: Outcome) -> None:
         """Note that a run of a team ended, and what it cost; of one that failed, what its tasks that completed did."""

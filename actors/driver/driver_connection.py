@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
@@ -25,6 +25,7 @@ from ensemble_ray.process.threads import USER_ERRORS
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
+    from ensemble_ray.actors.link.log_lines import LogLine
     from ensemble_ray.actors.shared.event_hub import DriverRequest, EventPage
     from ensemble_ray.events import Event
     from ensemble_ray.runs.ports import RunRequest
@@ -73,6 +74,11 @@ class DriverConnection:
             return
         self._hub = hub
         self._polling = asyncio.get_running_loop().create_task(self._poll())
+
+    def keep_last_lines(self, lines: Sequence[LogLine] | None) -> None:
+        """Take what the run's processes said last, where it came with the run's end."""
+        if self._listener is not None:
+            self._listener.keep_last(lines)
 
     async def leave(self) -> None:
         """Take what is still in the hub and what was said last, and answer no more."""

@@ -32,7 +32,13 @@ class LineListener:
         self._service = service
         self._run_id = run_id
         self._is_leaving = False
+        #: what was said last, where that came with the run's end; None: it is still to be asked for
+        self._last: Sequence[LogLine] | None = None
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
+
+    def keep_last(self, lines: Sequence[LogLine] | None) -> None:
+        """Take what was said last, which `leave` shows behind what is on its way; the call for lines has ended with it."""
+        self._last = lines
 
     async def leave(self, *, is_gone: bool) -> None:
         """Show what was said last, and listen no more; at once where the cluster is gone."""
@@ -40,9 +46,10 @@ class LineListener:
         if is_gone:
             self._collecting.cancel()
             return
-        last: Sequence[LogLine] = ()
-        with contextlib.suppress(ray.exceptions.RayError):  # its lines are lost with it
-            last = await self._service.drain_lines.remote(self._run_id)
+        last = self._last or ()
+        if self._last is None:
+            with contextlib.suppress(ray.exceptions.RayError):  # its lines are lost with it
+                last = await self._service.drain_lines.remote(self._run_id)
         # That woke the other call. It is not cancelled: lines that are on their way could not be taken again.
         await asyncio.wait([self._collecting], timeout=_LEAVE_S)
         self._collecting.cancel()
@@ -52,10 +59,14 @@ class LineListener:
     async def _collect(self) -> None:
         while not self._is_leaving:
             try:
-                for line in await self._service.collect_lines.remote(self._run_id, _WAIT_S):
-                    show_line(line)
+                lines: Sequence[LogLine] | None = await self._service.collect_lines.remote(self._run_id, _WAIT_S)
             except ray.exceptions.RayError:  # it is being started again, or gone, which the run itself tells
                 await asyncio.sleep(_RETRY_S)
+            else:
+                if lines is None:  # the run has ended
+                    return
+                for line in lines:
+                    show_line(line)
 
 
 def show_line(line: LogLine) -> None:

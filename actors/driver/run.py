@@ -17,7 +17,7 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
 from ensemble_ray.actors.driver.driver_connection import DriverConnection
 from ensemble_ray.actors.link.failures import last_line, ours
-from ensemble_ray.actors.link.packing import unpack_failure, unpack_output
+from ensemble_ray.actors.link.packing import dump_submission, unpack_end, unpack_failure, unpack_output
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
 from ensemble_ray.actors.link.wire import EndPage, Submission
 from ensemble_ray.errors import EnsembleError, message_of
@@ -69,7 +69,7 @@ class RayRun:
             if not is_first and await self._scheduler.knows.remote(self.run_id):
                 return spawn.existing("event_hub") if submission.is_connected else None
             reason = submission.reason if is_first else submission.reason.without_answer()
-            return await self._scheduler.submit.remote(replace(submission, reason=reason))
+            return await self._scheduler.submit.remote(dump_submission(replace(submission, reason=reason)))
 
         return await reach(submit, RESTART_PAUSES_S)
 
@@ -97,6 +97,7 @@ class RayRun:
                 parts = []
             page = following
             parts.append(self._read(page))
+        self._connection.keep_last_lines(page.lines)
         self._scheduler.forget.remote(self.run_id, page.end_id)
         return _join(parts)
 
@@ -129,8 +130,8 @@ class RayRun:
     async def _ask_for_end(self, cursor: int = 0, end_id: str = "") -> EndPage | None:
         if self._is_cancelled:  # `cancel` may have given up before the scheduler was back
             await self._scheduler.cancel.remote(self.run_id)
-        page: EndPage | None = await self._scheduler.wait.remote(self.run_id, cursor, end_id)
-        return page
+        body: bytes | None = await self._scheduler.wait.remote(self.run_id, cursor, end_id)
+        return None if body is None else unpack_end(body)
 
     async def cancel(self) -> None:
         """Ask the run to end, also where the scheduler is just being started again; of one that is gone `wait` tells."""

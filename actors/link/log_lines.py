@@ -67,6 +67,10 @@ class LineBudget:
 class _Box:
     lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: calls that wait for lines
+    waiting: int = 0
+    #: whether its last lines were taken
+    is_drained: bool = False
 
 
 class LineService:
@@ -85,26 +89,37 @@ class LineService:
         box.lines.extend(lines)
         box.changed.set()
 
-    async def collect_lines(self, run_id: str, wait_s: float) -> Sequence[LogLine]:
-        """Return what was said since the last call; waits up to that long for something to come."""
+    def is_listening(self, run_id: str) -> bool:
+        """Return whether a call waits for lines of that run, which `drain_lines` then ends."""
+        box = self._boxes.get(run_id)
+        return box is not None and box.waiting > 0
+
+    async def collect_lines(self, run_id: str, wait_s: float) -> Sequence[LogLine] | None:
+        """Return what was said since the last call, None where others took the last lines; waits up to that long for something to come."""
         box = self._box(run_id)
         if not box.lines and wait_s > 0:
             box.changed.clear()
+            box.waiting += 1
             try:
                 await asyncio.wait_for(box.changed.wait(), wait_s)
             except TimeoutError:
-                return ()
+                return None if box.is_drained else ()
+            finally:
+                box.waiting -= 1
+        if box.is_drained:
+            return None
         lines = tuple(box.lines)
         box.lines.clear()
         return lines
 
     async def drain_lines(self, run_id: str) -> Sequence[LogLine]:
-        """Return what was said last; who still waits for lines gets none, and none are kept from now on."""
+        """Return what was said last; who still waits for lines hears that there are none, and none are kept from now on."""
         box = self._boxes.pop(run_id, None)
         if box is None:
             return ()
         lines = tuple(box.lines)
         box.lines.clear()
+        box.is_drained = True
         box.changed.set()
         return lines
 

@@ -1,6 +1,9 @@
 """Orders, outputs and results as bytes and back, in processes that may run user code.
 
-Bytes are of our own cluster: whoever can put others there can run code in it anyway.
+What is sent for each task is one message of bytes, although it holds values only: Ray pickles each argument by itself, with a
+pickler that is written in Python. Measured from actor to actor: 1.25 ms for a call with an order and its reply, 0.99 ms with both
+as bytes, of which 0.86 ms are Ray's for nothing at all. Bytes are of our own cluster: whoever can put others there can run
+code in it anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +17,16 @@ from typing import TYPE_CHECKING, cast
 
 import cloudpickle
 
-from ensemble_ray.actors.link.wire import WireFailure, WireOrder, WireResult
+from ensemble_ray.actors.link.wire import (
+    Binding,
+    CallablesUpdate,
+    Dispatch,
+    EndPage,
+    Submission,
+    WireFailure,
+    WireOrder,
+    WireResult,
+)
 from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
@@ -29,24 +41,99 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cannot_leave",
+    "dump_submission",
     "load_agent",
+    "load_submission",
+    "pack_binding",
+    "pack_dispatch",
+    "pack_end",
     "pack_failure",
     "pack_order",
     "pack_output",
     "pack_question",
     "pack_recorded",
+    "pack_report",
     "pack_result",
+    "pack_update",
     "packed_evaluation",
+    "unpack_binding",
+    "unpack_dispatch",
+    "unpack_end",
     "unpack_failure",
     "unpack_order",
     "unpack_output",
     "unpack_question",
+    "unpack_report",
     "unpack_result",
+    "unpack_update",
 ]
 
 # A dataclass of a program's own file travels by value, and with it the mark of fields without a default. It must stay
 # the one object that everybody compares with; cloudpickle makes another of it, and the class cannot be read any more.
 copyreg.pickle(type(dataclasses.MISSING), lambda _: "MISSING")
+
+
+_NO_TEMPLATES: Mapping[str, bytes] = {}
+
+
+def pack_binding(binding: Binding) -> bytes:
+    """Return what a process is told of a run as bytes."""
+    return pickle.dumps(binding, protocol=5)
+
+
+def unpack_binding(body: bytes) -> Binding:
+    """Return what a process is told of a run; nothing of the user's is loaded."""
+    return cast("Binding", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def pack_update(run_id: str, update: CallablesUpdate) -> bytes:
+    """Return what the host of a run's callables is told as bytes."""
+    return pickle.dumps((run_id, update), protocol=5)
+
+
+def unpack_update(body: bytes) -> tuple[str, CallablesUpdate]:
+    """Return the run and what the host of its callables is told; no callable is loaded."""
+    return cast("tuple[str, CallablesUpdate]", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def pack_dispatch(run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES) -> bytes:
+    """Return what a process is sent to do as bytes."""
+    return pickle.dumps(Dispatch(run_id, orders, templates), protocol=5)
+
+
+def unpack_dispatch(body: bytes) -> Dispatch:
+    """Return what is to be done behind its bytes; nothing of the user's is loaded."""
+    return cast("Dispatch", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def pack_report(report: WireResult) -> bytes:
+    """Return the report of one task as bytes."""
+    return pickle.dumps(report, protocol=5)
+
+
+def unpack_report(body: bytes) -> WireResult:
+    """Return the report behind its bytes; nothing of the user's is loaded."""
+    return cast("WireResult", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def pack_end(page: EndPage) -> bytes:
+    """Return a page of how a run ended as bytes."""
+    return pickle.dumps(page, protocol=5)
+
+
+def unpack_end(body: bytes) -> EndPage:
+    """Return the page behind its bytes; nothing of the user's is loaded."""
+    return cast("EndPage", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def dump_submission(submission: Submission) -> bytes:
+    """Return a submission as bytes, for the way to the scheduler and for its store."""
+    return pickle.dumps(submission, protocol=5)
+
+
+def load_submission(body: bytes) -> Submission:
+    """Return the submission behind its bytes; nothing of the user's is loaded. Whoever gives them must be trusted."""
+    return cast("Submission", pickle.loads(body))  # noqa: S301  of our own driver, or sealed by the scheduler's user
 
 
 def unpack_order(order: WireOrder, agent: Agent | None = None) -> TaskOrder:
@@ -142,18 +229,17 @@ def unpack_result(result: WireResult) -> TaskResult:
     return result.convert(unpack_output, unpack_failure)
 
 
-def pack_question(question: UntilHolds | EdgeMatches, known: int, new: Sequence[HistoryPart[bytes]]) -> bytes:
-    """Return a question to the user's code and what it needs, as one message of bytes.
+def pack_question(
+    run_id: str, question: UntilHolds | EdgeMatches, known: int, new: Sequence[HistoryPart[bytes]]
+) -> bytes:
+    """Return a question to a run's user code and what it needs, as one message of bytes."""
+    return pickle.dumps((run_id, question, known, tuple(new)), protocol=5)
 
-    Ray pickles each argument by itself, with a pickler that is written in Python, and this is sent at every step.
-    """
-    return pickle.dumps((question, known, tuple(new)), protocol=5)
 
-
-def unpack_question(body: bytes) -> tuple[UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]:
-    """Return the question behind its bytes, how much of its history was sent before, and what is new."""
+def unpack_question(body: bytes) -> tuple[str, UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]:
+    """Return the run and the question behind its bytes, how much of its history was sent before, and what is new."""
     held: object = pickle.loads(body)  # noqa: S301  bytes of our own cluster
-    return cast("tuple[UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]", held)
+    return cast("tuple[str, UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]", held)
 
 
 def load_agent(body: bytes) -> Agent:

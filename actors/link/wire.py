@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from ensemble_ray.actors.link.log_lines import LogLine
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.outcomes import RunOutcome
 from ensemble_ray.facts.fact import Fact
@@ -22,8 +23,10 @@ from ensemble_ray.runs.submission import SubmissionReason
 
 __all__ = [
     "AgentTemplate",
+    "Binding",
     "CallableRef",
     "CallablesUpdate",
+    "Dispatch",
     "EndPage",
     "OrderBatch",
     "RecordLocation",
@@ -79,6 +82,25 @@ class AgentTemplate:
             replicas=self.replicas,
             is_declared=self.is_declared,
         )
+
+
+class Binding(NamedTuple):
+    """What a process is told of a run before its first order."""
+
+    context: RunContext
+    #: agents that other agents' work may be for, by key; others come with their orders
+    templates: Mapping[str, bytes]
+    #: where the run is recorded; None: nowhere
+    location: RecordLocation | None
+
+
+class Dispatch(NamedTuple):
+    """What a process is sent to do."""
+
+    run_id: str
+    orders: Sequence[WireOrder]
+    #: agents that the orders need and that the process was not sent before, by key
+    templates: Mapping[str, bytes]
 
 
 class CallableRef(NamedTuple):
@@ -224,3 +246,5 @@ class EndPage:
     is_last: bool
     #: how the run ended, with the entries of this page
     end: WireOutcome
+    #: what the run's processes said last; None: the driver has to ask for it
+    lines: Sequence[LogLine] | None = None

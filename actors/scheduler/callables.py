@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import ray.exceptions
 
+from ensemble_ray.actors.link.packing import pack_update
 from ensemble_ray.actors.link.wire import CallablesUpdate, TaskCallables, WireOrder
 from ensemble_ray.actors.scheduler.process_groups import ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Process
@@ -127,7 +128,7 @@ class CallablesDelivery:
         while True:
             host = self._groups.host_callables()
             try:
-                await host.handle.hold.remote(self._run_id, self._update(host, orders))
+                await host.handle.hold.remote(pack_update(self._run_id, self._update(host, orders)))
             except ray.exceptions.RayError as error:
                 self._groups.lose(host, error)
                 if self._groups.callables is host:  # it was replaced too often

@@ -50,7 +50,9 @@ from ensemble_ray.execute.orders import TaskBody
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.claimed import ClaimedRun
+from ensemble_ray.runs.decisions import watch_for_decisions
 from ensemble_ray.runs.ownership import watch_for_cancel
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.outputs import RunState
@@ -220,9 +222,13 @@ class PlannedRun:
 
     async def _release(self) -> WireOutcome:
         keeps_warm, state = False, RunState.FAILED
-        watching = None
+        watching = deciding = None
         if self._owned is not None:
             watching = self._background.start(watch_for_cancel(self._owned, self.run_id, self.cancel))
+        if self._submission.context.is_detached and self._submission.store is not None:
+            store, put_down = store_at(self._submission.store), self._tasks.put_down
+            watch = watch_for_decisions(store, self.run_id, lambda: put_down.reviews, self._coordinator.go_on)
+            deciding = self._background.start(watch)
         try:
             ended = await asyncio.shield(self._running)
             keeps_warm, state = self._submission.keeps_warm, ended.state
@@ -230,8 +236,9 @@ class PlannedRun:
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
             raise
         finally:
-            if watching is not None:
-                watching.cancel()
+            for each in (watching, deciding):
+                if each is not None:
+                    each.cancel()
             # Before anybody hears of the end: then a run of that id may begin, or go on.
             settling: asyncio.Task[None] | None = None
             if self._keeping is not None:

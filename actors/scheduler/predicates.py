@@ -39,10 +39,10 @@ class HostedPredicates:
         self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[bytes]]
     ) -> bool | EvaluationFailed | None:
         """Ask one in its process."""
-        run_id, body = self._session.run_id, pack_question(question, known, new)
+        body = pack_question(self._session.run_id, question, known, new)
 
         async def ask(handle: Any) -> bool | EvaluationFailed | None:
-            answer: bool | EvaluationFailed | None = await handle.holds_predicate.remote(run_id, body)
+            answer: bool | EvaluationFailed | None = await handle.holds_predicate.remote(body)
             return answer
 
         try:

@@ -18,7 +18,7 @@ import ray.exceptions
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.events import pack_event
 from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.actors.link.packing import pack_result
+from ensemble_ray.actors.link.packing import pack_dispatch, pack_result, unpack_report
 from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
@@ -115,13 +115,14 @@ class ProcessGroups:
                     self._send(process, self._perform(process, order))
             else:
                 templates = self._owner.templates_for(process, batch)
-                self._send(process, process.handle.accept.remote(self._run_id, batch, templates))
+                body = pack_dispatch(self._run_id, batch, templates)
+                self._send(process, process.handle.accept.remote(body))
 
     async def _perform(self, process: Process, order: WireOrder) -> None:
         """Make one call for one order: its report is the reply, which saves a message."""
         templates = self._owner.templates_for(process, (order,))
-        report: WireResult = await process.handle.perform.remote(self._run_id, order, templates)
-        await self._owner.report([report])
+        body: bytes = await process.handle.perform.remote(pack_dispatch(self._run_id, (order,), templates))
+        await self._owner.report([unpack_report(body)])
 
     def retry(self, report: WireResult) -> None:
         """Hand out once more what a process did not begin, and said so."""

@@ -20,9 +20,9 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.events import begin_events
 from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.log_lines import LineService
-from ensemble_ray.actors.link.packing import pack_recorded
+from ensemble_ray.actors.link.packing import load_submission, pack_end, pack_recorded
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
-from ensemble_ray.actors.link.wire import EndPage, SessionOpening, Submission, WireOutcome, WireResult
+from ensemble_ray.actors.link.wire import SessionOpening, Submission, WireOutcome, WireResult
 from ensemble_ray.actors.scheduler.loading import load_everywhere
 from ensemble_ray.actors.scheduler.planned_run import PlannedRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
@@ -103,14 +103,18 @@ class SchedulerActor(LineService, SessionService):
                 self._recovering = None  # the store could not be reached: the next caller tries again
             raise
 
-    async def submit(self, submission: Submission) -> Any:
+    async def submit(self, body: bytes) -> Any:
         """Begin a run, or go on with one; return the handle of the hub that has its events, None when nobody listens.
+
+        Args:
+            body: Of `dump_submission`.
 
         Raises:
             RunExistsError: a run of that id is running.
             RecordError: its record cannot be written, or is damaged.
         """
         await self.recovered()
+        submission = load_submission(body)
         run_id = submission.run_id
         begun = self._ends.get(run_id)
         if (begun is not None and not begun.result.done()) or run_id in self._dynamic:
@@ -152,8 +156,11 @@ class SchedulerActor(LineService, SessionService):
         """Let all other processes of the cluster know what one knows of an endpoint (S-DUR-64, S-DUR-65)."""
         self._pool.broadcast(update, source=source)
 
-    async def wait(self, run_id: str, cursor: int = 0, end_id: str = "") -> EndPage | None:
-        """Wait until a run has ended and return a page of how; None where that end is not known, since this process was started anew.
+    async def wait(self, run_id: str, cursor: int = 0, end_id: str = "") -> bytes | None:
+        """Wait until a run has ended and return a page of how, as `pack_end` does.
+
+        None where that end is not known, since this process was started anew. With the last page come the lines that were said
+        last, if the driver waits for lines meanwhile: its call for them ends now, and it need not make another.
 
         Args:
             run_id: The run's id.
@@ -162,7 +169,12 @@ class SchedulerActor(LineService, SessionService):
         """
         await self.recovered()
         ended = self._ends.get(run_id)
-        return None if ended is None or end_id not in {"", ended.id} else await ended.page(cursor)
+        if ended is None or end_id not in {"", ended.id}:
+            return None
+        page = await ended.page(cursor)
+        if page.is_last and self.is_listening(run_id):
+            page = replace(page, lines=await self.drain_lines(run_id))
+        return pack_end(page)
 
     async def cancel(self, run_id: str) -> None:
         """End a run soon."""

@@ -16,9 +16,9 @@ import ray.exceptions
 
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.actors.link.packing import pack_result
+from ensemble_ray.actors.link.packing import pack_binding, pack_result, pack_update
 from ensemble_ray.actors.link.undone import undone
-from ensemble_ray.actors.link.wire import AgentTemplate, SessionOpening, TaskCallables, WireOrder, WireResult
+from ensemble_ray.actors.link.wire import AgentTemplate, Binding, SessionOpening, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.callables import CallablesDelivery
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
@@ -298,12 +298,11 @@ class RunSession:
         templates: dict[str, bytes] = {}
         if group == CALLABLES:
             callables = None
-            await process.handle.hold.remote(self.run_id, self._callables.whole())
+            await process.handle.hold.remote(pack_update(self.run_id, self._callables.whole()))
             if self._groups.is_closed:
                 return  # it was released, and is not to have the run for ever
         else:
             declared = self._declared.intersection(self._placement.members(group))
             templates = {key: found.body for key in declared if (found := self._templates.get(key)) is not None}
-        await process.handle.bind.remote(
-            self.context, templates, location=self._opening.location, hub=self._hub, callables=callables
-        )
+        body = pack_binding(Binding(self.context, templates, self._opening.location))
+        await process.handle.bind.remote(body, hub=self._hub, callables=callables)

@@ -7,12 +7,12 @@ and nothing is loaded that this user's scheduler has not sealed (S-SEC-36, S-SEC
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ray.experimental import internal_kv
 
+from ensemble_ray.actors.link.packing import dump_submission, load_submission
 from ensemble_ray.actors.scheduler.sealing import Seal
 from ensemble_ray.errors import message_of
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -59,7 +59,7 @@ class SubmissionStore:
         return [submission for submission in found if submission is not None]
 
     def _keep(self, submission: Submission) -> None:
-        sealed = self._seal.seal(submission.run_id, pickle.dumps(submission, protocol=5))
+        sealed = self._seal.seal(submission.run_id, dump_submission(submission))
         _put(f"{_PREFIX}{submission.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
 
     def _open(self, name: bytes) -> Submission | None:
@@ -69,7 +69,7 @@ class SubmissionStore:
         run_id = name.decode(errors="replace").removeprefix(_PREFIX)
         try:
             body = self._seal.open(run_id, sealed)
-            return cast("Submission", pickle.loads(body))  # noqa: S301  sealed by this user's scheduler, as just checked
+            return load_submission(body)  # sealed by this user's scheduler, as just checked
         except Exception as error:  # noqa: BLE001  one such run must not keep the others from going on
             _log.error(
                 "Run %s cannot go on by itself: its package in the cluster's store is refused: %s. What is recorded of "

@@ -17,11 +17,11 @@ from ensemble_ray.actors.link.events import HubSink
 from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.journal import open_journal
 from ensemble_ray.actors.link.limiter import RemoteLimiter
-from ensemble_ray.actors.link.packing import load_agent
+from ensemble_ray.actors.link.packing import load_agent, pack_report, unpack_binding, unpack_dispatch
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
 from ensemble_ray.actors.link.run_memory import RemoteRunMemory
 from ensemble_ray.actors.link.run_reflections import RemoteRunReflections
-from ensemble_ray.actors.link.wire import RecordLocation, WireOrder, WireResult
+from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.worker.cpu import RayCpuPool
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
@@ -41,9 +41,6 @@ from ensemble_ray.process.threads import threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
 __all__ = ["AgentActor", "SilentSink"]
-
-
-_NO_TEMPLATES: Mapping[str, bytes] = {}
 
 
 class SilentSink:
@@ -74,27 +71,18 @@ class AgentActor:
         #: run -> the way to its callables
         self._remote_callables: dict[str, RemoteCallables] = {}
 
-    async def bind(
-        self,
-        context: RunContext,
-        templates: Mapping[str, bytes],
-        *,
-        location: RecordLocation | None,
-        hub: Any = None,
-        callables: Any = None,
-    ) -> None:
+    async def bind(self, body: bytes, *, hub: Any = None, callables: Any = None) -> None:
         """Be ready for tasks of a run.
 
         Args:
-            context: What all its tasks share.
-            templates: Agents that other agents' work may be for; others come with their orders.
-            location: Where it is recorded; None: nowhere.
+            body: Of `pack_binding`.
             hub: Has its events; None: nobody listens.
             callables: The process of its callables; None: it is started when somebody needs it.
 
         Raises:
             ValidationError: an agent cannot be loaded in this process.
         """
+        context, templates, location = unpack_binding(body)
         bound = self._binding(context.run_id)
         try:
             await self._bind(context, templates, location=location, hub=hub, callables=callables)
@@ -152,28 +140,28 @@ class AgentActor:
             self._bound[run_id] = asyncio.get_running_loop().create_future()
         return self._bound[run_id]
 
-    async def accept(
-        self, run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES
-    ) -> None:
-        """Run these tasks; returns when they are under way, not when they are done.
+    async def accept(self, body: bytes) -> None:
+        """Run tasks; returns when they are under way, not when they are done.
 
         Args:
-            run_id: Whose tasks.
-            orders: The tasks.
-            templates: Agents that the tasks need and that were not sent before.
+            body: Of `pack_dispatch`.
 
         Raises:
             ValidationError: an agent cannot be loaded in this process.
         """
+        run_id, orders, templates = unpack_dispatch(body)
         await asyncio.shield(self._binding(run_id))
         self._host.accept(run_id, orders, templates)
 
-    async def perform(
-        self, run_id: str, order: WireOrder, templates: Mapping[str, bytes] = _NO_TEMPLATES
-    ) -> WireResult:
-        """Run one task and return its report."""
+    async def perform(self, body: bytes) -> bytes:
+        """Run one task and return its report, as `pack_report` does.
+
+        Args:
+            body: Of `pack_dispatch`, with one order.
+        """
+        run_id, (order,), templates = unpack_dispatch(body)
         await asyncio.shield(self._binding(run_id))
-        return await self._host.perform(run_id, order, templates)
+        return pack_report(await self._host.perform(run_id, order, templates))
 
     async def holds(self, run_id: str, instance: str) -> bool:
         """Return whether that is at work here, also where what asked for it still waits for `bind`."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 import cloudpickle
 
 from ensemble_ray.actors.link.futures import refuse
-from ensemble_ray.actors.link.packing import packed_evaluation, unpack_output, unpack_question
+from ensemble_ray.actors.link.packing import packed_evaluation, unpack_output, unpack_question, unpack_update
 from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables
 from ensemble_ray.actors.worker.agent import AgentActor
 from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
@@ -94,12 +94,16 @@ class CallableHost(AgentActor):
         self._callables: dict[str, asyncio.Future[LocalCallables]] = {}
         self._predicates: dict[str, LocalPredicates] = {}
 
-    async def hold(self, run_id: str, update: CallablesUpdate) -> None:
+    async def hold(self, body: bytes) -> None:
         """Take callables that are asked here, and forget those of tasks that are done.
+
+        Args:
+            body: Of `pack_update`.
 
         Raises:
             ValidationError: those of the whole run cannot be loaded in this process.
         """
+        run_id, update = unpack_update(body)
         held = self._held.setdefault(run_id, HeldCallables())
         held.update(update)
         callables = self._callables_in(run_id)
@@ -131,14 +135,13 @@ class CallableHost(AgentActor):
         except USER_ERRORS as error:  # it belongs to the asking task; `sys.exit` in a guardrail ends no process
             return bytes(cloudpickle.dumps((None, Chain(error))))
 
-    async def holds_predicate(self, run_id: str, body: bytes) -> bool | EvaluationFailed | None:
+    async def holds_predicate(self, body: bytes) -> bool | EvaluationFailed | None:
         """Ask a predicate or a condition; None: this process lacks what was sent before (S-LOOP-54).
 
         Args:
-            run_id: Whose.
             body: Of `pack_question`.
         """
-        question, known, new = unpack_question(body)
+        run_id, question, known, new = unpack_question(body)
         try:
             await asyncio.shield(self._callables_in(run_id))
             parts = [

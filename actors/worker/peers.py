@@ -17,7 +17,7 @@ import ray.exceptions
 
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
-from ensemble_ray.actors.link.packing import pack_order, unpack_result
+from ensemble_ray.actors.link.packing import pack_dispatch, pack_order, unpack_report, unpack_result
 from ensemble_ray.actors.link.reach import patiently, reach
 from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.definition.durability import Durability
@@ -97,7 +97,7 @@ class RemotePeers:
         name, handle = location
         self._working[order.instance] = handle
         try:
-            report = await handle.perform.remote(self._run_id, pack_order(order))
+            report: bytes = await handle.perform.remote(pack_dispatch(self._run_id, (pack_order(order),)))
         except asyncio.CancelledError:
             self.stop((order.instance,))
             raise
@@ -107,7 +107,7 @@ class RemotePeers:
         finally:
             self._working.pop(order.instance, None)
         try:
-            return unpack_result(report)
+            return unpack_result(unpack_report(report))
         except Exception as error:  # noqa: BLE001  whatever loading raised, the asking model must be told
             text = f"The result of agent '{order.agent_role}' cannot be loaded by its asker: {message_of(error)}"
             return _failed(order, text)

@@ -39,6 +39,7 @@ from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
     Completed,
+    Continued,
     Decided,
     Evaluated,
     Exited,
@@ -137,6 +138,10 @@ class Coordinator(Generic[Order, Result, Outcome]):
         self.notify(Decided(at=self._journal.now(), gate=gate, verdict=verdict, text=text))
         return True
 
+    def go_on(self, instances: Sequence[str]) -> None:
+        """Start these tasks again, which were put down at gates."""
+        self.notify(Continued(at=self._journal.now(), instances=tuple(instances)))
+
     def deliver(self, results: Sequence[Result]) -> None:
         """Take results of the executor."""
         try:
@@ -150,12 +155,14 @@ class Coordinator(Generic[Order, Result, Outcome]):
     def notify(self, *stimuli: Stimulus) -> None:
         """Tell the source, after everything that it was told before."""
         self._inbox.extend(stimuli)
-        self._open.difference_update([each.instance for each in stimuli if isinstance(each, _ENDS)])
+        for each in stimuli:
+            if isinstance(each, _ENDS):
+                self._open.discard(each.instance)
         self._woken.set()
 
     def submit(self, orders: Sequence[Order]) -> None:
         """Hand orders to the executor."""
-        self._in_flight.update(order.instance for order in orders)
+        self._in_flight.update([order.instance for order in orders])
         self._executor.start(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
@@ -246,7 +253,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
             else:
                 fresh.append(start)
         if fresh:
-            self._open.update(start.instance for start in fresh)
+            self._open.update([start.instance for start in fresh])
             self._tasks.make(fresh)
 
     def _stop(self, instances: Sequence[str]) -> None:

@@ -173,7 +173,8 @@ class ListedOutputs(Sequence[tuple[str, Output]]):
         return instance, self._store.get(instance)
 
     def __iter__(self) -> Iterator[tuple[str, Output]]:
-        return (self[index] for index in range(len(self)))
+        for instance in self._instances:
+            yield instance, self._store.get(instance)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, Never, TypeVar
 from ensemble_ray.coordinator.later_reflections import LaterReflections
 from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
+from ensemble_ray.coordinator.put_down import PutDown
 from ensemble_ray.coordinator.recorded_results import RecordedResults
 from ensemble_ray.coordinator.start_orders import gather_context, revision_of
 from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded, WarnLeftOut, WarnOversized
     from ensemble_ray.schedule.source import Source
-    from ensemble_ray.values.reviews import OpenReview
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["LOGGER", "PlannedTasks"]
@@ -110,7 +110,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
-        self._open_reviews: list[OpenReview] = []
+        self.put_down = PutDown()
         self._errors: list[RecordedError] = []
         self._started_at = journal.now()
         self.depends_on_order = plan.depends_on_order  # see `RunTasks`
@@ -222,6 +222,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             wants_text=start.wants_text,
             description=node.description,
             is_reflected_later=self._later.is_later(node.key),
+            is_again=self.put_down.pick_up(start.instance),
         )
 
     def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
@@ -293,8 +294,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
                 failure = self._recorded.most_of(result)
                 self._unfinished.extend(() if failure is None else ((result.instance, failure),))
                 if result.status == "waiting":
-                    self._open_reviews += result.open_reviews
-                    return Waiting(at=result.at, instance=instance)
+                    return self.put_down.keep(result)
                 if result.status == "exited":
                     has_output = self._keep_output(result)  # where a gate behind it ended the run
                     return Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
@@ -385,7 +385,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             units=ending.units,
             unit_failures=ending.unit_failures,
             raised=() if self._units is None else tuple(self._units.raised),
-            open_reviews=tuple(self._open_reviews) if ending.state is RunState.WAITING else (),
+            open_reviews=self.put_down.waited_for(ending),
         )
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)

@@ -169,11 +169,12 @@ def refuse_cycles(tasks: Sequence[Task], loops: Sequence[Loop] = ()) -> None:
     finished: set[str] = set()
     roots: tuple[Task | Loop, ...] = (*tasks, *loops)
     for root in roots:
-        if root.object_id in finished:
+        root_id = root.object_id
+        if root_id in finished:
             continue
         # An explicit stack: chains are longer than Python's own allows.
-        path = {root.object_id}
-        stack: list[tuple[str, Iterator[Task | UnitOutput]]] = [(root.object_id, iter(root.context))]
+        path = {root_id}
+        stack: list[tuple[str, Iterator[Task | UnitOutput]]] = [(root_id, iter(root.context))]
         while stack:
             object_id, rest = stack[-1]
             entry = next(rest, None)
@@ -181,12 +182,12 @@ def refuse_cycles(tasks: Sequence[Task], loops: Sequence[Loop] = ()) -> None:
                 stack.pop()
                 path.discard(object_id)
                 finished.add(object_id)
-            elif entry.object_id in path:
+            elif (entry_id := entry.object_id) in path:
                 raise ValidationError(f"Circular context dependency detected involving task: '{entry.description}'")
-            elif entry.object_id not in finished:
-                path.add(entry.object_id)
-                waited = by_id.get(entry.object_id) if isinstance(entry, UnitOutput) else entry
-                stack.append((entry.object_id, iter(() if waited is None else waited.context)))
+            elif entry_id not in finished:
+                path.add(entry_id)
+                waited = by_id.get(entry_id) if isinstance(entry, UnitOutput) else entry
+                stack.append((entry_id, iter(() if waited is None else waited.context)))
 
 
 def _check_agents(definition: EnsembleDefinition) -> None:

@@ -22,15 +22,15 @@ KEPT_EVENTS = 10_000
 class EventLog:
     """Keeps a run's events and wakes its readers. Thread-safe."""
 
-    def __init__(self, *, is_open: bool, kept: int = KEPT_EVENTS) -> None:
+    def __init__(self, *, is_open: bool, kept: int | None = None) -> None:
         """Make an empty log.
 
         Args:
             is_open: False: nobody will read, nothing is kept.
-            kept: How many events are kept; older ones are dropped.
+            kept: How many events are kept, older ones are dropped; None: `KEPT_EVENTS`.
         """
         self._is_open = is_open
-        self._most = kept
+        self._most = KEPT_EVENTS if kept is None else kept
         self._kept: deque[Event] = deque()
         self._first = 0
         self._is_closed = False

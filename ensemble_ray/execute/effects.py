@@ -210,21 +210,23 @@ class TaskEffects:
         if self.is_handler:
             input_tokens = output_tokens = 0
         else:
-            input_tokens = add_tokens(UNKNOWN_TOKENS if u is None else u.input_tokens for u in usages)
-            output_tokens = add_tokens(UNKNOWN_TOKENS if u is None else u.output_tokens for u in usages)
-        input_tokens = add_tokens((input_tokens, self.embedding_tokens))
+            # Lists, here and below: each entry of a generator is a call more, for every task of every run.
+            input_tokens = add_tokens([UNKNOWN_TOKENS if u is None else u.input_tokens for u in usages])
+            output_tokens = add_tokens([UNKNOWN_TOKENS if u is None else u.output_tokens for u in usages])
+        if self.embedding_tokens:
+            input_tokens = add_tokens((input_tokens, self.embedding_tokens))
         return TaskMetrics(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             total_tokens=add_tokens((input_tokens, output_tokens)),
-            llm_latency=timedelta(seconds=sum(model.latency_s for model in self.models)),
-            tool_execution_time=timedelta(seconds=sum(tool.duration_s for tool in tools)),
+            llm_latency=timedelta(seconds=sum([model.latency_s for model in self.models])),
+            tool_execution_time=timedelta(seconds=sum([tool.duration_s for tool in tools])),
             prompt_build_time=timedelta(seconds=self.prompt_build_s),
             llm_call_count=len(self.models),
             tool_call_count=self.tool_call_count,
             retry_count=self.retry_count,
-            incomplete_answers=sum(incomplete_reason(model.response) is not None for model in self.models),
-            delegation_count=sum(each.is_started for each in self.delegations),
+            incomplete_answers=sum([incomplete_reason(model.response) is not None for model in self.models]),
+            delegation_count=sum([each.is_started for each in self.delegations]),
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
             memory_retrieval_time=timedelta() if self.memory is None else self.memory.reading_time,
             memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,
@@ -244,7 +246,7 @@ class TaskEffects:
             completed_at=completed,
             duration=completed - started,
             prompts=self.prompts,
-            llm_interactions=tuple(self._interaction(index, model) for index, model in enumerate(self.models)),
+            llm_interactions=tuple([self._interaction(index, model) for index, model in enumerate(self.models)]),
             delegations=tuple(
                 each.as_trace(self.agent_role, is_nested=not self.is_manager) for each in self.delegations
             ),
@@ -283,7 +285,7 @@ class TaskEffects:
             response_type="final_answer" if model.is_final else "tool_calls",
             response_text=model.response.text if model.is_final else None,
             finish_reason=unusual_finish_reason(model.response),
-            tool_calls=tuple(self._tool(tool) for tool in model.tools),
+            tool_calls=tuple([self._tool(tool) for tool in model.tools]),
             messages=model.messages,
         )
 

@@ -47,8 +47,11 @@ def memory_counted(scope: TaskScope) -> Generator[None]:
 
 async def recall(scope: TaskScope) -> RecalledMemory | None:
     """Return what the prompt of the task shows of memory; None: it uses none."""
-    rules, scopes = _rules(scope), _scopes(scope)
-    if rules is None or not (rules.has_ensemble_memory or scopes):
+    rules = _rules(scope)
+    if rules is None:
+        return None
+    scopes = _scopes(scope, rules)
+    if not (rules.has_ensemble_memory or scopes):
         return None
     name = effect_name(scope.order.instance, 0, _MEMORY)
     fact = scope.recorded(name, MemoryRecalled)
@@ -71,8 +74,11 @@ async def recall(scope: TaskScope) -> RecalledMemory | None:
 
 async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
     """Leave what a task gave in memory, before its output is recorded; return the output, with what was counted."""
-    rules, scopes = _rules(scope), _scopes(scope)
-    if rules is None or not (rules.has_short_term or rules.has_long_term or scopes):
+    rules = _rules(scope)
+    if rules is None:
+        return output
+    scopes = _scopes(scope, rules)
+    if not (rules.has_short_term or rules.has_long_term or scopes):
         return output
     name = effect_name(scope.order.instance, 0, _MEMORY)
     fact = scope.recorded(name, MemoryStored)
@@ -98,9 +104,9 @@ async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
 
 async def remember_edit(scope: TaskScope, output: TaskOutput) -> None:
     """Store an output that a person edited as a further entry of the task's scopes (S-MEM-79)."""
-    rules, scopes = _rules(scope), _scopes(scope)
-    name = effect_name(scope.order.instance, 0, _EDIT)
-    if rules is None or not scopes or scope.recorded(name, MemoryStored) is not None:
+    rules, name = _rules(scope), effect_name(scope.order.instance, 0, _EDIT)
+    scopes = () if rules is None else _scopes(scope, rules)
+    if not scopes or scope.recorded(name, MemoryStored) is not None:
         return
     edited = output.model_copy(update={"parsed_output": None, "trace": None})
     note = MemoryNote(instance=scope.order.instance, entry_id=_entry_id(scope, name), output=edited, scopes=scopes)
@@ -128,10 +134,9 @@ def _rules(scope: TaskScope) -> MemoryRules | None:
     return None if scope.is_manager else scope.context.memory
 
 
-def _scopes(scope: TaskScope) -> tuple[MemoryScope, ...]:
+def _scopes(scope: TaskScope, rules: MemoryRules) -> tuple[MemoryScope, ...]:
     """Return the scopes that the task declares; without a store they mean nothing (S-MEM-78)."""
-    rules = _rules(scope)
-    return tuple(scope.order.task.memory_scopes) if rules is not None and rules.has_store else ()
+    return tuple(scope.order.task.memory_scopes) if rules.has_store else ()
 
 
 def _memory(scope: TaskScope) -> RunMemory:

@@ -219,6 +219,8 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     wants_text: bool = False
     #: of the task, for those who tell of it without loading it
     description: str = ""
+    #: whether it was handed out before under the same epoch, and put down at a gate
+    is_again: bool = False
     #: whether its output is reflected on later, when its phase has accepted it (S-REFL-19)
     is_reflected_later: bool = False
     #: an accepted output that is to be reflected on, in place of doing the task; None: the task is to be done

@@ -103,7 +103,8 @@ class TaskScope:
         Raises:
             RecordError: something of it is missing.
         """
-        found = find_fact(self.recorded_facts, name, wanted)
+        # Empty, as a rule: asked at every step, it is looked at before anything is looked up.
+        found = find_fact(self.recorded_facts, name, wanted) if self.recorded_facts else None
         return None if found is None else require_usable(found)
 
     @property

@@ -30,6 +30,8 @@ from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.runs.decisions import watch_for_decisions
 from ensemble_ray.runs.ownership import GRACE_S, watch_for_cancel
 from ensemble_ray.schedule.instructions import IterationEnded
 from ensemble_ray.values.ids import node_key
@@ -110,6 +112,9 @@ class InlineRun:
         self._coordinator = Coordinator(journal, self._tasks)
         self._running: asyncio.Task[RunOutcome]
         self._watching: asyncio.Task[None] | None = None
+        self._deciding: asyncio.Task[None] | None = None
+        #: where its gates are decided; None: in this process
+        self._store = request.store if context.is_detached else None
 
     async def begin(self) -> None:
         """Start the first tasks; what fails here ends the run, and `wait` tells of it."""
@@ -118,6 +123,13 @@ class InlineRun:
                 watch_for_cancel(self._owned, self.run_id, self.cancel)
             )
             self._watching.add_done_callback(self._coordinator.break_off_with)
+        if self._store is not None:
+            self._deciding = asyncio.get_running_loop().create_task(
+                watch_for_decisions(
+                    store_at(self._store), self.run_id, lambda: self._tasks.put_down.reviews, self._coordinator.go_on
+                )
+            )
+            self._deciding.add_done_callback(self._coordinator.break_off_with)
         self._running = asyncio.get_running_loop().create_task(
             self._coordinator.run(self._tasks.source, self._executor)
         )
@@ -134,8 +146,9 @@ class InlineRun:
             raise
         finally:
             self._executor.stop(self._executor.running)  # none, unless coordinating itself broke
-            if self._watching is not None:
-                self._watching.cancel()
+            for watching in (self._watching, self._deciding):
+                if watching is not None:
+                    watching.cancel()
             if self._owned is not None:
                 await self._owned.close(state)
         return outcome

@@ -76,11 +76,11 @@ class Scope:
 
     def keys_of(self, context: Iterable[Task | UnitOutput]) -> tuple[str, ...]:
         """Return the keys of the entries that may be named, in order."""
-        return tuple(self.keys[entry.object_id] for entry in context if entry.object_id in self.keys)
+        return tuple([self.keys[entry.object_id] for entry in context if entry.object_id in self.keys])
 
     def bodies_of(self, context: Iterable[Task | UnitOutput]) -> tuple[str, ...]:
         """Return in the place of each such entry the body task that alone is meant; nothing where none is."""
-        found = tuple(self._body(entry) for entry in context if entry.object_id in self.keys)
+        found = tuple([self._body(entry) for entry in context if entry.object_id in self.keys])
         return found if any(found) else ()
 
     def _body(self, entry: Task | UnitOutput) -> str:
@@ -137,7 +137,7 @@ class NodeMaker:
             agent_key=agent_key,
             context=scope.keys_of(task.context),
             context_tasks=scope.bodies_of(task.context),
-            context_outside=tuple(entry.description for entry in task.context if entry.object_id not in scope.keys),
+            context_outside=tuple([entry.description for entry in task.context if entry.object_id not in scope.keys]),
             is_streaming=task.handler is None and _streams(agent, task, self._definition),
             total=total,
         )

@@ -38,11 +38,8 @@ class RunEvents:
         self._listeners = listeners_of(definition)
         self._log = EventLog(is_open=is_read)
         self._delivery = Delivery(self._listeners, fields=fields, on_interrupt=on_interrupt)
-
-    @property
-    def interest(self) -> frozenset[str]:
-        """The listener methods that anybody wants."""
-        return self._delivery.interest | self._log.interest
+        #: the listener methods that anybody wants; it does not change
+        self.interest: frozenset[str] = self._delivery.interest | self._log.interest
 
     @property
     def trace_id(self) -> str | None:
@@ -52,7 +49,7 @@ class RunEvents:
 
     def wants(self, kind: type[Event]) -> bool:
         """Return whether a listener or a reader wants events of that type."""
-        return self._delivery.wants(kind) or self._log.wants(kind)
+        return kind.method in self.interest
 
     def emit(self, event: Event) -> None:
         """Hand the event to listeners and readers."""

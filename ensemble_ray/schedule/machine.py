@@ -164,7 +164,7 @@ class Machine:
             case Waiting():
                 self._put_down(stimulus, done)
             case Continued():
-                self._pick_up(stimulus.at)
+                self._pick_up(stimulus)
             case CancelRequested():
                 self._cancel(stimulus.at, done)
             case StopRequested():
@@ -234,12 +234,14 @@ class Machine:
         if self._is_stopping:  # nobody is asked any more (S-REV-17)
             self._let_go(instance, TaskState.CANCELLED, "run ending early", stimulus.at, done)
 
-    def _pick_up(self, at: float) -> None:
+    def _pick_up(self, stimulus: Continued) -> None:
         """Make ready what waits, before all that is ready: it was started before."""
-        for instance in self._waiting:
-            self._move(instance, TaskState.READY, at)
-        self._ready.extendleft(reversed(self._waiting))
-        self._waiting.clear()
+        wanted = stimulus.instances
+        chosen = [each for each in self._waiting if wanted is None or each in wanted]
+        for instance in chosen:
+            del self._waiting[instance]
+            self._move(instance, TaskState.READY, stimulus.at)
+        self._ready.extendleft(reversed(chosen))
 
     def _stop(self, stimulus: StopRequested, done: list[Instruction]) -> None:
         """Start nothing more, since the run is ending around this; where all had started, that just ends, units sooner."""

@@ -196,9 +196,9 @@ class NestedSource:
                     self._untold.append((self._owners.pop(stimulus.instance), stimulus))
             case Waiting(at=at, instance=instance):
                 self._put_down(instance, at)
-            case Continued():
-                self._waiting = {**self._at_gates, **self._waiting}
-                self._at_gates = {}
+            case Continued(instances=wanted):
+                chosen = [each for each in self._at_gates if wanted is None or each in wanted]
+                self._waiting = {**{each: self._at_gates.pop(each) for each in chosen}, **self._waiting}
             case Evaluated():
                 if (asker := self._asked.pop(stimulus.question, None)) is not None:
                     self._machines[asker].asked.discard(stimulus.question)

@@ -6,7 +6,7 @@ classes and stay: `encode_stimulus` and `decode_stimulus` are the one place that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Union
 
@@ -101,9 +101,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continued:
-    """The run goes on: what waits is to be started again. Not recorded by itself: it follows from the run's own facts."""
+    """The run goes on: what waits is to be started again, since its gates may be decided now."""
 
     at: float
+    #: which tasks; None: all of them, as follows from the run's being gone on with, which is a fact of its own
+    instances: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +162,7 @@ _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Exited: ("TaskExited", ("reason", "has_output")),
     Cancelled: ("TaskCancelled", ()),
     Waiting: ("TaskWaiting", ()),
+    Continued: ("TasksContinued", ("instances",)),
     Evaluated: ("Evaluated", ("answer", "error_type", "message")),
     Decided: ("Decided", ("gate", "verdict", "text")),
     CancelRequested: ("CancelRequested", ()),

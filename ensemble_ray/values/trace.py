@@ -53,8 +53,11 @@ class CaptureMode(StrEnum):
 
     def is_at_least(self, other: CaptureMode | str) -> bool:
         """Whether this mode keeps at least what the other does."""
-        order = list(CaptureMode)
-        return order.index(self) >= order.index(CaptureMode(other))
+        return _LEVELS[self] >= _LEVELS[CaptureMode(other)]
+
+
+#: How much each keeps.
+_LEVELS = {mode: level for level, mode in enumerate(CaptureMode)}
 
 
 def jsonable(value: object) -> object:

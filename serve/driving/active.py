@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ class Turns:
         self._most = most
         self._on_change = on_change
         self._running = 0
+        self._waiting = 0
         self._queue: list[ActiveRun] = []
         self._changed = asyncio.Condition()
 
@@ -61,6 +63,22 @@ class Turns:
     def queued(self) -> int:
         """How many wait for their turn."""
         return len(self._queue)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for people, and need no turn."""
+        return self._waiting
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Count a run that waits for people, as long as it does."""
+        self._waiting += 1
+        self._on_change(self)
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            self._on_change(self)
 
     async def take(self, active: ActiveRun) -> bool:
         """Wait for the turn of a run; False: it was cancelled before."""

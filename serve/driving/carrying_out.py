@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ensemble_ray import EnsembleError, IllegalStateError
+from ensemble_ray import EnsembleError, IllegalStateError, RunExistsError, RunState
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.opening import store_at
@@ -17,6 +17,7 @@ from ensemble_ray.recovery.resuming import begin_again
 from ensemble_ray.serve.driving.limits import EndpointLimits, items_of, options_of
 from ensemble_ray.serve.driving.outcomes import (
     Outcome,
+    open_reviews,
     outcome_of_defect,
     outcome_of_error,
     outcome_of_output,
@@ -60,8 +61,14 @@ class RunsTeam:
         """
         run_id = active.entry.run_id
         try:
-            outcome = await self._recorded(active) if is_recovered else None
-            return outcome or await self._run(active, is_recovered=is_recovered)
+            while is_recovered:
+                if (outcome := await self._recorded(active)) is not None:
+                    return outcome
+                try:
+                    return await self._run(active, is_recovered=True)
+                except RunExistsError:  # the cluster's scheduler was first to go on with it
+                    await asyncio.sleep(_LOOK_S)
+            return await self._run(active, is_recovered=False)
         except Refusal as refusal:  # the operator has made the limits narrower meanwhile
             return Outcome(status=RunStatus.REJECTED, error=refused(refusal))
         except (EnsembleError, IllegalStateError) as error:
@@ -71,6 +78,22 @@ class RunsTeam:
         except Exception as error:  # noqa: BLE001  code of the team raises what it likes; the endpoint goes on
             _log.warning("Run %s failed: %s", run_id, describe(error))
             return outcome_of_defect(error, run_id)
+
+    async def wait_for_decision(self, active: ActiveRun) -> None:
+        """Return when a run goes on that waits for people, or can go on, or is to end."""
+        run_id, is_alone = active.entry.run_id, self._runtime.name == "inline"
+        while not active.is_cancelled:
+            summary = await self._store.summary(run_id)
+            if summary is None or summary.state is not RunState.WAITING:
+                return
+            # On a cluster its scheduler goes on with it; here nobody else does.
+            if is_alone and not await open_reviews(self._store, run_id):
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def end_waiting(self, active: ActiveRun) -> Outcome:
+        """End a run that was cancelled while it waited for people, and return what it has done."""
+        return await self.carry_out(active, is_recovered=True)
 
     async def _run(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
         active.run = run = await self._begin(active, is_recovered=is_recovered)
@@ -114,6 +137,10 @@ class RunsTeam:
             if active.is_cancelled:
                 await self._store.ask_cancel(run_id)
             await asyncio.sleep(_LOOK_S)
+        if summary is not None and summary.state is RunState.WAITING and not active.is_cancelled:
+            if await open_reviews(self._store, run_id):
+                return Outcome(status=RunStatus.WAITING)
+            return None
         if not await self._is_recorded(run_id):
             return Outcome(status=RunStatus.CANCELLED) if active.is_cancelled else None
         return await recorded_outcome(self._store, run_id)

@@ -14,6 +14,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from ensemble_ray.errors.texts import describe
 from ensemble_ray.events.wire import LAST_TYPE, Cursor, WireEvent
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
@@ -24,7 +25,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.serve.driving.active import ActiveRun, Turns
 from ensemble_ray.serve.driving.carrying_out import RunsTeam
 from ensemble_ray.serve.driving.limits import EndpointLimits
-from ensemble_ray.serve.driving.outcomes import Outcome, status_of_state
+from ensemble_ray.serve.driving.outcomes import Outcome, open_reviews, outcome_of_defect, status_of_state
 from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
 from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
@@ -32,6 +33,7 @@ from ensemble_ray.serve.run_schemas import (
     AcceptedRun,
     EnsembleInfo,
     NewRun,
+    OpenReview,
     RunDetail,
     RunEvent,
     RunFilter,
@@ -182,15 +184,17 @@ class DrivenRuns:
 
     async def _drive(self, active: ActiveRun, *, is_recovered: bool) -> None:
         """Run it when its turn comes, and keep what became of it."""
-        run_id, turns = active.entry.run_id, self._turns[active.entry.ensemble]
-        if not await turns.take(active):
-            outcome = Outcome(status=RunStatus.CANCELLED)
-        else:
-            try:
-                await threads.run(self._ledger.begin, run_id)
-                outcome = await self._runs_team.carry_out(active, is_recovered=is_recovered)
-            finally:
-                await turns.give_back()
+        run_id = active.entry.run_id
+        try:
+            outcome = await self._take_turn(active, is_recovered=is_recovered)
+            while outcome.status is RunStatus.WAITING:  # for people, and so without a place among the runs of its team
+                await threads.run(self._ledger.note, run_id, RunStatus.WAITING)
+                with self._turns[active.entry.ensemble].aside():
+                    await self._runs_team.wait_for_decision(active)
+                outcome = await self._take_turn(active, is_recovered=True)
+        except Exception as error:  # noqa: BLE001  whatever fails here, whoever waits for the run is told
+            _log.error("Run %s cannot be driven: %s", run_id, describe(error))
+            outcome = outcome_of_defect(error, run_id)
         self._tally.end(active.entry.ensemble, outcome)
         ended = _detail(
             active.entry,
@@ -204,6 +208,17 @@ class DrivenRuns:
         if active.live is not None:
             active.live.close()
         active.done.set()
+
+    async def _take_turn(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
+        """Carry a run out when it is its turn."""
+        turns = self._turns[active.entry.ensemble]
+        if not await turns.take(active):
+            return await self._runs_team.end_waiting(active) if is_recovered else Outcome(status=RunStatus.CANCELLED)
+        try:
+            await threads.run(self._ledger.note, active.entry.run_id, RunStatus.RUNNING)
+            return await self._runs_team.carry_out(active, is_recovered=is_recovered)
+        finally:
+            await turns.give_back()
 
     async def _recover(self) -> int:
         entries = await threads.run(self._ledger.unfinished)
@@ -233,7 +248,8 @@ class DrivenRuns:
         entry = await self._entry(run_id)
         if entry.outcome is not None:
             return entry.outcome
-        return _detail(entry, status=await self._status(entry))
+        reviews = [] if entry.run_id not in self._active else await open_reviews(self._store, run_id)
+        return _detail(entry, status=await self._status(entry), reviews=reviews)
 
     async def _status(self, entry: LedgerEntry) -> RunStatus:
         """Return how a run stands that has no outcome."""
@@ -323,7 +339,12 @@ def wire_event(event: WireEvent) -> RunEvent:
 
 
 def _detail(
-    entry: LedgerEntry, *, status: RunStatus, ended_at: datetime | None = None, outcome: Outcome | None = None
+    entry: LedgerEntry,
+    *,
+    status: RunStatus,
+    ended_at: datetime | None = None,
+    outcome: Outcome | None = None,
+    reviews: Sequence[OpenReview] = (),
 ) -> RunDetail:
     return RunDetail(
         run_id=entry.run_id,
@@ -334,4 +355,5 @@ def _detail(
         ended_at=ended_at,
         result=None if outcome is None else outcome.result,
         error=None if outcome is None else outcome.error,
+        reviews=[*reviews],
     )

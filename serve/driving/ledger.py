@@ -122,10 +122,10 @@ class Ledger:
             tags = [(added.lastrowid, name, value) for name, value in entry.tags.items()]
             self._connection.executemany("INSERT INTO tags VALUES (?, ?, ?)", tags)
 
-    def begin(self, run_id: str) -> None:
-        """Note that a run has begun."""
+    def note(self, run_id: str, status: RunStatus) -> None:
+        """Note how a run stands that has not ended."""
         with self._lock, self._connection:
-            self._connection.execute("UPDATE runs SET status = ? WHERE run_id = ?", (RunStatus.RUNNING, run_id))
+            self._connection.execute("UPDATE runs SET status = ? WHERE run_id = ?", (status.value, run_id))
 
     def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
         """Note what became of a run; its request is kept no more.

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray import IllegalStateError, RecordError, RunState
 from ensemble_ray.record.fold import fold_output
+from ensemble_ray.record.open_reviews import fold_gates
 from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.serve.failures import code_of, failure_of, is_refusal
-from ensemble_ray.serve.run_schemas import RunStatus
+from ensemble_ray.serve.run_schemas import OpenReview, RunStatus
 from ensemble_ray.serve.schemas import Failure, FinishedRun
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
     """
     head = await read_head(store, run_id)
     match head.state:
-        case RunState.INTERRUPTED:
+        case RunState.INTERRUPTED | RunState.WAITING:
             return None
         case RunState.FAILED:
             return Outcome(status=RunStatus.FAILED, error=_recorded_failure(head, run_id))
@@ -95,6 +96,25 @@ async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
                 return outcome_of_output(state, fold_output(await store.facts(run_id)))
             except (IllegalStateError, RecordError):  # of a part of a dynamic run no output is made
                 return Outcome(status=status_of_state(state))
+
+
+async def open_reviews(store: RunStore, run_id: str) -> list[OpenReview]:
+    """Return the gates of a run that wait for somebody, in the order in which they were opened."""
+    gates = [gate.review() for gate in fold_gates(await store.gates_of(run_id)) if gate.is_open]
+    return [
+        OpenReview(
+            run_id=each.run_id,
+            gate_id=each.gate_id,
+            timing=each.timing.value,
+            task_description=each.task_description,
+            task_output=each.task_output,
+            prompt=each.prompt or "",
+            required_role=each.required_role,
+            created_at=each.created_at,
+            expires_at=each.expires_at,
+        )
+        for each in gates
+    ]
 
 
 def _recorded_failure(head: RunHead, run_id: str) -> Failure:

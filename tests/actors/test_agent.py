@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from ensemble_ray.actors import spawn
+from ensemble_ray.actors.link.packing import pack_binding
+from ensemble_ray.actors.link.wire import Binding
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.worker import agent
 from ensemble_ray.actors.worker.agent import AgentActor
@@ -40,7 +42,7 @@ async def test_run_is_not_kept_when_it_ended_while_its_journal_was_opened(
         return journal
 
     monkeypatch.setattr(agent, "open_journal", open_slowly)
-    binding = asyncio.ensure_future(house.bind(RUN_CONTEXT, {}, location=None))
+    binding = asyncio.ensure_future(house.bind(pack_binding(Binding(RUN_CONTEXT, {}, None))))
     await asyncio.sleep(0)
     assert await house.release("run-1")
     opening.set()
@@ -58,7 +60,7 @@ async def test_refusal_is_told_when_the_run_ended_meanwhile(house: AgentActor, m
         raise ValidationError("no such record")
 
     monkeypatch.setattr(agent, "open_journal", refuse_slowly)
-    binding = asyncio.ensure_future(house.bind(RUN_CONTEXT, {}, location=None))
+    binding = asyncio.ensure_future(house.bind(pack_binding(Binding(RUN_CONTEXT, {}, None))))
     await asyncio.sleep(0)
     await house.release("run-1")
     opening.set()

@@ -78,11 +78,11 @@ async def test_history_is_sent_again_when_the_host_was_replaced(ray_cluster: str
 
 async def test_question_is_one_message_with_only_what_is_new() -> None:
     """S-LOOP-145: bytes, which Ray hands on as they are; earlier iterations are not sent again."""
-    asked: list[tuple[str, bytes]] = []
+    asked: list[bytes] = []
 
     class Call:
-        async def remote(self, run_id: str, body: bytes) -> bool:
-            asked.append((run_id, body))
+        async def remote(self, body: bytes) -> bool:
+            asked.append(body)
             return True
 
     class Session:
@@ -95,9 +95,8 @@ async def test_question_is_one_message_with_only_what_is_new() -> None:
     question = UntilHolds(unit="loop:refine", iteration=900)
     newest = iteration("nine hundred")
     assert await predicates.holds(question, known=899, new=[newest]) is True
-    ((run_id, body),) = asked
-    assert run_id == "run"
-    assert unpack_question(body) == (question, 899, (newest,))
+    (body,) = asked
+    assert unpack_question(body) == ("run", question, 899, (newest,))
 
 
 @pytest.mark.parametrize("where", ["Loop 'refine' -> until", "Graph 'g' -> edges[1] -> condition"])

@@ -113,6 +113,21 @@ async def test_the_listener_shows_all_lines_when_it_leaves(caplog: pytest.LogCap
     assert [each.getMessage() for each in caplog.records] == [f"A: {number}" for number in range(5)]
 
 
+async def test_a_listener_that_has_the_last_lines_does_not_ask_for_them(caplog: pytest.LogCaptureFixture) -> None:
+    """S-SET-57: they come with the run's end, which ends the call that waits for lines; it is not made again."""
+    scheduler = Scheduler()
+    assert not scheduler.service.is_listening("run")
+    listener = LineListener(scheduler, "run")
+    await asyncio.sleep(0)
+    assert scheduler.service.is_listening("run")
+    await scheduler.service.put_lines("run", [LogLine(text="last", agent_role="A")])
+    last = await scheduler.service.drain_lines("run")
+    scheduler.drain_lines = scheduler.collect_lines = None  # type: ignore[attr-defined]  # a call of either would fail
+    listener.keep_last(last)
+    await listener.leave(is_gone=False)
+    assert [each.getMessage() for each in caplog.records] == ["A: last"]
+
+
 def test_a_record_keeps_its_logger_and_level(caplog: pytest.LogCaptureFixture) -> None:
     """S-SET-57: and the traceback of user code."""
     show_line(LogLine(text="no", agent_role="A", logger="mine", level=logging.ERROR, traceback='File "team.py"'))

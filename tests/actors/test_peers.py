@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayT
 
 from ensemble_ray import IllegalStateError, StaleEpochError, Task
 from ensemble_ray.actors.link import reach
-from ensemble_ray.actors.link.packing import pack_result, unpack_order
+from ensemble_ray.actors.link.packing import pack_report, pack_result, unpack_dispatch, unpack_order
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.worker.peers import RemotePeers
 from ensemble_ray.errors import AgentExecutionError
@@ -67,11 +67,12 @@ class Worker:
     async def _holds(self, run_id: str, instance: str) -> bool:
         return run_id == "run" and any(order.instance == instance for order in self.orders)
 
-    async def _perform(self, run_id: str, order: WireOrder) -> WireResult:
+    async def _perform(self, body: bytes) -> bytes:
+        run_id, (order,), _ = unpack_dispatch(body)
         assert run_id == "run"
         self.orders.append(order)
         answer = self._answers.pop(0) if self._answers else done
-        return await answer(order)
+        return pack_report(await answer(order))
 
     async def _stop(self, run_id: str, instances: Sequence[str]) -> None:
         self.stopped.put_nowait((run_id, instances))

@@ -12,7 +12,7 @@ from ensemble_ray import EnsembleError
 from ensemble_ray.actors.driver import cluster as connection
 from ensemble_ray.actors.driver.run import RayRun
 from ensemble_ray.actors.link import reach
-from ensemble_ray.actors.link.packing import pack_output
+from ensemble_ray.actors.link.packing import load_submission, pack_end, pack_output
 from ensemble_ray.actors.link.wire import EndPage, Submission, WireOutcome
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.outcomes import RunOutcome
@@ -75,18 +75,18 @@ class Paging:
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=getattr(self, f"on_{name}"))
 
-    async def on_wait(self, _: str, cursor: int, end_id: str) -> EndPage | None:
+    async def on_wait(self, _: str, cursor: int, end_id: str) -> bytes | None:
         """Give a page; the first life ends behind its second page."""
         self.asked.append((cursor, end_id))
         if len(self.asked) == 3:
             self._lives.pop(0)
         if len(self.asked) in {3, 4}:
             return None  # nothing is known of that end, nor of the run before it was submitted again
-        return self._page(cursor)
+        return pack_end(self._page(cursor))
 
-    async def on_submit(self, submission: Submission) -> None:
+    async def on_submit(self, body: bytes) -> None:
         """Take the run."""
-        self.submitted.append(submission.reason)
+        self.submitted.append(load_submission(body).reason)
 
     def on_forget(self, _: str, end_id: str) -> None:
         """Drop an end."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ensemble_ray.actors.link.wire import AgentTemplate, SessionOpening, WireOrder, WireResult
+from ensemble_ray.actors.link.packing import unpack_binding, unpack_dispatch
+from ensemble_ray.actors.link.wire import AgentTemplate, Dispatch, SessionOpening, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
@@ -22,9 +23,13 @@ class Handle:
     def __getattr__(self, name: str) -> Call:
         return Call(self, name)
 
-    def templates(self) -> list[dict[str, bytes]]:
+    def dispatches(self) -> list[Dispatch]:
+        """What each call brought that brought orders."""
+        return [unpack_dispatch(*given) for name, given in self.calls if name in {"perform", "accept"}]
+
+    def templates(self) -> list[Mapping[str, bytes]]:
         """The templates that came with each call that brought orders."""
-        return [given[2] for name, given in self.calls if name in {"perform", "accept"}]
+        return [each.templates for each in self.dispatches()]
 
 
 class Call:
@@ -98,7 +103,7 @@ async def test_agents_that_are_known_come_with_the_binding_and_need_no_template(
     await asyncio.sleep(0)
     assert len(bench.pool.handles) == 2
     first = bench.pool.handles[0]
-    assert [(name, given[1]) for name, given in first.calls if name == "bind"] == [("bind", {"w": b"body"})]
+    assert [unpack_binding(given[0]).templates for name, given in first.calls if name == "bind"] == [{"w": b"body"}]
     assert first.templates() == [{}]
 
 
@@ -134,7 +139,7 @@ async def test_group_grows_when_much_is_in_flight_and_each_report_counts_once() 
     keys = [f"t{number}" for number in range(90)]
     bench.session.submit(orders("w", *keys), templates=[template("w", replicas=None)])
     await asyncio.sleep(0)
-    shares = [len(given[1]) for handle in bench.pool.handles for name, given in handle.calls if name == "accept"]
+    shares = [len(each.orders) for handle in bench.pool.handles for each in handle.dispatches()]
     assert shares == [30, 30, 30]
     done: list[WireResult] = [
         TaskResult(key=key, status="completed", at=1.0, instance=instance_of(key)) for key in keys

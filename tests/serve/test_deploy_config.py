@@ -18,4 +18,4 @@ def test_it_is_valid_and_listens_on_loopback_alone() -> None:
     assert config.http_options.host == "127.0.0.1"
     (application,) = config.applications
     assert application.import_path == "ensemble_ray.serve.app:app"
-    assert EndpointOptions.model_validate(application.args).team
+    assert EndpointOptions.model_validate(application.args).teams

@@ -43,7 +43,7 @@ def test_what_was_accepted_is_there_when_it_is_opened_again(tmp_path: Path) -> N
     assert path.stat().st_mode & 0o777 == 0o600
     for run_id in ("a", "b", "c"):
         first.add(entry(run_id))
-    first.begin("b")
+    first.note("b", RunStatus.RUNNING)
     first.end("a", ended("a"), kept=10)
     first.close()
     again = Ledger(path)

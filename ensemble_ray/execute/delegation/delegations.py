@@ -251,6 +251,7 @@ class Delegations:
             depth=self._order.depth + 1,
             caller_role=self._order.agent_role,
             delegation_id=decision.request.task_id,
+            is_again=self._order.is_again,
         )
 
     def _failed_result(self, order: TaskOrder, error: BaseException, trace: TaskTrace | None) -> TaskResult:

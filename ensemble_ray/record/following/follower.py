@@ -217,6 +217,6 @@ class RunFollower:
 
     async def _stored_outcome(self) -> str | None:
         summary = await self._store.summary(self.run_id)
-        if summary is None or summary.state.is_going_on:
+        if summary is None or summary.state.is_going_on or summary.state is RunState.WAITING:
             return None
         return (RunState.INTERRUPTED if not summary.state.is_final else summary.state).value

@@ -117,7 +117,8 @@ class EventProjection:
             case PlanRecorded() as header:
                 return [self._begin(header, fact.at)]
             case RunEnded() as end:
-                self._end = (end, fact.at, fact.seq)
+                # A run that waits for people has not ended: its record goes on when they have decided.
+                self._end = None if end.state is RunState.WAITING else (end, fact.at, fact.seq)
                 return []
             case RunResumed(is_restart=is_restart):
                 self._end = None

@@ -148,12 +148,13 @@ def phase_traces(ended: EndedUnits, traces: Sequence[tuple[str, TaskTrace]]) -> 
         ended: The units of the run.
         traces: Of all executions, by instance, in the order in which they ended.
     """
+    phases = tuple(ended.phases())
+    if not phases:
+        return ()
     by_phase: dict[str, list[tuple[str, TaskTrace]]] = {}
     for instance, trace in traces:
         by_phase.setdefault(instance.partition("/")[0].rpartition("#")[0], []).append((instance, trace))
-    return tuple(
-        each for unit, result in ended.phases() for each in _of_phase(unit, result, by_phase.get(unit.key, ()))
-    )
+    return tuple(each for unit, result in phases for each in _of_phase(unit, result, by_phase.get(unit.key, ())))
 
 
 def _of_phase(unit: PhaseUnit, result: PhaseResult, traces: Sequence[tuple[str, TaskTrace]]) -> Iterator[PhaseTrace]:

@@ -8,7 +8,6 @@ import threading
 import pytest
 
 from ensemble_ray.events import EVENT_TYPES, Event, TokenEvent
-from ensemble_ray.events import log as event_log
 from ensemble_ray.events.log import EventLog, EventStream
 from ensemble_ray.process.loop import bridge
 
@@ -151,10 +150,10 @@ async def test_reader_that_goes_away_leaves_nothing_behind() -> None:
     await waiters(log, 0)
 
 
-def test_oldest_events_are_dropped_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_events_are_dropped_when_there_are_too_many() -> None:
     """Memory is bounded; a reader that fell behind goes on with the oldest one kept."""
-    monkeypatch.setattr(event_log, "KEPT_EVENTS", 3)
-    log = log_of("a")
+    log = EventLog(is_open=True, kept=3)
+    log.emit(token("a"))
     slow = iter(log.stream())
     assert text_of(next(slow)) == "a"
     for text in "bcdef":

@@ -44,7 +44,7 @@ class Wall:
 def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     """That of this process; what a test sets forward is forgotten after it."""
     wall = Wall()
-    monkeypatch.setattr(clock, "_steady", clock._SteadyClock())
+    monkeypatch.setattr(clock.SystemClock, "now", staticmethod(clock._SteadyClock().now))
     monkeypatch.setattr(time, "time", wall.time)
     return wall
 

@@ -8,7 +8,7 @@ from ensemble_ray.facts.reflection import ReflectionMade, ReflectionRecalled, Re
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.definition import definition_data
-from ensemble_ray.record.resume.fork import copied_facts
+from ensemble_ray.record.resume.fork import ForkPlan, copied_facts
 from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.view.reflections import reflection_rows
 from ensemble_ray.testing import ScriptedModel
@@ -62,7 +62,8 @@ def test_reflections_are_paid_for_once() -> None:
     """S-REFL-35: by the run that made them, and not by its forks."""
     facts = [fact("a#0/0/reflection", made(1200))]
     assert spent_of(facts, None).tokens == 1200
-    (copy,) = copied_facts(facts, "fork", ["a"])
+    plan = ForkPlan(reused=("a",), again=(), keys=("a",), instances=frozenset({"a#0"}))
+    (copy,) = copied_facts(facts, "fork", plan)
     assert spent_of([copy], None).tokens == 0
 
 
