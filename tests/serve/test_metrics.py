@@ -17,6 +17,7 @@ from tests.serve.conftest import Connect
 from tests.serve.gates import Gate
 from tests.serve.keys import guarded, make_key
 from tests.serve.teams import INPUTS, pair
+from tests.serve.test_waiting import asked
 
 REQUEST = {"inputs": INPUTS, "tags": {"of": "tag-of-a-client"}, "run_id": "id-of-a-client"}
 
@@ -116,3 +117,17 @@ def test_every_metric_is_documented() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     for metric in METRICS:
         assert f"| `{metric.name}` | {', '.join(f'`{each}`' for each in metric.labels)} |" in page
+
+
+async def test_runs_that_wait_for_people_have_a_state_of_their_own(connect: Connect) -> None:
+    """S-SRV-170: they hold no place, and are not counted as ended."""
+    async with connect(asked()) as client:
+        await client.post("/runs?wait=60", json={"run_id": "first"})
+        lines = (await client.get("/metrics")).text.splitlines()
+        assert 'ensemble_ray_runs{team="team",status="waiting"} 1' in lines
+        assert 'ensemble_ray_runs{team="team",status="running"} 0' in lines
+        await client.post("/runs/first/cancel")
+        await client.get("/runs/first/events")
+        lines = (await client.get("/metrics")).text.splitlines()
+    assert 'ensemble_ray_runs{team="team",status="waiting"} 0' in lines
+    assert 'ensemble_ray_runs_ended_total{team="team",status="cancelled"} 1' in lines
