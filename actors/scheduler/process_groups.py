@@ -26,6 +26,7 @@ from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.orders import RunContext, TaskStatus
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
+from ensemble_ray.plan.requirements import Node, ResourceRequirements
 from ensemble_ray.process.bounded_log import bounded_logger
 
 __all__ = ["CALLABLES", "GroupOwner", "ProcessGroups"]
@@ -37,6 +38,8 @@ _log = bounded_logger(__name__)
 MOST_DIRECT = 4
 #: Group of handler tasks and guardrails.
 CALLABLES = "callables"
+#: After how long the driver hears that a process still waits for a node, s, and how often from then on.
+_WAITED_S, _WAITS_S = 10.0, 60.0
 #: How long a process may take to let a run go, s.
 _RELEASE_S = 5.0
 
@@ -57,6 +60,18 @@ class GroupOwner(Protocol):
         """Return what a group's processes are for."""
         ...
 
+    def requirements_of(self, group: str) -> ResourceRequirements:
+        """Return what a group's processes ask of their nodes."""
+        ...
+
+    def on_ready(self, group: str) -> None:
+        """Start the next process of a group, since one has started that had to wait for a node."""
+        ...
+
+    def on_wait(self, group: str, waited_s: float) -> None:
+        """Tell people that a process waits for a node, and for how long it has."""
+        ...
+
     async def bind(self, group: str, process: Process, callables: Any) -> None:
         """Make a new process of a group ready for the run, which asks that handle for its callables."""
         ...
@@ -74,13 +89,14 @@ class ProcessGroups:
     """Processes of one run."""
 
     def __init__(
-        self, owner: GroupOwner, pool: ProcessPool, *, hub: Any, is_recorded: bool, is_spread: bool = False
+        self, owner: GroupOwner, pool: ProcessPool, *, hub: Any, is_recorded: bool, nodes: Sequence[Node] = ()
     ) -> None:
         self._owner = owner
         self._run_id = owner.context.run_id
         self._pool = pool
         self._hub = hub
-        self._is_spread = is_spread
+        #: what new processes are spread over; none: it does not matter where they are
+        self.nodes = nodes
         self._groups: dict[str, list[Process]] = {}
         self._by_name: dict[str, Process] = {}
         self._table = DispatchTable(is_recorded=is_recorded)
@@ -203,12 +219,22 @@ class ProcessGroups:
         for process in self._groups.get(group, []):
             if process.name == lost:
                 self.lose(process, RuntimeError("it could not be reached by another agent"))
-        alive = self.alive(group) or [self.start_process(group)]
-        return [(process.name, process.handle) for process in alive]
+        found = self._usable(group) or [self.start_process(group)]
+        return [(process.name, process.handle) for process in found]
 
     def alive(self, group: str) -> list[Process]:
         """Return the processes of a group."""
         return [process for process in self._groups.get(group, []) if process.is_alive]
+
+    def starting(self, group: str) -> int:
+        """Return how many processes of a group have not started yet."""
+        return sum(not process.is_ready for process in self.alive(group))
+
+    def _usable(self, group: str) -> list[Process]:
+        """Return those that orders go to: not those that may wait long for a node, while there are others."""
+        alive = self.alive(group)
+        ready = [process for process in alive if process.is_ready or not process.requirements]
+        return ready or alive
 
     def load(self, group: str) -> int:
         """Return how many orders a group is at work on."""
@@ -216,24 +242,38 @@ class ProcessGroups:
 
     def start_process(self, group: str) -> Process:
         """Start one more process for a group."""
-        process = self._pool.claim(self._owner.process_type(group), is_spread=self._is_spread)
+        requirements = self._owner.requirements_of(group)
+        process = self._pool.claim(self._owner.process_type(group), requirements=requirements, nodes=self.nodes)
         process.on_death = self._on_death
         self._groups[group] = [*self.alive(group), process]
         self._by_name[process.name] = process
         self._send(process, self._bind(group, process))
+        if requirements:
+            self._tasks.start(self._tell_of_wait(group, process))
         return process
 
     async def _bind(self, group: str, process: Process) -> None:
         await self._owner.bind(group, process, None if self._callables is None else self._callables.handle)
         process.is_ready = True
+        if process.requirements and process in self._groups.get(group, ()):
+            self._owner.on_ready(group)
+
+    async def _tell_of_wait(self, group: str, process: Process) -> None:
+        """Tell people now and then, as long as it waits."""
+        waited_s = _WAITED_S
+        await asyncio.sleep(_WAITED_S)
+        while process in self._groups.get(group, ()) and process.is_alive and not process.is_ready:
+            self._owner.on_wait(group, waited_s)
+            await asyncio.sleep(_WAITS_S)
+            waited_s += _WAITS_S
 
     def _choose(self, group: str) -> Process:
-        alive = self.alive(group)
-        if not alive:
+        usable = self._usable(group)
+        if not usable:
             return (
                 self.host_callables() if group == CALLABLES and self._callables is None else self.start_process(group)
             )
-        return min(alive, key=lambda process: self._table.load(process.name))
+        return min(usable, key=lambda process: self._table.load(process.name))
 
     def _forget(self, process: Process) -> None:
         self._by_name.pop(process.name, None)

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
+from ensemble_ray import InlineRuntime, ReviewDecision, decide
 from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.testing import ModelServer
 from tests.processes import Program, free_ports, own_directory, own_environment, program
 from tests.serve.keys import make_key
-from tests.serve.teams import KEY, KEY_VARIABLE, script, write_map_reduce, write_team
+from tests.serve.teams import KEY, KEY_VARIABLE, script, write_asking_team, write_map_reduce, write_team
 
 ROOT = Path(__file__).resolve().parents[2]
 #: As the documentation says: the limit of bodies holds in Serve's proxy too.
@@ -115,7 +116,8 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
         (port,) = free_ports(1)
         config["http_options"]["port"] = port
         (application,) = config["applications"]
-        application["args"] = {"teams": [str(team), str(write_map_reduce(directory, models.base_url))]}
+        others = [write(directory, models.base_url) for write in (write_map_reduce, write_asking_team)]
+        application["args"] = {"teams": [str(team), *map(str, others)]}
         (directory / "serve.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         # RAY_ADDRESS=local: it must not join a cluster that happens to run on this machine.
         env = own_environment(directory, RAY_ADDRESS="local", **PROXY, **{KEY_VARIABLE: KEY})
@@ -224,7 +226,7 @@ def test_keys_hold_for_a_served_team(endpoint: Endpoint) -> None:
     """S-SRV-151, S-SRV-152, S-SRV-154, S-SRV-161, S-SRV-170: through Serve, from the request after they were made or revoked."""
     file = KeyFile(endpoint.records)
     try:
-        assert endpoint.ask("GET", "/ensembles")[0] == 200
+        assert endpoint.run({"ensemble": "team", "inputs": {"topic": "Ray"}})[0] == 200
         mine = make_key(file, teams=["team"])
         assert endpoint.ask("GET", "/ensembles")[0] == 401
         connection = endpoint.send("GET", "/ensembles", **mine)
@@ -242,6 +244,23 @@ def test_keys_hold_for_a_served_team(endpoint: Endpoint) -> None:
         assert mine["authorization"].removeprefix("Bearer ") not in endpoint.program.text
     finally:
         file.path.unlink()
+
+
+def test_a_run_that_waits_goes_on_when_it_is_decided(endpoint: Endpoint) -> None:
+    """S-SRV-26, S-SRV-27, S-SRV-41: also when what drives it died meanwhile."""
+    body = {"ensemble": "asking", "inputs": {"topic": "x"}, "run_id": "asked"}
+    status, answer = endpoint.run(body)
+    assert (status, answer["status"]) == (202, "waiting"), endpoint.program.text
+    endpoint.kill("ray::RunDriver")
+    status, found = endpoint.ask("GET", "/runs/asked")
+    assert (status, found["status"]) == (200, "waiting")
+    (gate,) = found["reviews"]
+    decide("asked", gate["gate_id"], ReviewDecision.edit("mine"), runtime=InlineRuntime(home=endpoint.records))
+    events = list(endpoint.follow("asked"))
+    assert events[-1][2]["exit_reason"] == "completed", str(endpoint.ask("GET", "/runs/asked")[1]["error"])[:900]
+    assert [kind for _, kind, _ in events].count("review_decided") == 1
+    tasks = endpoint.ask("GET", "/runs/asked")[1]["result"]["tasks"]
+    assert [each["text"] for each in tasks] == ["mine", "a line"]
 
 
 def test_a_failure_is_answered_as_json(endpoint: Endpoint) -> None:
