@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
 
 __all__ = ["DEFAULT_PAGE", "LARGEST_PAGE", "RunService"]
@@ -22,6 +23,10 @@ class RunService(Protocol):
 
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         """Return the teams, by name."""
+        ...
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost since their driver began, of all teams."""
         ...
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:

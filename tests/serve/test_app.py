@@ -20,8 +20,10 @@ import yaml
 from openai import APIStatusError, OpenAI
 
 from ensemble_ray import InlineRuntime, ReviewDecision, decide
+from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.testing import ModelServer
 from tests.processes import Program, free_ports, own_directory, own_environment, program
+from tests.serve.keys import make_key
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_asking_team, write_map_reduce, write_team
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,10 +74,12 @@ class Endpoint:
         for pid in found:
             os.kill(pid, signal.SIGKILL)
 
-    def send(self, method: str, path: str, body: object = None, *, after: str = "") -> http.client.HTTPConnection:
-        """Ask, and leave the answer to the caller."""
+    def send(
+        self, method: str, path: str, body: object = None, *, after: str = "", **more: str
+    ) -> http.client.HTTPConnection:
+        """Ask, with more headers, and leave the answer to the caller."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-        headers = {"content-type": "application/json", **({"last-event-id": after} if after else {})}
+        headers = {"content-type": "application/json", **({"last-event-id": after} if after else {}), **more}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         return connection
 
@@ -219,6 +223,30 @@ def test_runs_are_gone_on_with_when_what_drives_them_dies(
     assert endpoint.ask("GET", f"/runs/{run_id}")[1]["result"]["raw"] == "a line"
     # What was on its way when the process died may be asked twice; nothing else is.
     assert len(models.requests) <= asked_before + calls + (3 if team == "many" else 0)
+
+
+def test_keys_hold_for_a_served_team(endpoint: Endpoint) -> None:
+    """S-SRV-151, S-SRV-152, S-SRV-154, S-SRV-161, S-SRV-170: through Serve, from the request after they were made or revoked."""
+    file = KeyFile(endpoint.records)
+    try:
+        assert endpoint.run({"ensemble": "team", "inputs": {"topic": "Ray"}})[0] == 200
+        mine = make_key(file, teams=["team"])
+        assert endpoint.ask("GET", "/ensembles")[0] == 401
+        connection = endpoint.send("GET", "/ensembles", **mine)
+        answer = connection.getresponse()
+        assert [each["name"] for each in json.loads(answer.read())["ensembles"]] == ["team"]
+        assert answer.headers["cache-control"] == "no-store"
+        assert len(answer.headers.get_all("x-request-id", [])) == 1
+        connection.close()
+        scraped = endpoint.send("GET", "/metrics", **make_key(file, "prometheus")).getresponse().read().decode()
+        assert 'ensemble_ray_requests_refused_total{code="UNAUTHENTICATED"} 1' in scraped
+        assert 'ensemble_ray_runs{team="team",status="running"} 0' in scraped
+        file.revoke("ann")
+        assert endpoint.send("GET", "/ensembles", **mine).getresponse().status == 401
+        assert endpoint.is_up()
+        assert mine["authorization"].removeprefix("Bearer ") not in endpoint.program.text
+    finally:
+        file.path.unlink()
 
 
 def test_a_run_that_waits_goes_on_when_it_is_decided(endpoint: Endpoint) -> None:
