@@ -55,6 +55,7 @@ from ensemble_ray.runs.claimed import ClaimedRun
 from ensemble_ray.runs.decisions import watch_for_decisions
 from ensemble_ray.runs.ownership import watch_for_cancel
 from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.values.directives import Directive
 from ensemble_ray.values.outputs import RunState
 
 __all__ = ["PlannedRun", "body_of", "opening_of"]
@@ -160,6 +161,10 @@ class PlannedRun:
     async def cancel(self) -> None:
         """End the run; processes that hold on are ended after a grace."""
         await self._coordinator.cancel()
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on; False: the run has ended."""
+        return await self._coordinator.inject(directive)
 
     async def report(self, reports: Sequence[WireResult]) -> None:
         """Take what processes report."""
