@@ -14,13 +14,20 @@ from fastapi import APIRouter, FastAPI
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve.answers import add_failure_handlers
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
-from ensemble_ray.serve.routes import ensembles, events, health, runs
+from ensemble_ray.serve.routes import control, ensembles, events, health, reviews, runs
 from ensemble_ray.serve.run_service import RunService
 
 __all__ = ["ROUTERS", "build_api"]
 
 #: What an endpoint serves, a router a topic.
-ROUTERS: tuple[APIRouter, ...] = (ensembles.router, runs.router, events.router, health.router)
+ROUTERS: tuple[APIRouter, ...] = (
+    ensembles.router,
+    runs.router,
+    control.router,
+    reviews.router,
+    events.router,
+    health.router,
+)
 
 
 def build_api(

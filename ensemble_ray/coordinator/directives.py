@@ -26,7 +26,8 @@ class RunDirectives:
     def __init__(self, journal: RunJournal, recorded: Sequence[DirectiveGiven] = ()) -> None:
         """Make them, with those that are recorded of a run that goes on."""
         self._journal = journal
-        self._given = [*recorded]
+        #: by text: one that is given again takes the place of the earlier one, so that asking twice does no harm
+        self._given = {each.text: each for each in recorded}
 
     async def add(self, directive: Directive) -> None:
         """Put a directive on record; tasks that start from then on are told.
@@ -38,11 +39,11 @@ class RunDirectives:
         expires_at = None if directive.ttl_s is None else now + directive.ttl_s
         given = DirectiveGiven(text=directive.text, expires_at=expires_at, given_by=directive.given_by)
         await self._journal.append(self._journal.fact(RUN, given, now), until=Persistence.COMMITTED)
-        self._given.append(given)
+        self._given[given.text] = given
 
     def active(self) -> tuple[str, ...]:
         """Return the texts that a task is told which starts now, in the order in which they were given."""
         if not self._given:
             return ()
         now = self._journal.now()
-        return tuple(each.text for each in self._given if each.is_active(now))
+        return tuple(each.text for each in self._given.values() if each.is_active(now))

@@ -23,6 +23,7 @@ from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.serve.driving.active import ActiveRun, Turns
 from ensemble_ray.serve.driving.carrying_out import RunsTeam
+from ensemble_ray.serve.driving.controls import decide_gate, inject_directive, open_gates
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.outcomes import Outcome, open_reviews, outcome_of_defect, status_of_state
 from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
@@ -44,6 +45,13 @@ from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
 if TYPE_CHECKING:
     from ensemble_ray import Runtime
     from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.serve.control_schemas import (
+        DecidedReview,
+        NewDecision,
+        NewDirective,
+        ReviewConflict,
+        ReviewOfEnsemble,
+    )
     from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
     from ensemble_ray.serve.team import ServedTeam
 
@@ -123,6 +131,20 @@ class DrivenRuns:
     async def cancel(self, run_id: str) -> RunDetail:
         """Ask the run to end; see `RunService.cancel`."""
         return await bridge(self._cancel(run_id))
+
+    async def inject(self, run_id: str, directive: NewDirective, *, by: str = "") -> RunDetail:
+        """Tell the tasks of a run that start from now on; see `RunService.inject`."""
+        return await bridge(self._inject(run_id, directive, by))
+
+    async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
+        """Return the gates at which runs wait; see `RunService.reviews`."""
+        return await bridge(open_gates(self._store, self._active, ensembles))
+
+    async def decide(
+        self, run_id: str, gate_id: str, decision: NewDecision, *, by: str = ""
+    ) -> DecidedReview | ReviewConflict:
+        """Decide at a gate; see `RunService.decide`."""
+        return await bridge(self._decide(run_id, gate_id, decision, by))
 
     # What a process elsewhere reads events with.
 
@@ -284,16 +306,35 @@ class DrivenRuns:
             ended_at=entry.ended_at,
         )
 
-    async def _cancel(self, run_id: str) -> RunDetail:
+    async def _going_on(self, run_id: str) -> ActiveRun:
+        """Return a run that is not over.
+
+        Raises:
+            Refusal: there is no such run, or it is over.
+        """
         active = self._active.get(run_id)
         if active is None:
             entry = await self._entry(run_id)
             text = f"Run '{run_id}' is over: {entry.status}"
             raise Refusal(HTTPStatus.CONFLICT, "RUN_OVER", text, run_id=run_id)
+        return active
+
+    async def _cancel(self, run_id: str) -> RunDetail:
+        active = await self._going_on(run_id)
         await self._turns[active.entry.ensemble].cancel(active)
         if active.run is not None:
             await active.run.acancel()
         return await self._detail(run_id)
+
+    async def _inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail:
+        await inject_directive(await self._going_on(run_id), directive, by)
+        return await self._detail(run_id)
+
+    async def _decide(
+        self, run_id: str, gate_id: str, decision: NewDecision, by: str
+    ) -> DecidedReview | ReviewConflict:
+        await self._entry(run_id)
+        return await decide_gate(self._store, run_id, gate_id, decision, by)
 
     async def _follow(self, run_id: str, after: str | None) -> RunFollower:
         await self._entry(run_id)

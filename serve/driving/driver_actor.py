@@ -27,6 +27,13 @@ from ensemble_ray.serve.team import load_teams
 
 if TYPE_CHECKING:
     from ensemble_ray.record.following import RunFollower
+    from ensemble_ray.serve.control_schemas import (
+        DecidedReview,
+        NewDecision,
+        NewDirective,
+        ReviewConflict,
+        ReviewOfEnsemble,
+    )
     from ensemble_ray.serve.driving.config import DriverConfig
     from ensemble_ray.serve.run_schemas import (
         AcceptedRun,
@@ -112,6 +119,20 @@ class RunDriver:
     async def cancel(self, run_id: str) -> RunDetail | Refusal:
         """Ask a run to end."""
         return await self._reply(lambda runs: runs.cancel(run_id))
+
+    async def inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail | Refusal:
+        """Tell the tasks of a run that start from now on."""
+        return await self._reply(lambda runs: runs.inject(run_id, directive, by=by))
+
+    async def reviews(self, ensembles: frozenset[str] | None) -> Sequence[ReviewOfEnsemble] | Refusal:
+        """Return the gates at which runs wait."""
+        return await self._reply(lambda runs: runs.reviews(ensembles))
+
+    async def decide(
+        self, run_id: str, gate_id: str, decision: NewDecision, by: str
+    ) -> DecidedReview | ReviewConflict | Refusal:
+        """Decide at a gate."""
+        return await self._reply(lambda runs: runs.decide(run_id, gate_id, decision, by=by))
 
     async def read_events(self, reader: str, run_id: str, after: str | None, timeout_s: float) -> EventPage | Refusal:
         """Return the next events of a reader.

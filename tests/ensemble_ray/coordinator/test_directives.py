@@ -31,6 +31,16 @@ async def test_tasks_that_start_later_are_told_while_it_is_active() -> None:
     ]
 
 
+async def test_one_that_is_given_again_is_told_once() -> None:
+    """S-CTL-4: for as long as it was given last."""
+    run = await conducting(sequence("a", "b"))
+    await run.coordinator.inject(Directive(text="Again", ttl_s=1))
+    await run.coordinator.inject(Directive(text="Again"))
+    run.clock.advance(60)
+    await run.report(done("a"))
+    assert told(run)["b"] == ("Again",)
+
+
 async def test_a_run_that_ended_takes_none() -> None:
     """S-CTL-7: nothing is recorded behind its end."""
     run = await conducting(sequence("a"))
