@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve.answers import add_failure_handlers
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
-from ensemble_ray.serve.routes import control, ensembles, events, health, reviews, runs
+from ensemble_ray.serve.routes import capabilities, control, ensembles, events, health, reviews, runs
 from ensemble_ray.serve.run_service import RunService
 
 __all__ = ["ROUTERS", "build_api"]
@@ -25,6 +25,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     runs.router,
     control.router,
     reviews.router,
+    capabilities.router,
     events.router,
     health.router,
 )

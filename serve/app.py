@@ -17,6 +17,7 @@ from ray.serve import Application
 
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.catalog import load_catalog
 from ensemble_ray.serve.driving.config import DriverConfig
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.remote_runs import RemoteRuns
@@ -38,6 +39,8 @@ class EndpointOptions(BaseModel):
         max_body_bytes: Longer bodies of requests are refused; None: what `ENSEMBLE_RAY_MAX_BODY_BYTES` says, else 8 MiB.
         allowed_hosts: Names that requests may be for besides those of loopback, as a list or with commas between them;
             `*` for any.
+        tools: `module:attribute` names of tools that clients with the right `admin` may call, as a list or with commas
+            between them.
         replicas: Processes that answer requests.
         limits: What runs may use, and how many there may be.
     """
@@ -48,10 +51,11 @@ class EndpointOptions(BaseModel):
     teams: tuple[str, ...] = ()
     max_body_bytes: int | None = Field(default=None, gt=0)
     allowed_hosts: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
 
-    @field_validator("allowed_hosts", "teams", mode="before")
+    @field_validator("allowed_hosts", "teams", "tools", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Split the names: on the command line they are one text."""
@@ -67,8 +71,11 @@ def app(options: EndpointOptions) -> Application:
     """
     names = team_names([*([options.team] if options.team else []), *options.teams])
     load_teams(names, needs_keys=False)
+    load_catalog(options.tools)
     max_body_bytes = body_limit(options.max_body_bytes)
-    config = DriverConfig(name="", teams=names, limits=options.limits, deployed_at=SystemClock().now())
+    config = DriverConfig(
+        name="", teams=names, limits=options.limits, deployed_at=SystemClock().now(), tools=options.tools
+    )
 
     def api() -> FastAPI:
         named = replace(config, name=ray_serve.get_replica_context().app_name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
 from ensemble_ray.serve.control_schemas import (
     DecidedReview,
     NewDecision,
@@ -118,5 +119,17 @@ class RunService(Protocol):
 
         Raises:
             Refusal: there is no such run or gate, or nobody waits there any more.
+        """
+        ...
+
+    async def capabilities(self) -> Capabilities:
+        """Return the tools that can be called, and the tasks of all teams."""
+        ...
+
+    async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
+        """Call a tool once, outside of any run.
+
+        Raises:
+            Refusal: there is no such tool, too many calls go on, or it gave nothing in its time.
         """
         ...

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from ensemble_ray import Ensemble, MapReduceEnsemble, PromptTemplateError, ValidationError
 from ensemble_ray.loader import Runnable, load_runnable
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.serve.capability_schemas import TaskInfo
 from ensemble_ray.serve.run_schemas import EnsembleInfo
 
 __all__ = ["TEAM_VARIABLE", "ServedTeam", "TeamName", "load_teams", "served_team", "team_names"]
@@ -61,6 +62,8 @@ class ServedTeam:
 
     definition: Runnable
     info: EnsembleInfo
+    #: those that are known before they run
+    tasks: tuple[TaskInfo, ...] = ()
     #: whether answers of models come in fragments
     is_streaming: bool = False
 
@@ -91,7 +94,12 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
         tasks=len(plan.nodes),
         takes_items=not isinstance(definition, Ensemble),
     )
-    return ServedTeam(definition=definition, info=info, is_streaming=any(node.is_streaming for node in plan.nodes))
+    return ServedTeam(
+        definition=definition,
+        info=info,
+        tasks=tuple(TaskInfo(ensemble=name, name=node.key, agent_role=node.agent_role) for node in plan.nodes),
+        is_streaming=any(node.is_streaming for node in plan.nodes),
+    )
 
 
 def _planned(definition: Runnable) -> Ensemble | None:

@@ -20,3 +20,5 @@ class DriverConfig:
     limits: EndpointLimits
     #: when it was deployed, Unix time, s; the newer deployment takes the place of the older one
     deployed_at: float
+    #: `module:attribute` names of the tools that clients may call
+    tools: tuple[str, ...] = ()

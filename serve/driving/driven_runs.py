@@ -21,9 +21,12 @@ from ensemble_ray.process.loop import bridge
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds
 from ensemble_ray.record.opening import store_at
+from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
+from ensemble_ray.serve.catalog import ToolCatalog
 from ensemble_ray.serve.driving.active import ActiveRun, Turns
 from ensemble_ray.serve.driving.carrying_out import RunsTeam
 from ensemble_ray.serve.driving.controls import decide_gate, inject_directive, open_gates
+from ensemble_ray.serve.driving.details import detail_of, summary_of
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.outcomes import Outcome, open_reviews, outcome_of_defect, status_of_state
 from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
@@ -32,13 +35,11 @@ from ensemble_ray.serve.run_schemas import (
     AcceptedRun,
     EnsembleInfo,
     NewRun,
-    OpenReview,
     RunDetail,
     RunEvent,
     RunFilter,
     RunPage,
     RunStatus,
-    RunSummary,
 )
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
 
@@ -76,6 +77,7 @@ class DrivenRuns:
         runtime: Runtime,
         ledger: Ledger,
         limits: EndpointLimits | None = None,
+        tools: ToolCatalog | None = None,
     ) -> None:
         """Make it; `recover` begins what was left.
 
@@ -84,9 +86,11 @@ class DrivenRuns:
             runtime: Where runs live.
             ledger: What was accepted.
             limits: What is allowed; None: the defaults.
+            tools: Those that clients may call; None: there are none.
         """
         self._teams = teams
         self._ledger = ledger
+        self._tools = tools or ToolCatalog()
         self._limits = limits or EndpointLimits()
         self._runs_team = RunsTeam(runtime, self._limits)
         self._runtime = runtime
@@ -145,6 +149,15 @@ class DrivenRuns:
     ) -> DecidedReview | ReviewConflict:
         """Decide at a gate; see `RunService.decide`."""
         return await bridge(self._decide(run_id, gate_id, decision, by))
+
+    async def capabilities(self) -> Capabilities:
+        """Return what is there; see `RunService.capabilities`."""
+        tasks = [task for name in sorted(self._teams) for task in self._teams[name].tasks]
+        return Capabilities(tools=self._tools.infos, tasks=tasks)
+
+    async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
+        """Call a tool once; see `RunService.invoke_tool`."""
+        return await bridge(self._tools.invoke(name, body.arguments))
 
     # What a process elsewhere reads events with.
 
@@ -206,7 +219,7 @@ class DrivenRuns:
         except Exception as error:  # noqa: BLE001  whatever fails here, whoever waits for the run is told
             _log.error("Run %s cannot be driven: %s", run_id, describe(error))
             outcome = outcome_of_defect(error, run_id)
-        ended = _detail(
+        ended = detail_of(
             active.entry,
             status=outcome.status,
             ended_at=datetime.fromtimestamp(SystemClock().now(), UTC),
@@ -259,7 +272,7 @@ class DrivenRuns:
         if entry.outcome is not None:
             return entry.outcome
         reviews = [] if entry.run_id not in self._active else await open_reviews(self._store, run_id)
-        return _detail(entry, status=await self._status(entry), reviews=reviews)
+        return detail_of(entry, status=await self._status(entry), reviews=reviews)
 
     async def _status(self, entry: LedgerEntry) -> RunStatus:
         """Return how a run stands that has no outcome."""
@@ -293,17 +306,8 @@ class DrivenRuns:
         entries = await threads.run(self._ledger.page, wanted, before=before, size=size + 1)
         shown = entries[:size]
         more = str(shown[-1].seq) if len(entries) > size else None
-        return RunPage(runs=[self._summary(each) for each in shown], next_cursor=more)
-
-    def _summary(self, entry: LedgerEntry) -> RunSummary:
-        is_left = not entry.status.is_final and entry.run_id not in self._active
-        return RunSummary(
-            run_id=entry.run_id,
-            status=RunStatus.INTERRUPTED if is_left else entry.status,
-            ensemble=entry.ensemble,
-            tags=dict(entry.tags),
-            created_at=entry.created_at,
-            ended_at=entry.ended_at,
+        return RunPage(
+            runs=[summary_of(each, is_active=each.run_id in self._active) for each in shown], next_cursor=more
         )
 
     async def _going_on(self, run_id: str) -> ActiveRun:
@@ -365,24 +369,3 @@ def wire_event(event: WireEvent) -> RunEvent:
     """Return an event as routes give it on."""
     cursor = None if event.cursor is None else str(event.cursor)
     return RunEvent.model_validate({"type": event.type, "data": dict(event.data), "cursor": cursor})
-
-
-def _detail(
-    entry: LedgerEntry,
-    *,
-    status: RunStatus,
-    ended_at: datetime | None = None,
-    outcome: Outcome | None = None,
-    reviews: Sequence[OpenReview] = (),
-) -> RunDetail:
-    return RunDetail(
-        run_id=entry.run_id,
-        status=status,
-        ensemble=entry.ensemble,
-        tags=dict(entry.tags),
-        created_at=entry.created_at,
-        ended_at=ended_at,
-        result=None if outcome is None else outcome.result,
-        error=None if outcome is None else outcome.error,
-        reviews=[*reviews],
-    )

@@ -20,6 +20,7 @@ from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import submit
 from ensemble_ray.process.threads import threads
+from ensemble_ray.serve.catalog import load_catalog
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.refusals import Refusal
@@ -27,6 +28,7 @@ from ensemble_ray.serve.team import load_teams
 
 if TYPE_CHECKING:
     from ensemble_ray.record.following import RunFollower
+    from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
     from ensemble_ray.serve.control_schemas import (
         DecidedReview,
         NewDecision,
@@ -75,7 +77,8 @@ class RunDriver:
         teams = await threads.run(load_teams, config.teams)
         runtime = await RayRuntime().__aenter__()  # warm until this process ends
         path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
-        runs = DrivenRuns(teams, runtime, await threads.run(Ledger, path), config.limits)
+        tools = await threads.run(load_catalog, config.tools)
+        runs = DrivenRuns(teams, runtime, await threads.run(Ledger, path), config.limits, tools)
         await runs.recover()
         return runs
 
@@ -133,6 +136,14 @@ class RunDriver:
     ) -> DecidedReview | ReviewConflict | Refusal:
         """Decide at a gate."""
         return await self._reply(lambda runs: runs.decide(run_id, gate_id, decision, by=by))
+
+    async def capabilities(self) -> Capabilities | Refusal:
+        """Return the tools and the tasks."""
+        return await self._reply(lambda runs: runs.capabilities())
+
+    async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply | Refusal:
+        """Call a tool once."""
+        return await self._reply(lambda runs: runs.invoke_tool(name, body))
 
     async def read_events(self, reader: str, run_id: str, after: str | None, timeout_s: float) -> EventPage | Refusal:
         """Return the next events of a reader.

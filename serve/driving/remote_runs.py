@@ -19,6 +19,7 @@ import ray.exceptions
 from ensemble_ray.actors import spawn
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
+from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
 from ensemble_ray.serve.control_schemas import (
     DecidedReview,
     NewDecision,
@@ -111,6 +112,14 @@ class RemoteRuns:
     ) -> DecidedReview | ReviewConflict:
         """Decide at a gate; see `RunService.decide`."""
         return await self._ask(lambda driver: driver.decide.remote(run_id, gate_id, decision, by))
+
+    async def capabilities(self) -> Capabilities:
+        """Return the tools and the tasks; see `RunService.capabilities`."""
+        return await self._ask(lambda driver: driver.capabilities.remote())
+
+    async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
+        """Call a tool once; see `RunService.invoke_tool`."""
+        return await self._ask(lambda driver: driver.invoke_tool.remote(name, body))
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
         """Return what happens in a run; see `RunService.events`."""

@@ -69,7 +69,7 @@ async def test_a_gate_is_decided_once_and_its_run_goes_on(connect: Connect) -> N
         assert (await client.get("/reviews")).json() == {"reviews": []}
         late = await client.post(place, json={"decision": "approve"})
     for conflict in (second, late):
-        assert (conflict.status_code, conflict.json()["code"]) == (409, "REVIEW_DECIDED_ERROR")
+        assert (conflict.status_code, conflict.json()["code"]) == (409, "REVIEW_DECIDED")
         first = conflict.json()["first"]
         assert (first["decision"], first["by"], first["comment"]) == ("edit", "a client of the endpoint", "Rebate")
     assert ended["result"]["raw"] == "Dear: 38 EUR"
