@@ -8,11 +8,9 @@ and a recorded end of the task is its result.
 from __future__ import annotations
 
 import asyncio
-import logging
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import (
@@ -24,8 +22,8 @@ from ensemble_ray.errors import (
     message_of,
 )
 from ensemble_ray.errors.texts import agent_failure, brief
-from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.loop import AgentLoop
+from ensemble_ray.execute.announcements import announce_completion, announce_failure, announce_start, log_fields
 from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects, is_doing
@@ -59,14 +57,9 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.delegation.peers import Peers
 
-__all__ = ["TaskRunner", "cut"]
+__all__ = ["TaskRunner"]
 
 _log = bounded_logger(__name__)
-
-
-def cut(text: str, length: int) -> str:
-    """Return the first characters of a text, `...` behind when something was cut."""
-    return text if len(text) <= length else text[:length] + "..."
 
 
 class TaskRunner:
@@ -96,14 +89,14 @@ class TaskRunner:
         order, slot = apply_changes(order), slot or Slot()
         scope = self._scope(order, {}, slot)
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
-        with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
+        with use_services(self.ports.services), log_context(log_fields(self.context, order), is_whole=True):
             try:
                 if order.epoch or order.is_again:  # handed out before: an earlier process may have recorded something
                     scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
                 if order.reflects_on is not None:
                     return await self._reflected(scope, order.reflects_on, is_stopped)
                 await ask_before(scope)
-                self._announce(scope)
+                announce_start(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
                 with memory_counted(scope):
@@ -228,7 +221,8 @@ class TaskRunner:
             failure = TaskFailure(error=error, trace=trace)
             failed = replace(failed, at=fact.at, duration_s=took, failure=failure, attempts=fact.data.attempts)
             failed = await self._with_workers(scope, failed)
-            return self._report_failure(scope, failed)
+            announce_failure(scope, failed)
+            return failed
         if (exited := find_fact(recorded_facts, instance, ExitRecorded)) is not None:
             reason = exited.data.reason
             # With a larger budget there may be more to do; where there is none, its next request is refused again.
@@ -253,32 +247,15 @@ class TaskRunner:
     def _report_completion(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
         """Tell of a task that gave its output; gives its result."""
         order, output = scope.order, reviewed.output
-        at = output.completed_at.timestamp()
-        self._emit(
-            scope,
-            TaskCompleteEvent,
-            lambda: TaskCompleteEvent(
-                task_description=order.task.description,
-                agent_role=order.agent_role,
-                task_index=order.index,
-                total_tasks=self._total(order),
-                task_output=output,
-                duration=output.duration,
-                run_id=order.run_id,
-                instance=order.instance,
-            ),
-        )
-        seconds = output.duration.total_seconds()
-        _log.info("%s completed in %.3f s, %d tool calls", self._title(order), seconds, output.tool_call_count)
-        _log.log(logging.INFO if self.context.is_verbose else logging.DEBUG, "Output: %s", cut(output.raw, 200))
+        announce_completion(scope, output)
         return TaskResult(
             key=order.key,
             instance=order.instance,
             epoch=order.epoch,
             status="completed" if reviewed.exit_reason is None else "exited",
             exit_reason=reviewed.exit_reason or ExitReason.USER_EXIT_EARLY,
-            at=at,
-            duration_s=seconds,
+            at=output.completed_at.timestamp(),
+            duration_s=output.duration.total_seconds(),
             output=output,
             text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
@@ -295,7 +272,8 @@ class TaskRunner:
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
         result = self._unfinished(scope, "failed", error)
         if isinstance(error, RecordError):  # it ends the run, which can be gone on with: then the task has not failed
-            return self._report_failure(scope, result)
+            announce_failure(scope, result)
+            return result
         failure = FailureRecorded(
             error_type=type(error).__name__,
             message=message_of(error),
@@ -310,26 +288,7 @@ class TaskRunner:
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear
             _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, brief(str(unwritten)))
-        return self._report_failure(scope, result)
-
-    def _report_failure(self, scope: TaskScope, result: TaskResult) -> TaskResult:
-        """Tell of a failed task; gives its result."""
-        order, error = scope.order, result.error or RuntimeError("the task failed without an error")
-        self._emit(
-            scope,
-            TaskFailedEvent,
-            lambda: TaskFailedEvent(
-                task_description=order.task.description,
-                agent_role=order.agent_role,
-                task_index=order.index,
-                total_tasks=self._total(order),
-                cause=error,
-                duration=timedelta(seconds=result.duration_s),
-                run_id=order.run_id,
-                instance=order.instance,
-            ),
-        )
-        _log.info("%s failed: %s", self._title(order), brief(message_of(error)))  # whoever asked for it is told
+        announce_failure(scope, result)
         return result
 
     def _unfinished(self, scope: TaskScope, status: TaskStatus, error: BaseException | None) -> TaskResult:
@@ -353,49 +312,3 @@ class TaskRunner:
             delegated=scope.delegated,
             failed_delegations=scope.failed_delegations,
         )
-
-    def _announce(self, scope: TaskScope) -> None:
-        order = scope.order
-        self._emit(
-            scope,
-            TaskStartEvent,
-            lambda: TaskStartEvent(
-                task_description=order.task.description,
-                agent_role=order.agent_role,
-                task_index=order.index,
-                total_tasks=self._total(order),
-                run_id=order.run_id,
-                instance=order.instance,
-            ),
-        )
-        _log.info("%s starting: %s [%s]", self._title(order), cut(order.task.description, 80), order.agent_role)
-        _log.debug("%s has %d context outputs", self._title(order), len(order.context))
-
-    def _title(self, order: TaskOrder) -> str:
-        """Return the task's name in log lines."""
-        if order.depth:
-            return f"Delegated task of '{order.caller_role}'"
-        total = self._total(order)
-        return f"Task {order.index}/{total}" if total else f"Task {order.index}"
-
-    def _total(self, order: TaskOrder) -> int:
-        """How many tasks there are beside it, itself included; 0 where nobody knows yet."""
-        return self.context.total_tasks if order.total_tasks is None else order.total_tasks
-
-    @staticmethod
-    def _emit(scope: TaskScope, event_type: type[Event], build: Callable[[], Event]) -> None:
-        """Publish an event of a task of the plan; delegated work has events of its own (S-HIER-7)."""
-        if not scope.order.depth:
-            scope.emit(event_type, build)
-
-    def _log_fields(self, order: TaskOrder) -> Mapping[str, str]:
-        fields = {**self.context.log_fields, "ensemble.id": order.run_id, "agent.role": order.agent_role}
-        if order.depth:  # S-DEL-60
-            fields["delegation.id"] = order.delegation_id
-            if self.context.hierarchy is None or order.depth > 1:
-                fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
-            return fields
-        if self.context.workflow == "sequential":
-            fields["task.index"] = f"{order.index}/{self._total(order)}"
-            fields["task.description"] = cut(order.task.description, 80)
-        return fields

@@ -11,7 +11,6 @@ import pytest
 from ensemble_ray import (
     AbstractAgentTool,
     Ensemble,
-    EnsembleOutput,
     ExitReason,
     Graph,
     GraphEdge,
@@ -24,8 +23,6 @@ from ensemble_ray import (
     ReviewRequest,
     RunState,
     Runtime,
-    Task,
-    TaskExecutionError,
     TaskHandlerContext,
     ToolResult,
     ValidationError,
@@ -37,15 +34,10 @@ from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.testing import ScriptedModel, replay
 from tests.builders import agent, call, task
+from tests.scenarios.detached import Given, gates_of, raws, team
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, until
 
-
-def gates_of(output: EnsembleOutput) -> dict[str, str]:
-    """Ids of the open gates, by what they ask about."""
-    return {each.task_description: each.gate_id for each in output.open_reviews}
-
-
-APPROVE, LEAVE = ReviewDecision.continue_execution(), ReviewDecision.exit_early()
+APPROVE = ReviewDecision.continue_execution()
 
 
 def never(request: ReviewRequest) -> ReviewDecision:
@@ -53,37 +45,10 @@ def never(request: ReviewRequest) -> ReviewDecision:
     raise AssertionError(request)
 
 
-class Given:
-    """Notes on the disk which tasks were done; the handlers of a team."""
-
-    def __init__(self, path: Path) -> None:
-        self._marks = Marks(path)
-
-    def __call__(self, context: TaskHandlerContext) -> str:
-        """Say what it was given."""
-        self._marks.add(context.description)
-        return "+".join([context.description, *(each.raw for each in context.context_outputs)])
-
-    @property
-    def done(self) -> list[str]:
-        """Descriptions of the tasks that were done, in order."""
-        return self._marks.lines
-
-
 @pytest.fixture
 def given(tmp_path: Path) -> Given:
     """The handler of every task of a test."""
     return Given(tmp_path / "done")
-
-
-def team(*tasks: Task, **fields: object) -> Ensemble:
-    """A detached team."""
-    return Ensemble(tasks=tasks, review_wait="detach", **fields)  # type: ignore[arg-type]
-
-
-def raws(output: EnsembleOutput) -> list[str]:
-    """The texts of an output."""
-    return [each.raw for each in output.task_outputs]
 
 
 def test_a_run_waits_in_its_record_and_goes_on_when_decided(runtime: Runtime, given: Given) -> None:
@@ -291,76 +256,6 @@ def test_a_gate_in_a_graph_waits(inline_runtime: InlineRuntime, given: Given) ->
     decide(str(output.run_id), gates_of(output)["a"], APPROVE, runtime=inline_runtime)
     output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
     assert (output.state, given.done) == (RunState.COMPLETED, ["a", "b"])
-
-
-@pytest.mark.parametrize("workflow", ["parallel", "phases"])
-def test_a_gate_that_ends_the_run_lets_the_others_go(
-    inline_runtime: InlineRuntime, given: Given, workflow: str
-) -> None:
-    """S-REV-119, S-REV-32: what waits is cancelled, what was done stays."""
-    tasks = [task(name, handler=given, review=Review.required()) for name in "ab"]
-    ensemble = (
-        team(*tasks, workflow="parallel")
-        if workflow == "parallel"
-        else Ensemble(phases=[Phase(name="p", tasks=tasks, workflow="parallel")], review_wait="detach")
-    )
-    output = ensemble.run(runtime=inline_runtime)
-    decide(str(output.run_id), gates_of(output)["a"], LEAVE, runtime=inline_runtime)
-    output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
-    assert (raws(output), output.exit_reason, output.open_reviews) == (["a"], ExitReason.USER_EXIT_EARLY, ())
-    assert output.state is RunState.COMPLETED
-
-
-def test_a_failure_ends_a_run_with_open_gates(inline_runtime: InlineRuntime, given: Given) -> None:
-    """S-REV-119, S-PAR-21: nobody is asked about a run that failed."""
-
-    def broken(_context: TaskHandlerContext) -> str:
-        raise ValueError("no")
-
-    first = task("a", handler=given, review=Review.required())
-    ensemble = team(first, task("b", handler=broken), workflow="parallel", max_parallel_tasks=1)
-    with pytest.raises(TaskExecutionError):
-        ensemble.run(runtime=inline_runtime)
-
-
-def test_a_run_past_a_timeout_applies_its_action(inline_runtime: InlineRuntime, given: Given) -> None:
-    """S-REV-120, S-REV-84: the instant counts, and not who was there to see it pass."""
-    first = task("a", handler=given, review=Review(timeout=0.01, on_timeout="continue"))
-    second = task("b", handler=given, before_review=Review(timeout=0.02, on_timeout="exit_early"))
-    ensemble = team(first, second, workflow="parallel")
-    output = ensemble.run(runtime=inline_runtime)
-    assert output.state is RunState.WAITING
-    while output.state is RunState.WAITING:
-        output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
-    assert (raws(output), output.exit_reason) == (["a"], ExitReason.TIMEOUT)
-
-
-def test_a_cancelled_run_that_waited_goes_on(inline_runtime: InlineRuntime, given: Given) -> None:
-    """S-REV-117, S-DUR-35: its gates are what they were."""
-    first = task("a", handler=given, review=Review.required())
-    ensemble = team(first, task("b", handler=given, context=[first]))
-    output = ensemble.run(runtime=inline_runtime)
-    attached = Ensemble(
-        tasks=ensemble.tasks, review_handler=lambda request: ReviewDecision.edit(request.task_output * 2)
-    )
-    done = resume(str(output.run_id), attached, runtime=inline_runtime)
-    assert (raws(done), given.done) == (["aa", "b+aa"], ["a", "b"])
-
-
-def test_waits_are_in_no_duration(inline_runtime: InlineRuntime, given: Given) -> None:
-    """S-REV-118: a task that was put down before and behind it took what its work took."""
-    asked = task("a", handler=given, before_review=Review.required(), review=Review.required())
-    ensemble = team(asked)
-    output = ensemble.run(runtime=inline_runtime)
-    decide(str(output.run_id), output.open_reviews[0].gate_id, APPROVE, runtime=inline_runtime)
-    first_decided = output.open_reviews[0].created_at
-    output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
-    behind = output.open_reviews[0]
-    decide(str(output.run_id), behind.gate_id, APPROVE, runtime=inline_runtime)
-    output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
-    given_output = output.task_outputs[0]
-    assert given_output.completed_at == behind.created_at
-    assert given_output.completed_at - given_output.duration > first_decided
 
 
 def test_a_task_goes_on_while_others_are_at_work(runtime: Runtime, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from ensemble_ray.errors import (
     TaskExecutionError,
 )
 from ensemble_ray.events import TaskFailedEvent
+from ensemble_ray.execute.announcements import cut
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.runner import cut
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import current_log_context
@@ -375,7 +375,7 @@ def test_long_text_is_cut(text: str, shown: str) -> None:
 
 async def test_log_tells_of_a_task_from_start_to_end(caplog: pytest.LogCaptureFixture) -> None:
     """S-ENG-16: indices are 1-based; outputs at DEBUG unless the run is verbose."""
-    with caplog.at_level(logging.DEBUG, logger="ensemble_ray.execute.runner"):
+    with caplog.at_level(logging.DEBUG, logger="ensemble_ray.execute.announcements"):
         await Bench(agents={"draft": writer(ScriptedModel("Done"))}, context=RUN_CONTEXT).run()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "Task 1/2 starting: Do draft [Writer]"),
