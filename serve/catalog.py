@@ -51,7 +51,7 @@ class ToolCatalog:
     def infos(self) -> list[ToolInfo]:
         """What clients are told of them."""
         return [
-            ToolInfo(name=each.name, description=each.description, parameters=dict(each.parameters))
+            ToolInfo(name=each.name, description=each.description, parameters=cast("JsonValue", each.parameters))
             for each in self._tools.specs
         ]
 
