@@ -19,7 +19,7 @@ from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, Hos
 from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
 from ensemble_ray.serve.response_headers import ResponseHeaders
 from ensemble_ray.serve.rights import Callers
-from ensemble_ray.serve.routes import ensembles, events, health, metrics, runs
+from ensemble_ray.serve.routes import capabilities, control, ensembles, events, health, metrics, reviews, runs
 from ensemble_ray.serve.run_service import RunService
 
 __all__ = ["ROUTERS", "build_api"]
@@ -28,6 +28,9 @@ __all__ = ["ROUTERS", "build_api"]
 ROUTERS: tuple[APIRouter, ...] = (
     ensembles.router,
     runs.router,
+    control.router,
+    reviews.router,
+    capabilities.router,
     events.router,
     health.router,
     metrics.router,

@@ -120,7 +120,7 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
         said = directory / "said.yaml"
         said.write_text(f"{team.read_text(encoding='utf-8')}\nstream: true\n", encoding="utf-8")
         others = [write(directory, models.base_url) for write in (write_map_reduce, write_asking_team)]
-        application["args"] = {"teams": [str(team), str(said), *map(str, others)]}
+        application["args"] = {"teams": [str(team), str(said), *map(str, others)], "tools": ["team_tools:shout"]}
         (directory / "serve.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         # RAY_ADDRESS=local: it must not join a cluster that happens to run on this machine.
         env = own_environment(directory, RAY_ADDRESS="local", **PROXY, **{KEY_VARIABLE: KEY})
@@ -200,6 +200,29 @@ def test_a_replica_that_dies_loses_no_run_and_no_event(endpoint: Endpoint, model
     assert [*first, *rest] == list(endpoint.follow("kept"))
     assert endpoint.ask("GET", "/runs/kept")[1]["result"]["raw"] == "a line"
     assert len(models.requests) == asked_before + 2
+
+
+def test_a_run_on_the_cluster_is_told_a_directive(endpoint: Endpoint, models: ModelServer) -> None:
+    """S-SRV-200, S-CTL-5: by way of the replica, what drives runs and the scheduler; the task that had begun is not told."""
+    asked_before = len(models.requests)
+    models.pause()
+    try:
+        endpoint.ask("POST", "/runs", {"ensemble": "team", "inputs": {"topic": "x"}, "run_id": "told"})
+        models.wait_arrived(asked_before + 1, timeout_s=120)
+        status, run = endpoint.ask("POST", "/runs/told/inject", {"text": "Write in French"})
+        assert (status, run["status"]) == (200, "running")
+    finally:
+        models.resume()
+    assert [kind for _, kind, _ in endpoint.follow("told")][-1] == "ensemble_completed"
+    told = ["## Active Directives\n- Write in French" in each.text for each in models.requests[asked_before:]]
+    assert told == [False, True]
+
+
+def test_a_tool_of_the_operator_is_called(endpoint: Endpoint) -> None:
+    """S-SRV-206, S-SRV-207: in the process that drives runs."""
+    status, reply = endpoint.ask("POST", "/tools/shout/invoke", {"arguments": {"text": "Ray"}})
+    assert (status, reply["outcome"], reply["output"]) == (200, "success", "RAY")
+    assert [each["name"] for each in endpoint.ask("GET", "/capabilities")[1]["tools"]] == ["shout"]
 
 
 @pytest.mark.parametrize(("team", "calls"), [("team", 2), ("many", 6)])
