@@ -17,6 +17,7 @@ from ensemble_ray.serve.control_schemas import (
     ReviewConflict,
     ReviewOfEnsemble,
 )
+from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
 
 __all__ = ["DEFAULT_PAGE", "LARGEST_PAGE", "RunService"]
@@ -30,6 +31,10 @@ class RunService(Protocol):
 
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         """Return the teams, by name."""
+        ...
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost since their driver began, of all teams."""
         ...
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:

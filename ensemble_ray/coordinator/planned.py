@@ -111,7 +111,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
-        self.put_down = PutDown()
+        self.put_down = PutDown(self.source.is_waiting)
         self.directives = RunDirectives(journal, () if resumed is None else resumed.directives)
         self._errors: list[RecordedError] = []
         self._started_at = journal.now()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.team import TeamName
 
@@ -22,3 +23,5 @@ class DriverConfig:
     deployed_at: float
     #: `module:attribute` names of the tools that clients may call
     tools: tuple[str, ...] = ()
+    #: which requests need a key
+    keys: KeyPolicy = KeyPolicy.AUTO

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from ensemble_ray.serve.driving.details import detail_of, summary_of
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.outcomes import Outcome, open_reviews, outcome_of_defect, status_of_state
 from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
+from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import (
     AcceptedRun,
@@ -77,6 +79,8 @@ class DrivenRuns:
         runtime: Runtime,
         ledger: Ledger,
         limits: EndpointLimits | None = None,
+        *,
+        tally: RunTally | None = None,
         tools: ToolCatalog | None = None,
     ) -> None:
         """Make it; `recover` begins what was left.
@@ -87,6 +91,7 @@ class DrivenRuns:
             ledger: What was accepted.
             limits: What is allowed; None: the defaults.
             tools: Those that clients may call; None: there are none.
+            tally: Counts what happens; None: one of its own.
         """
         self._teams = teams
         self._ledger = ledger
@@ -94,8 +99,9 @@ class DrivenRuns:
         self._limits = limits or EndpointLimits()
         self._runs_team = RunsTeam(runtime, self._limits)
         self._runtime = runtime
+        self._tally = tally or RunTally()
         self._active: dict[str, ActiveRun] = {}
-        self._turns = {name: Turns(self._limits.max_running) for name in teams}
+        self._turns = {name: Turns(self._limits.max_running, partial(self._tally.stand, name)) for name in teams}
         self._accepting = asyncio.Lock()
         self._followed = SharedEnds(self._store)
 
@@ -108,6 +114,10 @@ class DrivenRuns:
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         """Return the teams, by name."""
         return [self._teams[name].info for name in sorted(self._teams)]
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost; see `RunService.metrics`."""
+        return self._tally.samples()
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
         """Take a run; see `RunService.start`."""
@@ -214,11 +224,13 @@ class DrivenRuns:
             outcome = await self._take_turn(active, is_recovered=is_recovered)
             while outcome.status is RunStatus.WAITING:  # for people, and so without a place among the runs of its team
                 await threads.run(self._ledger.note, run_id, RunStatus.WAITING)
-                await self._runs_team.wait_for_decision(active)
+                with self._turns[active.entry.ensemble].aside():
+                    await self._runs_team.wait_for_decision(active)
                 outcome = await self._take_turn(active, is_recovered=True)
         except Exception as error:  # noqa: BLE001  whatever fails here, whoever waits for the run is told
             _log.error("Run %s cannot be driven: %s", run_id, describe(error))
             outcome = outcome_of_defect(error, run_id)
+        self._tally.end(active.entry.ensemble, outcome)
         ended = detail_of(
             active.entry,
             status=outcome.status,

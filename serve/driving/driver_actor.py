@@ -16,17 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime
+from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import submit
 from ensemble_ray.process.threads import threads
 from ensemble_ray.serve.catalog import load_catalog
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
+from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from ensemble_ray.serve.driving.ledger import Ledger
+from ensemble_ray.serve.driving.ray_exporter import RayExporter
+from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.team import load_teams
 
 if TYPE_CHECKING:
+    from ensemble_ray.access.admission import Knock
     from ensemble_ray.record.following import RunFollower
     from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
     from ensemble_ray.serve.control_schemas import (
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
         ReviewOfEnsemble,
     )
     from ensemble_ray.serve.driving.config import DriverConfig
+    from ensemble_ray.serve.rights import Caller
     from ensemble_ray.serve.run_schemas import (
         AcceptedRun,
         EnsembleInfo,
@@ -70,6 +77,8 @@ class RunDriver:
         """Begin to load the teams, and to go on with what was left."""
         self._config = config
         self._readers: OrderedDict[str, RunFollower] = OrderedDict()
+        self._callers = KeptCallers(KeyFile(home_directory()), config.keys)
+        self._tally = RunTally(RayExporter())
         self._opening: concurrent.futures.Future[DrivenRuns] = submit(self._open())
 
     async def _open(self) -> DrivenRuns:
@@ -77,8 +86,8 @@ class RunDriver:
         teams = await threads.run(load_teams, config.teams)
         runtime = await RayRuntime().__aenter__()  # warm until this process ends
         path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
-        tools = await threads.run(load_catalog, config.tools)
-        runs = DrivenRuns(teams, runtime, await threads.run(Ledger, path), config.limits, tools)
+        tools, ledger = await threads.run(load_catalog, config.tools), await threads.run(Ledger, path)
+        runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools)
         await runs.recover()
         return runs
 
@@ -99,9 +108,21 @@ class RunDriver:
         """Return which deployment this is of."""
         return self._config.deployed_at
 
+    async def admit(self, knock: Knock) -> Caller | Refusal:
+        """Return who sends a request; known before the teams are loaded."""
+        try:
+            return await self._callers.admit(knock)
+        except Refusal as refusal:
+            self._tally.refuse(refusal.code)
+            return refusal
+
     async def ensembles(self) -> Sequence[EnsembleInfo] | Refusal:
         """Return the teams; the first reply comes when they are loaded."""
         return await self._reply(lambda runs: runs.ensembles())
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost."""
+        return self._tally.samples()
 
     async def start(self, asked: NewRun, idempotency_key: str | None) -> AcceptedRun | Refusal:
         """Take a run."""
@@ -176,4 +197,5 @@ class RunDriver:
         try:
             return await call(await self._runs())
         except Refusal as refusal:
+            self._tally.refuse(refusal.code)
             return refusal

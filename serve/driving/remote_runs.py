@@ -1,4 +1,4 @@
-"""RemoteRuns: the `RunService` of a replica, which asks the endpoint's `RunDriver`. Package: serve. Holds nothing of a run.
+"""RemoteRuns: the `RunService` and the `Callers` of a replica, which asks the endpoint's `RunDriver`. Package: serve. Holds nothing of a run.
 
 Calls that may arrive twice do no harm: a run has its id before it is asked for, and readers of events say where they stand.
 """
@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar, cast
 import ray
 import ray.exceptions
 
+from ensemble_ray.access.admission import Knock
 from ensemble_ray.actors import spawn
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
@@ -29,7 +30,9 @@ from ensemble_ray.serve.control_schemas import (
 )
 from ensemble_ray.serve.driving.config import DriverConfig
 from ensemble_ray.serve.driving.driver_actor import EventPage, RunDriver
+from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.rights import Caller
 from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
 from ensemble_ray.serve.run_service import DEFAULT_PAGE
 from ensemble_ray.values.ids import new_run_id
@@ -71,6 +74,10 @@ class RemoteRuns:
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         """Return the teams, by name."""
         return await self._ask(lambda driver: driver.ensembles.remote())
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost; see `RunService.metrics`."""
+        return await self._ask(lambda driver: driver.metrics.remote())
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
         """Take a run; see `RunService.start`."""
@@ -120,6 +127,10 @@ class RemoteRuns:
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
         """Call a tool once; see `RunService.invoke_tool`."""
         return await self._ask(lambda driver: driver.invoke_tool.remote(name, body))
+
+    async def admit(self, knock: Knock) -> Caller:
+        """Return who sends a request; see `Callers.admit`."""
+        return await self._ask(lambda driver: driver.admit.remote(knock))
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
         """Return what happens in a run; see `RunService.events`."""
