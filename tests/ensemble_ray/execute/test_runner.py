@@ -301,6 +301,7 @@ async def test_task_of_a_unit_that_is_stopped_before_it_did_anything_leaves_no_t
     bench = Bench(agents={"draft": writer(ScriptedModel(asyncio.CancelledError()))})
     result = await bench.run(is_stopped=True, instance="graph:triage#0/draft#0")
     assert (result.status, result.trace, bench.named) == ("cancelled", None, [])
+    bench = Bench(agents={"draft": writer(ScriptedModel(asyncio.CancelledError()))})
     plain = await bench.run(is_stopped=True)
     assert plain.trace is not None
     assert (plain.trace.task_description, plain.trace.metadata) == ("Do draft", {"state": "cancelled"})
