@@ -19,7 +19,15 @@ from ensemble_ray.serve.response_headers import HEADERS
 from ensemble_ray.serve.schemas import Failure
 from ensemble_ray.text.foreign_text import whole_data
 
-__all__ = ["FAILURES", "add_failure_handlers", "answer", "failure_answer", "json_text", "refusal_answer"]
+__all__ = [
+    "FAILURES",
+    "add_failure_handlers",
+    "answer",
+    "failure_answer",
+    "json_text",
+    "problems_of",
+    "refusal_answer",
+]
 
 #: What the OpenAPI document says of answers that are no success.
 FAILURES: dict[int | str, dict[str, Any]] = {"4XX": {"model": Failure}, "5XX": {"model": Failure}}
@@ -83,12 +91,16 @@ def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
+def problems_of(error: RequestValidationError) -> list[str]:
+    """Return what is wrong with a request, each with its place; of many the first ones."""
+    found = error.errors()
+    problems = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
+    return [*problems, f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else problems
+
+
 def _invalid(request: Request, error: Exception) -> JSONResponse:
     """Answer a request that has another form than the route's."""
-    found = error.errors() if isinstance(error, RequestValidationError) else []
-    problems = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
-    if len(found) > _SHOWN:
-        problems.append(f"and {len(found) - _SHOWN} more")
+    problems = problems_of(error) if isinstance(error, RequestValidationError) else []
     expected = f". {_EXPECTED}" if request.url.path == "/runs" and request.method == "POST" else ""
     return _plain(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", f"{'; '.join(problems)}{expected}")
 

@@ -20,6 +20,7 @@ from ensemble_ray import ValidationError
 from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.catalog import load_catalog
 from ensemble_ray.serve.driving.config import DriverConfig
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.remote_runs import RemoteRuns
@@ -41,9 +42,12 @@ class EndpointOptions(BaseModel):
         max_body_bytes: Longer bodies of requests are refused; None: what `ENSEMBLE_RAY_MAX_BODY_BYTES` says, else 8 MiB.
         allowed_hosts: Names that requests may be for besides those of loopback, as a list or with commas between them;
             `*` for any.
+        cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
         allowed_origins: Origins whose pages may ask, as a list or with commas between them; every request needs a key then.
         keys: Which requests need a key: `auto`, all once a key was made, and before that all that do not come by loopback;
             `required`, all; `none`, none, for something before the endpoint that knows the callers.
+        tools: `module:attribute` names of tools that clients with the right `admin` may call, as a list or with commas
+            between them.
         replicas: Processes that answer requests.
         limits: What runs may use, and how many there may be.
     """
@@ -54,12 +58,14 @@ class EndpointOptions(BaseModel):
     teams: tuple[str, ...] = ()
     max_body_bytes: int | None = Field(default=None, gt=0)
     allowed_hosts: tuple[str, ...] = ()
+    cancel_on_disconnect: bool = True
     allowed_origins: tuple[str, ...] = ()
     keys: KeyPolicy = KeyPolicy.AUTO
+    tools: tuple[str, ...] = ()
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
 
-    @field_validator("allowed_hosts", "allowed_origins", "teams", mode="before")
+    @field_validator("allowed_hosts", "allowed_origins", "teams", "tools", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Split the names: on the command line they are one text."""
@@ -89,8 +95,16 @@ def app(options: EndpointOptions) -> Application:
     policy = options.key_policy()
     names = team_names([*([options.team] if options.team else []), *options.teams])
     load_teams(names, needs_keys=False)
+    load_catalog(options.tools)
     max_body_bytes = body_limit(options.max_body_bytes)
-    config = DriverConfig(name="", teams=names, limits=options.limits, deployed_at=SystemClock().now(), keys=policy)
+    config = DriverConfig(
+        name="",
+        teams=names,
+        limits=options.limits,
+        deployed_at=SystemClock().now(),
+        keys=policy,
+        tools=options.tools,
+    )
 
     def api() -> FastAPI:
         named = replace(config, name=ray_serve.get_replica_context().app_name)
@@ -101,6 +115,7 @@ def app(options: EndpointOptions) -> Application:
             max_body_bytes=max_body_bytes,
             allowed_hosts=options.allowed_hosts,
             allowed_origins=options.allowed_origins,
+            cancel_on_disconnect=options.cancel_on_disconnect,
         )
 
     replica = ray_serve.ingress(api)()

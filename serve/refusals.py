@@ -18,6 +18,7 @@ class Refusal(Exception):  # noqa: N818  it is an answer, no defect
         missing: Inputs that the team needs.
         run_id: The run that it is about.
         error: Class of the error, in the answer: `InvalidRequest`, but for what a run would raise.
+        param: The field of the request that is wrong, where one alone is.
         headers: More headers of the answer.
     """
 
@@ -30,9 +31,10 @@ class Refusal(Exception):  # noqa: N818  it is an answer, no defect
         missing: tuple[str, ...] = (),
         run_id: str | None = None,
         error: str = "InvalidRequest",
+        param: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        super().__init__(status, code, message, retry_after_s, missing, run_id, error, headers)
+        super().__init__(status, code, message, retry_after_s, missing, run_id, error, param, headers)
         self.status = status
         self.code = code
         self.message = message
@@ -40,6 +42,7 @@ class Refusal(Exception):  # noqa: N818  it is an answer, no defect
         self.missing = missing
         self.run_id = run_id
         self.error = error
+        self.param = param
         self.headers = headers
 
     def __str__(self) -> str:

@@ -16,7 +16,9 @@ import ray
 import ray.exceptions
 
 from ensemble_ray.actors.driver.cluster import LOCAL, connection_id, join_or_start
+from ensemble_ray.actors.driver.jobs import JobServer
 from ensemble_ray.actors.driver.loading import check_loading
+from ensemble_ray.actors.driver.node_check import ask_nodes, question_about
 from ensemble_ray.actors.driver.packing import list_payloads, pack_submission
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
 from ensemble_ray.actors.driver.run import RayRun
@@ -34,10 +36,13 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import Journal
     from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
+    from ensemble_ray.values.node_reports import NodesReport
 
 __all__ = ["RayRuntime"]
 
 _log = bounded_logger(__name__)
+#: How long the nodes may take to answer before a run, s; with joining the cluster it stays below 30 (S-CLU-2).
+CHECK_S = 25.0
 
 
 class RayRuntime:
@@ -139,6 +144,33 @@ class RayRuntime:
             raise ours(error, request.run_id) from None
         return executor
 
+    async def check_nodes(self, definition: object | None = None, *, timeout_s: float = CHECK_S) -> NodesReport:
+        """Ask every node of the cluster whether a team can run there; no model is asked (S-CLU-1).
+
+        Args:
+            definition: The team; None: what any team needs.
+            timeout_s: How long the nodes may take; those that have not answered are in the report.
+
+        Raises:
+            ValidationError: something that must travel cannot (S-CONV-34).
+            EnsembleError: the cluster cannot be joined.
+        """
+        question = await threads.run(question_about, definition)
+        await threads.run(join_or_start, self._address, self._init_options)
+        return await ask_nodes(question, timeout_s=timeout_s)
+
+    @staticmethod
+    def job_server(address: str | None = None) -> JobServer:
+        """Return a cluster's job server.
+
+        Args:
+            address: As for `JobServer`.
+
+        Raises:
+            EnsembleError: it cannot be reached, or refuses.
+        """
+        return JobServer(address)
+
     async def close(self) -> None:
         """End the agent processes that are kept for the next run; a cluster is left as it is."""
         self._keeps_warm = False
@@ -207,10 +239,14 @@ class RayRuntime:
 
     def _join(self) -> None:
         """Join or start a cluster, in a thread."""
-        address = self._joined_at or os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
+        address = self._address
         if join_or_start(address, self._init_options) and address == LOCAL:
             # Nobody else uses it, and starting the next run's processes would cost a second each.
             self._keeps_warm = True
+
+    @property
+    def _address(self) -> str:
+        return self._joined_at or os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
 
     def _with_logs(self, request: RunRequest) -> RunRequest:
         return replace(request, context=replace(request.context, forwards_logs=self._log_to_driver))

@@ -51,8 +51,9 @@ from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.claimed import ClaimedRun
-from ensemble_ray.runs.decisions import watch_for_decisions
+from ensemble_ray.runs.decisions import DecisionWatch
 from ensemble_ray.runs.ownership import watch_for_cancel
+from ensemble_ray.values.directives import Directive
 from ensemble_ray.values.outputs import RunState
 
 __all__ = ["PlannedRun", "body_of", "opening_of"]
@@ -124,7 +125,13 @@ class PlannedRun:
             else recovery.resumed(lambda instance: recalled(outputs, instance), pack_failure, is_restart=is_restart),
             units=self._unit_ports(hub) if submission.plan.units else None,
         )
-        self._coordinator = Coordinator(journal, self._tasks)
+        #: None: its gates are decided in its driver's process
+        self._decisions: DecisionWatch | None = None
+        if submission.context.is_detached and submission.store is not None:
+            waiting = self._tasks.put_down
+            self._decisions = DecisionWatch(store_at(submission.store), submission.run_id, lambda: waiting.reviews)
+        find_decided = None if self._decisions is None else self._decisions.find_decided
+        self._coordinator = Coordinator(journal, self._tasks, find_decided)
         self._running: asyncio.Task[WireOutcome]
         self._background = BackgroundTasks()
         self._keeping: asyncio.Task[None] | None = None
@@ -172,6 +179,10 @@ class PlannedRun:
     async def cancel(self) -> None:
         """End the run; processes that hold on are ended after a grace."""
         await self._coordinator.cancel()
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on; False: the run has ended."""
+        return await self._coordinator.inject(directive)
 
     async def report(self, reports: Sequence[WireResult]) -> None:
         """Take what processes report."""
@@ -237,10 +248,8 @@ class PlannedRun:
         watching = deciding = None
         if self._owned is not None:
             watching = self._background.start(watch_for_cancel(self._owned, self.run_id, self.cancel))
-        if self._submission.context.is_detached and self._submission.store is not None:
-            store, put_down = store_at(self._submission.store), self._tasks.put_down
-            watch = watch_for_decisions(store, self.run_id, lambda: put_down.reviews, self._coordinator.go_on)
-            deciding = self._background.start(watch)
+        if self._decisions is not None:
+            deciding = self._background.start(self._decisions.watch(self._coordinator.go_on))
         try:
             ended = await asyncio.shield(self._running)
             keeps_warm, state = self._submission.keeps_warm, ended.state

@@ -42,6 +42,8 @@ CALLABLES = "callables"
 _WAITED_S, _WAITS_S = 10.0, 60.0
 #: How long a process may take to let a run go, s.
 _RELEASE_S = 5.0
+#: How long a process that a run left while it started may go on starting, s.
+_START_S = 60.0
 
 
 class GroupOwner(Protocol):
@@ -184,17 +186,28 @@ class ProcessGroups:
         for process in processes:
             process.on_death = None
             self._forget(process)
-        released = await asyncio.gather(*(self._release(process) for process in processes))
-        for process, is_clean in zip(processes, released, strict=True):
-            self._pool.put_back(process, keep=keep and is_clean)
+        # One that still starts never had work; a run does not wait for it.
+        starting = [process for process in processes if keep and process.is_alive and not process.is_ready]
+        for process in starting:
+            self._tasks.start(self._put_back_started(process))
+        await asyncio.gather(*(self._put_back(process, keep=keep) for process in processes if process not in starting))
+
+    async def _put_back_started(self, process: Process) -> None:
+        """Put a process back when it has started; one that does not is ended.
+
+        Messages to one that starts overtake each other: a run that is gone on with at once would be bound there under its
+        own id, and be released as the one that left.
+        """
+        if process.starting is not None:
+            await asyncio.wait([process.starting], timeout=_START_S)
+        await self._put_back(process, keep=True)
+
+    async def _put_back(self, process: Process, *, keep: bool) -> None:
+        self._pool.put_back(process, keep=await self._release(process) and keep)
 
     async def _release(self, process: Process) -> bool:
-        if not process.is_alive:
+        if not process.is_alive or not process.is_ready:
             return False
-        if not process.is_ready:
-            # Still starting, so it never had work; a run does not wait for it.
-            self._send(process, process.handle.release.remote(self._run_id))
-            return True
         try:
             async with asyncio.timeout(_RELEASE_S):
                 return bool(await process.handle.release.remote(self._run_id))
@@ -247,7 +260,7 @@ class ProcessGroups:
         process.on_death = self._on_death
         self._groups[group] = [*self.alive(group), process]
         self._by_name[process.name] = process
-        self._send(process, self._bind(group, process))
+        process.starting = self._send(process, self._bind(group, process))
         if requirements:
             self._tasks.start(self._tell_of_wait(group, process))
         return process
@@ -279,7 +292,7 @@ class ProcessGroups:
         self._by_name.pop(process.name, None)
         self._table.forget_process(process.name)
 
-    def _send(self, process: Process, work: Awaitable[None]) -> None:
+    def _send(self, process: Process, work: Awaitable[None]) -> asyncio.Task[None]:
         """Await a call in the background; where it fails, the tasks of that process go on elsewhere, or fail."""
 
         async def send() -> None:
@@ -291,7 +304,7 @@ class ProcessGroups:
                 elif process.is_alive:
                     self._fail(process, self._table.orders_of(process.name), _cause_of(error))
 
-        self._tasks.start(send())
+        return self._tasks.start(send())
 
     # Failures.
 

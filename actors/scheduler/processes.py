@@ -55,6 +55,8 @@ class Process:
     is_alive: bool = True
     #: whether it has been bound to the current run
     is_ready: bool = False
+    #: done when it is ready, or cannot be
+    starting: asyncio.Task[None] | None = None
     #: templates of agents of the current run that it was sent, those sent last in the end
     templates: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
     on_death: Callable[[Process, BaseException], None] | None = None

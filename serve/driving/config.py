@@ -23,3 +23,5 @@ class DriverConfig:
     deployed_at: float
     #: which requests need a key
     keys: KeyPolicy = KeyPolicy.AUTO
+    #: `module:attribute` names of the tools that clients may call
+    tools: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import submit
 from ensemble_ray.process.threads import threads
+from ensemble_ray.serve.catalog import load_catalog
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from ensemble_ray.serve.driving.ledger import Ledger
@@ -33,6 +34,14 @@ from ensemble_ray.serve.team import load_teams
 if TYPE_CHECKING:
     from ensemble_ray.access.admission import Knock
     from ensemble_ray.record.following import RunFollower
+    from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
+    from ensemble_ray.serve.control_schemas import (
+        DecidedReview,
+        NewDecision,
+        NewDirective,
+        ReviewConflict,
+        ReviewOfEnsemble,
+    )
     from ensemble_ray.serve.driving.config import DriverConfig
     from ensemble_ray.serve.rights import Caller
     from ensemble_ray.serve.run_schemas import (
@@ -77,7 +86,9 @@ class RunDriver:
         teams = await threads.run(load_teams, config.teams)
         runtime = await RayRuntime().__aenter__()  # warm until this process ends
         path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
-        runs = DrivenRuns(teams, runtime, await threads.run(Ledger, path), config.limits, tally=self._tally)
+        tools = await threads.run(load_catalog, config.tools)
+        ledger = await threads.run(Ledger, path)
+        runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools)
         await runs.recover()
         return runs
 
@@ -133,6 +144,28 @@ class RunDriver:
     async def cancel(self, run_id: str) -> RunDetail | Refusal:
         """Ask a run to end."""
         return await self._reply(lambda runs: runs.cancel(run_id))
+
+    async def inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail | Refusal:
+        """Tell the tasks of a run that start from now on."""
+        return await self._reply(lambda runs: runs.inject(run_id, directive, by=by))
+
+    async def reviews(self, ensembles: frozenset[str] | None) -> Sequence[ReviewOfEnsemble] | Refusal:
+        """Return the gates at which runs wait."""
+        return await self._reply(lambda runs: runs.reviews(ensembles))
+
+    async def decide(
+        self, run_id: str, gate_id: str, decision: NewDecision, by: str
+    ) -> DecidedReview | ReviewConflict | Refusal:
+        """Decide at a gate."""
+        return await self._reply(lambda runs: runs.decide(run_id, gate_id, decision, by=by))
+
+    async def capabilities(self) -> Capabilities | Refusal:
+        """Return the tools and the tasks."""
+        return await self._reply(lambda runs: runs.capabilities())
+
+    async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply | Refusal:
+        """Call a tool once."""
+        return await self._reply(lambda runs: runs.invoke_tool(name, body))
 
     async def read_events(self, reader: str, run_id: str, after: str | None, timeout_s: float) -> EventPage | Refusal:
         """Return the next events of a reader.

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from openai import APIStatusError, OpenAI
 
 from ensemble_ray import InlineRuntime, ReviewDecision, decide
 from ensemble_ray.access.key_file import KeyFile
@@ -116,8 +117,10 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
         (port,) = free_ports(1)
         config["http_options"]["port"] = port
         (application,) = config["applications"]
+        said = directory / "said.yaml"
+        said.write_text(f"{team.read_text(encoding='utf-8')}\nstream: true\n", encoding="utf-8")
         others = [write(directory, models.base_url) for write in (write_map_reduce, write_asking_team)]
-        application["args"] = {"teams": [str(team), *map(str, others)]}
+        application["args"] = {"teams": [str(team), str(said), *map(str, others)], "tools": ["team_tools:shout"]}
         (directory / "serve.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         # RAY_ADDRESS=local: it must not join a cluster that happens to run on this machine.
         env = own_environment(directory, RAY_ADDRESS="local", **PROXY, **{KEY_VARIABLE: KEY})
@@ -199,6 +202,29 @@ def test_a_replica_that_dies_loses_no_run_and_no_event(endpoint: Endpoint, model
     assert len(models.requests) == asked_before + 2
 
 
+def test_a_run_on_the_cluster_is_told_a_directive(endpoint: Endpoint, models: ModelServer) -> None:
+    """S-SRV-200, S-CTL-5: by way of the replica, what drives runs and the scheduler; the task that had begun is not told."""
+    asked_before = len(models.requests)
+    models.pause()
+    try:
+        endpoint.ask("POST", "/runs", {"ensemble": "team", "inputs": {"topic": "x"}, "run_id": "told"})
+        models.wait_arrived(asked_before + 1, timeout_s=120)
+        status, run = endpoint.ask("POST", "/runs/told/inject", {"text": "Write in French"})
+        assert (status, run["status"]) == (200, "running")
+    finally:
+        models.resume()
+    assert [kind for _, kind, _ in endpoint.follow("told")][-1] == "ensemble_completed"
+    told = ["## Active Directives\n- Write in French" in each.text for each in models.requests[asked_before:]]
+    assert told == [False, True]
+
+
+def test_a_tool_of_the_operator_is_called(endpoint: Endpoint) -> None:
+    """S-SRV-206, S-SRV-207: in the process that drives runs."""
+    status, reply = endpoint.ask("POST", "/tools/shout/invoke", {"arguments": {"text": "Ray"}})
+    assert (status, reply["outcome"], reply["output"]) == (200, "success", "RAY")
+    assert [each["name"] for each in endpoint.ask("GET", "/capabilities")[1]["tools"]] == ["shout"]
+
+
 @pytest.mark.parametrize(("team", "calls"), [("team", 2), ("many", 6)])
 def test_runs_are_gone_on_with_when_what_drives_them_dies(
     endpoint: Endpoint, models: ModelServer, team: str, calls: int
@@ -261,6 +287,51 @@ def test_a_run_that_waits_goes_on_when_it_is_decided(endpoint: Endpoint) -> None
     assert [kind for _, kind, _ in events].count("review_decided") == 1
     tasks = endpoint.ask("GET", "/runs/asked")[1]["result"]["tasks"]
     assert [each["text"] for each in tasks] == ["mine", "a line"]
+
+
+def test_a_served_team_is_a_model_of_the_openai_api(endpoint: Endpoint, models: ModelServer) -> None:
+    """S-SRV-100, S-SRV-110, S-SRV-120: through Serve's proxy; its tokens come as they are said, and a failure is an error."""
+    hi: Any = [{"role": "user", "content": "Ray"}]
+    asked_before = len(models.requests)
+    with OpenAI(base_url=f"http://127.0.0.1:{endpoint.port}/v1", api_key="any") as client:
+        assert [each.id for each in client.models.list()] == ["asking", "many", "said", "team"]
+        found = client.chat.completions.create(model="team", messages=hi)
+        chunks = list(client.chat.completions.create(model="said", messages=hi, stream=True))
+        response = client.responses.create(model="said", input="Ray")
+        *_, last = client.responses.create(model="said", input="Ray", stream=True)
+        assert len(models.requests) == asked_before + 8
+        with pytest.raises(APIStatusError, match="too much") as failed:
+            client.chat.completions.create(model="team", messages=[{"role": "user", "content": "failure"}])
+    assert (found.choices[0].message.content, response.output_text) == ("a line", "a line")
+    assert "".join(each.choices[0].delta.content or "" for each in chunks) == "a line"
+    assert endpoint.ask("GET", f"/runs/{found.id}")[1]["result"]["raw"] == "a line"
+    assert last.type == "response.completed"
+    assert failed.value.status_code == 502
+    assert endpoint.ask("GET", f"/runs/{failed.value.response.headers['x-run-id']}")[1]["status"] == "failed"
+    assert len(models.requests) == asked_before + 9
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_run_ends_with_the_connection_of_its_client(
+    endpoint: Endpoint,
+    models: ModelServer,
+    is_streamed: bool,  # noqa: FBT001  a case
+) -> None:
+    """S-SRV-130: Serve tells the replica that the client went away."""
+    asked_before = len(models.requests)
+    tag = f"gone-{is_streamed}"
+    messages = [{"role": "user", "content": "x"}]
+    body = {"model": "team", "messages": messages, "metadata": {"of": tag}, "stream": is_streamed}
+    models.pause()
+    try:
+        connection = endpoint.send("POST", "/v1/chat/completions", body)
+        models.wait_arrived(asked_before + 1, timeout_s=120)
+        (run,) = endpoint.ask("GET", f"/runs?tag=of:{tag}")[1]["runs"]
+        connection.close()
+        events = list(endpoint.follow(run["run_id"]))
+    finally:
+        models.resume()
+    assert events[-1][2]["exit_reason"] == "cancelled"
 
 
 def test_a_failure_is_answered_as_json(endpoint: Endpoint) -> None:

@@ -33,6 +33,13 @@ def serve(
         list[str] | None,
         typer.Option("--allowed-host", metavar="NAME", help="A name that requests may be for; repeatable."),
     ] = None,
+    cancel_on_disconnect: Annotated[
+        bool,
+        typer.Option(
+            "--cancel-on-disconnect/--no-cancel-on-disconnect",
+            help="Whether a run that was asked for through the OpenAI API ends with its connection.",
+        ),
+    ] = True,
     allowed_origin: Annotated[
         list[str] | None,
         typer.Option("--allowed-origin", metavar="URL", help="An origin whose pages may ask; repeatable."),
@@ -59,6 +66,7 @@ def serve(
         "teams": targets,
         "replicas": replicas,
         "allowed_hosts": allowed_host or [],
+        "cancel_on_disconnect": cancel_on_disconnect,
         "allowed_origins": allowed_origin or [],
         "keys": keys,
     }

@@ -106,6 +106,12 @@ def test_inputs_stay_as_written_when_they_look_like_numbers(load: Load) -> None:
     assert load(WHOLE).inputs == {"topic": "tides", "version": "1.10", "loud": "true", "nothing": ""}
 
 
+def test_a_file_says_which_variable_takes_messages(load: Load) -> None:
+    """S-SRV-102: as in Python."""
+    assert load(f"chat_input: topic\n{WHOLE.lstrip()}").chat_input == "topic"
+    assert load(WHOLE).chat_input is None
+
+
 def test_models_are_resolved_when_they_are_strings_or_mappings(load: Load) -> None:
     """A string is a model as in Python (S-CONV-19); an agent without one takes the team's, as in Python (S-DOM-72)."""
     team = load(WHOLE)
