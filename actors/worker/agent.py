@@ -56,10 +56,16 @@ class SilentSink:
 class AgentActor:
     """Hosts agents."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, scheduler: str = spawn.SCHEDULER) -> None:
+        """Make it.
+
+        Args:
+            name: Its name.
+            scheduler: Name of the scheduler that made it.
+        """
         freeze_modules()
         self._name = name
-        self._scheduler = spawn.existing("scheduler")
+        self._scheduler = spawn.existing(scheduler)
         self._host = TaskHost(ReportSender(self._scheduler, name))
         process_endpoints().share = EndpointUpdateSender(self._scheduler, name).send
         self._forwarder = LineForwarder(self._scheduler)

@@ -110,7 +110,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
-        self.put_down = PutDown()
+        self.put_down = PutDown(self.source.is_waiting)
         self._errors: list[RecordedError] = []
         self._started_at = journal.now()
         self.depends_on_order = plan.depends_on_order  # see `RunTasks`

@@ -33,6 +33,7 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.loop_states import LOOP_TRANSITIONS, LoopEvent, LoopState
 from ensemble_ray.schedule.results import LoopResult, UnitFailure
 from ensemble_ray.schedule.scopes import Parts, body_of, scope_keys, scope_of
+from ensemble_ray.schedule.shown import list_shown
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -105,17 +106,10 @@ class LoopMachine:
 
     def projection(self) -> Parts:
         """Return what its output mode shows of it (S-LOOP-70, S-LOOP-71, S-LOOP-72)."""
-        last = self._history[-1].instances
-        match self._unit.output_mode:
-            case "last_iteration":
-                return (ContextPart(last),)
-            case "final_task_only":
-                return (ContextPart(last[-1:]),)
-            case "all_iterations":
-                by_task = zip(*(entry.instances for entry in self._history), strict=True)
-                return tuple(ContextPart(instances, is_joined=True) for instances in by_task)
-            case _:
-                assert_never(self._unit.output_mode)
+        shown = list_shown(self._unit, [entry.instances for entry in self._history])
+        if self._unit.output_mode == "all_iterations":
+            return tuple(ContextPart(instances, is_joined=True) for instances in shown)
+        return (ContextPart(tuple(instance for (instance,) in shown)),)
 
     # The door.
 

@@ -57,6 +57,7 @@ def run_with_faults(
     *,
     fault: Fault = "kill",
     cluster: Cluster | None = None,
+    at: Sequence[Moment] | None = None,
 ) -> Report:
     """Run it, disturb it, go on, judge.
 
@@ -67,6 +68,7 @@ def run_with_faults(
         most: How often at most; a run that ends before is not disturbed any more.
         fault: What is done.
         cluster: The one that is there, for victims that live in one; a run that loses its own goes on there.
+        at: When; None: by lot.
     """
     if cluster is not None and any(victim.ground == "two_nodes" for victim in victims):
         cluster.have_second_node()
@@ -80,7 +82,8 @@ def run_with_faults(
         report.seed, report.victims, report.fault = seed, "+".join(victim.name for victim in victims), fault
         try:
             run.start_first()
-            if _disturb(run, victims, most, rng):
+            kills = 1 if fault in _ONCE else most
+            if _disturb(run, at or moments(scenario, victims, kills, rng, fault=fault), rng):
                 output = run.finish()
                 if output is not None and expected is not None:
                     report.violations += expected.differences(output, run.facts(), run.world.letters())
@@ -96,14 +99,13 @@ def run_with_faults(
     return report
 
 
-def _disturb(run: Disturbed, victims: Sequence[Victim], most: int, rng: random.Random) -> bool:
+def _disturb(run: Disturbed, when: Sequence[Moment], rng: random.Random) -> bool:
     """Disturb it; False when it is over with that, and nobody can go on with it."""
     fault = run.report.fault
     if fault in _ONCE:
-        (moment,) = moments(run.scenario, victims, 1, rng, fault=fault)
-        return _ONCE[fault](run, moment, rng)
+        return _ONCE[fault](run, when[0], rng)
     strike = kill if fault == "kill" else freeze
-    for moment in moments(run.scenario, victims, most, rng, fault=fault):
+    for moment in when:
         if not strike(run, moment, rng):
             break
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,9 @@ from ensemble_ray import (
     MapReduceEnsemble,
     MaxLoopIterationsExceededError,
     Phase,
+    Review,
+    ReviewDecision,
+    ReviewRequest,
     Task,
     TaskExecutionError,
     TaskHandlerContext,
@@ -31,8 +35,9 @@ from ensemble_ray import (
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import task
+from tests.scenarios.comparing import as_data
 from tests.scenarios.mapping import counts, raws, trace_of
-from tests.scenarios.teams import PATIENCE_S, Watcher, task_of, wait_for
+from tests.scenarios.teams import PATIENCE_S, Watcher, task_of, until, wait_for
 
 
 def drafted(asked: ScriptedCall) -> str:
@@ -233,6 +238,78 @@ def test_early_exit_in_a_loop_ends_the_run_early() -> None:
         lambda _: Loop(name="x", body=[task("leave", handler=leave)], max_iterations=2), max_parallel_tasks=1
     ).run(runtime="inline")
     assert (output.exit_reason, raws(output)) == (ExitReason.USER_EXIT_EARLY, [])
+
+
+@pytest.mark.parametrize("mode", ["last_iteration", "all_iterations"])
+def test_gate_in_a_loop_ends_the_run_with_what_the_item_has(mode: str) -> None:
+    """S-MR-192, S-REV-32, S-LOOP-112, S-SET-39: the reviewed output is kept, and the record gives it again."""
+
+    def decide(request: ReviewRequest) -> ReviewDecision:
+        return ReviewDecision.ExitEarly() if request.task_output == "draft 1.2" else ReviewDecision.Continue()
+
+    def looped(item: int) -> Loop:
+        drafts = itertools.count(1)
+        writer = task("write", handler=lambda _: f"draft {item}.{next(drafts)}", review=Review.required())
+        body = [writer, task("judge", handler=lambda _: "judged")]
+        return Loop(name="x", body=body, max_iterations=2, output_mode=mode)
+
+    team = mapped(looped, review_handler=decide, max_parallel_tasks=1)
+    output = team.run(runtime="inline", run_id="left")
+    kept = {"last_iteration": "draft 1.2", "all_iterations": "judged"}[mode]
+    whole = {"last_iteration": "judged", "all_iterations": "judged\n\n--- iteration 2 ---\n\njudged"}[mode]
+    assert (output.exit_reason, raws(output)) == (ExitReason.USER_EXIT_EARLY, [whole, kept])
+    again = team.run(runtime="inline", run_id="left")
+    assert (again.exit_reason, raws(again)) == (output.exit_reason, raws(output))
+    assert as_data(again.trace) == as_data(output.trace)
+
+
+@pytest.mark.parametrize("is_loop", [False, True])
+def test_gate_behind_an_item_keeps_what_it_gave(*, is_loop: bool) -> None:
+    """S-REV-32, S-MR-192: of a task and of a loop alike; a run that goes on behind it starts nothing more."""
+
+    def decide(request: ReviewRequest) -> ReviewDecision:
+        return ReviewDecision.ExitEarly() if request.task_output == "out 1" else ReviewDecision.Continue()
+
+    def made(item: int) -> Task | UnitOutput:
+        one = task("write", handler=lambda _: f"out {item}", review=Review.required())
+        judge = task("judge", handler=lambda _: "fine")
+        return Loop(name="x", body=[one, judge], max_iterations=1).output_of(one) if is_loop else one
+
+    team = mapped(made, review_handler=decide, max_parallel_tasks=1)
+    output = team.run(runtime="inline", run_id="left")
+    assert (output.exit_reason, raws(output)) == (ExitReason.USER_EXIT_EARLY, ["out 0", "out 1"])
+    again = team.run(runtime="inline", run_id="left")
+    assert (again.exit_reason, raws(again)) == (output.exit_reason, raws(output))
+
+
+def test_early_exit_at_a_gate_holds_when_its_run_was_cut_behind_it() -> None:
+    """S-REV-32, S-MR-163: the run was cancelled while another item ran; it starts nothing new when it goes on."""
+    held, let_go = threading.Event(), threading.Event()
+    begun: list[int] = []
+
+    def work(item: int) -> str:
+        begun.append(item)
+        if item == 1 and not let_go.is_set():
+            held.set()
+            wait_for(let_go)
+        return f"out {item}"
+
+    def decide(_: ReviewRequest) -> ReviewDecision:
+        wait_for(held)
+        return ReviewDecision.ExitEarly()
+
+    def made(item: int) -> Task:
+        return task("write", handler=lambda _: work(item), review=None if item else Review.required())
+
+    team = mapped(made, 4, review_handler=decide, max_parallel_tasks=2)
+    run = team.start(run_id="cut", runtime="inline")
+    until(lambda: run.completed_count, "the first item")
+    run.cancel()
+    assert run.result(PATIENCE_S).exit_reason is ExitReason.CANCELLED
+    let_go.set()
+    output = resume("cut", team, runtime="inline")
+    assert (output.exit_reason, raws(output)[0]) == (ExitReason.USER_EXIT_EARLY, "out 0")
+    assert set(begun) == {0, 1}
 
 
 def test_unit_that_is_no_loop_is_refused() -> None:

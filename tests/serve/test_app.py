@@ -19,9 +19,10 @@ import pytest
 import yaml
 from openai import APIStatusError, OpenAI
 
+from ensemble_ray import InlineRuntime, ReviewDecision, decide
 from ensemble_ray.testing import ModelServer
 from tests.processes import Program, free_ports, own_directory, own_environment, program
-from tests.serve.teams import KEY, KEY_VARIABLE, script, write_map_reduce, write_team
+from tests.serve.teams import KEY, KEY_VARIABLE, script, write_asking_team, write_map_reduce, write_team
 
 ROOT = Path(__file__).resolve().parents[2]
 #: As the documentation says: the limit of bodies holds in Serve's proxy too.
@@ -112,9 +113,10 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
         (port,) = free_ports(1)
         config["http_options"]["port"] = port
         (application,) = config["applications"]
+        others = [write(directory, models.base_url) for write in (write_map_reduce, write_asking_team)]
         said = directory / "said.yaml"
         said.write_text(f"{team.read_text(encoding='utf-8')}\nstream: true\n", encoding="utf-8")
-        application["args"] = {"teams": [str(team), str(said), str(write_map_reduce(directory, models.base_url))]}
+        application["args"] = {"teams": [str(team), str(said), *map(str, others)]}
         (directory / "serve.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         # RAY_ADDRESS=local: it must not join a cluster that happens to run on this machine.
         env = own_environment(directory, RAY_ADDRESS="local", **PROXY, **{KEY_VARIABLE: KEY})
@@ -224,7 +226,7 @@ def test_a_served_team_is_a_model_of_the_openai_api(endpoint: Endpoint, models: 
     hi: Any = [{"role": "user", "content": "Ray"}]
     asked_before = len(models.requests)
     with OpenAI(base_url=f"http://127.0.0.1:{endpoint.port}/v1", api_key="any") as client:
-        assert [each.id for each in client.models.list()] == ["many", "said", "team"]
+        assert [each.id for each in client.models.list()] == ["asking", "many", "said", "team"]
         found = client.chat.completions.create(model="team", messages=hi)
         chunks = list(client.chat.completions.create(model="said", messages=hi, stream=True))
         response = client.responses.create(model="said", input="Ray")
@@ -262,6 +264,23 @@ def test_a_run_ends_with_the_connection_of_its_client(
     finally:
         models.resume()
     assert events[-1][2]["exit_reason"] == "cancelled"
+
+
+def test_a_run_that_waits_goes_on_when_it_is_decided(endpoint: Endpoint) -> None:
+    """S-SRV-26, S-SRV-27, S-SRV-41: also when what drives it died meanwhile."""
+    body = {"ensemble": "asking", "inputs": {"topic": "x"}, "run_id": "asked"}
+    status, answer = endpoint.run(body)
+    assert (status, answer["status"]) == (202, "waiting"), endpoint.program.text
+    endpoint.kill("ray::RunDriver")
+    status, found = endpoint.ask("GET", "/runs/asked")
+    assert (status, found["status"]) == (200, "waiting")
+    (gate,) = found["reviews"]
+    decide("asked", gate["gate_id"], ReviewDecision.edit("mine"), runtime=InlineRuntime(home=endpoint.records))
+    events = list(endpoint.follow("asked"))
+    assert events[-1][2]["exit_reason"] == "completed", str(endpoint.ask("GET", "/runs/asked")[1]["error"])[:900]
+    assert [kind for _, kind, _ in events].count("review_decided") == 1
+    tasks = endpoint.ask("GET", "/runs/asked")[1]["result"]["tasks"]
+    assert [each["text"] for each in tasks] == ["mine", "a line"]
 
 
 def test_a_failure_is_answered_as_json(endpoint: Endpoint) -> None:

@@ -24,7 +24,6 @@ from ensemble_ray.cli.view.terminal import (
 )
 
 if TYPE_CHECKING:
-    from ensemble_ray.cli.view.display import Display
     from ensemble_ray.cli.view.run_view import RunView
     from ensemble_ray.definition.run_rules import RunOptions
     from ensemble_ray.errors import EnsembleError
@@ -118,6 +117,10 @@ def run(
     max_cost: MaxCost = None,
     as_json: AsJson = False,
     trace: TraceFile = None,
+    nodes_checked: Annotated[
+        bool,
+        typer.Option("--check-nodes", help="Ask every node of the cluster first whether the team can run there."),
+    ] = False,
     quiet: Quiet = False,
 ) -> int:
     """Run a team and print its output.
@@ -146,7 +149,14 @@ def run(
             say(line)
     from ensemble_ray.process.config import Settings
 
-    title = f"{Path(target).name} on {runtime.value if runtime else Settings.from_environment().runtime}"
+    place = runtime.value if runtime else Settings.from_environment().runtime
+    if nodes_checked:
+        if place != "ray":
+            raise ValidationError(f"--check-nodes: the runtime {place} has no nodes. What to do: --runtime ray")
+        from ensemble_ray.cli.jobs.nodes import check_nodes
+
+        check_nodes(ensemble, is_quiet=quiet)
+    title = f"{Path(target).name} on {place}"
     return carry_out(
         ensemble,
         values,
@@ -233,7 +243,7 @@ def show_run(
         return FAILED
     watched = _Watched()
     try:
-        output, is_cancelled = watched.result(begin, view.display)
+        output, is_cancelled = watched.result(begin, view)
         view.finish(watched.run, output)
     except EnsembleError as error:
         view.finish(watched.run)
@@ -285,15 +295,16 @@ class _Watched:
         return None if self.run is None else self.run.id
 
     def result(
-        self, begin: Callable[[EnsembleListener], Run | MapReduceRun], display: Display
+        self, begin: Callable[[EnsembleListener], Run | MapReduceRun], view: RunView
     ) -> tuple[EnsembleOutput, bool]:
         """Return the output, and whether it was interrupted: the first Ctrl-C ends the run, the second the process."""
+        display = view.display
         with display, _terminable():
             display.note("starting the runtime")
             try:
                 with display.hold():
                     self.run = begin(display.listener)
-                    display.add_recorded(self.run.recorded_tasks, items=self.run.recorded_items)
+                    view.begin(self.run)
                 return self.run.result(), False
             except KeyboardInterrupt:
                 begun = self.run

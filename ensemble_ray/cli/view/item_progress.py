@@ -6,6 +6,8 @@ left; a line every so often, and one for each of the first failed items. Never: 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ensemble_ray.cli.view.progress import Block, label_of
 from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.errors import message_of
@@ -14,11 +16,25 @@ from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
 from ensemble_ray.text.control_characters import escape_controls
 from ensemble_ray.values.ids import is_inside_unit
 
-__all__ = ["ItemProgress"]
+__all__ = ["ItemCounts", "ItemProgress"]
 
 _EVERY_S = 10.0
 _SHOWN_FAILURES = 20
 _TEXT = 200
+
+
+class ItemCounts(Protocol):
+    """A run that knows how many of its items have ended."""
+
+    @property
+    def completed_count(self) -> int:
+        """Return how many have their output until now."""
+        ...
+
+    @property
+    def failed_count(self) -> int:
+        """Return how many have failed until now."""
+        ...
 
 
 class ItemProgress:
@@ -36,8 +52,9 @@ class ItemProgress:
     def __init__(self, title: str = "", total: int | None = None, *, is_scanned: bool = False) -> None:
         self.title = escape_controls(title)
         self.total = total
-        self.items_done = 0
-        self.items_failed = 0
+        #: by their events, and those on record
+        self._heard_done = 0
+        self._heard_failed = 0
         self.reduces_done = 0
         #: whether all items were one task (S-MR-82)
         self.is_direct = False
@@ -47,6 +64,7 @@ class ItemProgress:
         #: keys of the failed items whose reasons were shown
         self.shown_failures: set[str] = set()
         self._is_scanned = is_scanned
+        self._run: ItemCounts | None = None
         #: done before the run went on
         self._recorded = 0
         self._first_at: float | None = None
@@ -55,9 +73,23 @@ class ItemProgress:
 
     def add_recorded(self, tasks: int, *, items: int = 0) -> None:
         """Count items and reduces that were done before the run went on."""
-        self.items_done += items
+        self._heard_done += items
         self.reduces_done += tasks - items
         self._recorded = items
+
+    def follow(self, run: ItemCounts) -> None:
+        """Count what the run counts, too: items that nothing could be made of, or a loop, have no task that says so."""
+        self._run = run
+
+    @property
+    def items_done(self) -> int:
+        """Items that have their output, by its counts or by events, whichever is ahead."""
+        return max(self._heard_done, 0 if self._run is None else self._run.completed_count)
+
+    @property
+    def items_failed(self) -> int:
+        """Items that have failed, in the same way."""
+        return max(self._heard_failed, 0 if self._run is None else self._run.failed_count)
 
     def set_total(self, total: int) -> None:
         """Take over how many items there are."""
@@ -67,10 +99,10 @@ class ItemProgress:
         """Count the next event and return its line; in a block only failures get one."""
         self._count(event, at)
         match event:
-            case TaskFailedEvent() if self.items_failed <= _SHOWN_FAILURES:
+            case TaskFailedEvent() if self._heard_failed <= _SHOWN_FAILURES:
                 label = label_of(event)
                 self.shown_failures.add(label)
-                more = "; further ones are only counted" if self.items_failed == _SHOWN_FAILURES else ""
+                more = "; further ones are only counted" if self._heard_failed == _SHOWN_FAILURES else ""
                 return f"failed   {label}: {screen_line(message_of(event.cause), _TEXT)}{more}"
             case EnsembleStartedEvent() if not is_live:
                 return self.title + ("" if self.total is None else f": {self.total:,} items")
@@ -88,9 +120,9 @@ class ItemProgress:
             case TaskCompleteEvent():
                 self._end(at)
                 if is_inside_unit(event.instance):
-                    pass  # one of several tasks of an item, whose end is counted when the run has ended
+                    pass  # one of several tasks of an item, whose end the run counts
                 elif is_of_items(event.instance):
-                    self.items_done += 1
+                    self._heard_done += 1
                     self.is_direct = is_direct(event.instance)
                 else:
                     self.reduces_done += 1
@@ -99,7 +131,7 @@ class ItemProgress:
                 self.output_tokens += max(0, metrics.output_tokens)
             case TaskFailedEvent():
                 self._end(at)
-                self.items_failed += is_of_items(event.instance)
+                self._heard_failed += is_of_items(event.instance)
             case _:
                 pass
 

@@ -55,6 +55,10 @@ class RunView:
         self.display = Display(TaskProgress(title, units), is_quiet=is_quiet)
         self._render = render
 
+    def begin(self, run: Run | MapReduceRun) -> None:
+        """Count what a run that has begun has on record."""
+        self.display.add_recorded(run.recorded_tasks, items=run.recorded_items)
+
     def finish(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
         """Take over what the ended run knows; None: it never began, or gave no output."""
         # A run that is resumed has counted what it has on record before.
@@ -109,11 +113,21 @@ class ItemView(RunView):
         self._progress = ItemProgress(title, total, is_scanned=count is not None)
         self.display = Display(self._progress, is_quiet=is_quiet, count=count)
 
+    def begin(self, run: Run | MapReduceRun) -> None:
+        """Count its items from now on."""
+        super().begin(run)
+        self._follow(run)
+
     def finish(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
-        """Take over how many items ended: those that nothing could be made of, or a loop, had no task that says so."""
+        """Take over how many items ended."""
         super().finish(run, output)
-        self._progress.items_done = max(getattr(run, "completed_count", 0), self._progress.items_done)
-        self._progress.items_failed = max(getattr(run, "failed_count", 0), self._progress.items_failed)
+        self._follow(run)
+
+    def _follow(self, run: Run | MapReduceRun | None) -> None:
+        from ensemble_ray.runs.map_reduce.handle import MapReduceRun  # there is a run, so it is imported
+
+        if isinstance(run, MapReduceRun):
+            self._progress.follow(run)
 
     def _add_recorded(self, output: EnsembleOutput) -> None:
         """Count its items apart from its reduces."""

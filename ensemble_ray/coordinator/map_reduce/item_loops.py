@@ -19,15 +19,18 @@ from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
 from ensemble_ray.coordinator.outputs import HeldOutputs
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations, UnitPorts
-from ensemble_ray.errors import MaxLoopIterationsExceededError, message_of
+from ensemble_ray.errors import message_of
 from ensemble_ray.events import LoopIterationCompletedEvent
 from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.record.units.ended import EndedUnits
+from ensemble_ray.record.units.failures import error_of_unit
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, Instruction, Start, UntilHolds
 from ensemble_ray.schedule.results import LoopResult
+from ensemble_ray.schedule.shown import list_shown
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -40,6 +43,7 @@ from ensemble_ray.schedule.stimuli import (
     encode_stimulus,
 )
 from ensemble_ray.values.error_data import error_data
+from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.joined import join_iterations
 from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
 
@@ -74,6 +78,7 @@ class LoopEnd:
     #: the task that failed; None: the loop itself did
     failed: TaskOrder | None = None
     attempts: int = 0
+    #: why it left the run, with what it gave until then; None: it did not
     exit_reason: ExitReason | None = None
 
     def failure(self, error: BaseException) -> MapReduceFailure:
@@ -106,7 +111,8 @@ class _Running:
     verdicts: dict[Question, Evaluated]
     orders: dict[str, TaskOrder] = field(default_factory=dict[str, "TaskOrder"])
     traces: list[TaskTrace] = field(default_factory=list["TaskTrace"])
-    completed: list[TaskOutput] = field(default_factory=list[TaskOutput])
+    #: by instance, in completion order
+    completed: dict[str, TaskOutput] = field(default_factory=dict[str, TaskOutput])
     failure: tuple[TaskOrder, TaskResult] | None = None
 
 
@@ -202,9 +208,11 @@ class ItemLoops:
         output, failure = result.output, result.failure
         trace = output.trace if output is not None else None if failure is None else failure.trace
         running.traces += [] if trace is None else [trace]
-        if result.status == "completed" and output is not None:
+        has_output = output is not None and result.status in {"completed", "exited"}
+        if output is not None and has_output:  # also where a gate behind it ended the run
             running.outputs.put(instance, output)
-            running.completed.append(output)
+            running.completed[instance] = output
+        if result.status == "completed":
             self._tell(
                 running,
                 Completed(
@@ -215,7 +223,9 @@ class ItemLoops:
             running.failure = order, result
             self._tell(running, Failed(at=result.at, instance=instance))
         elif result.status == "exited":
-            self._tell(running, Exited(at=result.at, instance=instance, reason=result.exit_reason))
+            self._tell(
+                running, Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
+            )
         else:
             self._tell(running, Cancelled(at=result.at, instance=instance))
 
@@ -269,11 +279,11 @@ class ItemLoops:
 
 
 def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
-    traces = tuple(running.traces)
-    ended = LoopEnd(prepared=running.prepared, at=at, traces=traces)
+    prepared = running.prepared
+    ended = LoopEnd(prepared=prepared, at=at, traces=tuple(running.traces))
     if end.state is RunState.FAILED:
         if running.failure is None:
-            return replace(ended, error=_error_of_unit(running, end))
+            return replace(ended, error=_error_of_loop(running, end))
         order, result = running.failure
         return replace(
             ended,
@@ -281,33 +291,35 @@ def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
             failed=order,
             attempts=result.attempts,
         )
-    if end.state is RunState.COMPLETED and end.exit_reason is ExitReason.COMPLETED:
-        given = _list_outputs_of_item(running, end)
-        outputs = [running.outputs.get(instance) for instance in given]
-        output = outputs[0] if len(outputs) == 1 else join_iterations(outputs)
-        item = running.prepared.instance
-        return replace(ended, output=output, given=tuple(f"{item}/{each}" for each in given))
-    return replace(ended, exit_reason=None if end.state is RunState.CANCELLED else end.exit_reason)
+    if end.state is RunState.CANCELLED:
+        return ended
+    if end.exit_reason is ExitReason.BUDGET_EXHAUSTED:  # with a larger budget it goes on
+        return replace(ended, exit_reason=end.exit_reason)
+    given = _list_outputs_of_item(running, end)
+    outputs = [running.completed[instance] for instance in given]
+    return replace(
+        ended,
+        output=join_iterations(outputs) if len(outputs) > 1 else next(iter(outputs), None),
+        given=tuple(f"{prepared.instance}/{each}" for each in given),
+        exit_reason=None if end.exit_reason is ExitReason.COMPLETED else end.exit_reason,
+    )
 
 
 def _list_outputs_of_item(running: _Running, end: End) -> Sequence[str]:
-    """Return the instances of what the item gives: of the chosen task, else of the last one that the loop shows."""
+    """Return the instances of what the item gives: of the chosen task, else of the last output that the loop shows."""
     ready = running.prepared.ready
     (result,) = (each for each in end.units if isinstance(each, LoopResult))
     if ready.chosen:
-        return [result.iterations[-1][ready.unit.body.index(ready.chosen)]]
-    if ready.unit.output_mode == "all_iterations":
-        return [iteration[-1] for iteration in result.iterations]
-    return result.iterations[-1][-1:]
+        names = [name for names in result.iterations for name in names if node_key(name) == ready.chosen]
+        return names[-1:]
+    return next(reversed(list_shown(ready.unit, result.iterations)), ())
 
 
-def _error_of_unit(running: _Running, end: End) -> BaseException:
-    failure, unit = end.unit_failures[0], running.prepared.ready.unit
-    if failure.reason == "cap":
-        return MaxLoopIterationsExceededError(unit.name, unit.max_iterations, tuple(running.completed))
-    if running.evaluations.raised:
-        return running.evaluations.raised[-1][1].cause
-    return RuntimeError(failure.message or failure.error_type)  # an earlier process heard it
+def _error_of_loop(running: _Running, end: End) -> BaseException:
+    plan, raised = running.prepared.ready.planned.plan, running.evaluations.raised
+    ended = EndedUnits(plan=plan, results=end.units, outputs=running.completed)
+    failure = replace(end.unit_failures[0], completed_before=len(running.completed))
+    return error_of_unit(ended, failure, raised[-1][1].cause if raised else None)
 
 
 def _failure_of(raised: EvaluationFailed) -> TaskFailure:

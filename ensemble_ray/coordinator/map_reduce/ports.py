@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.map_reduce_factories import FactoryFailure, ItemLoop
     from ensemble_ray.schedule.instructions import End, ReduceGroup
     from ensemble_ray.schedule.stimuli import Evaluated
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
 __all__ = ["ItemResults", "MapReduceEnd", "MapReduceFailure", "RecordedTasks", "TaskFactories"]
 
@@ -65,6 +65,10 @@ class RecordedTasks(Protocol):
 
     def failure(self, level: int, number: int) -> MapReduceFailure | None:
         """Return how a task failed that is not tried again; None for one that did not fail."""
+        ...
+
+    def exit_reason(self, level: int, number: int) -> ExitReason | None:
+        """Return why a task ended the run early; None for one that did not."""
         ...
 
     def occurrence(self, level: int, number: int) -> int:

@@ -85,7 +85,7 @@ class MapReduceTasks:
         verdicts = {} if self._record is None else self._record.verdicts
         self._loops = ItemLoops(journal, parts.orders, parts.events, verdicts)
         #: how items ended that are more than one task, for the record
-        self._unrecorded: dict[str, FactData] = {}
+        self._unrecorded: dict[str, Sequence[FactData]] = {}
 
     # The run.
 
@@ -100,13 +100,11 @@ class MapReduceTasks:
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
         """Return the ends of loops; all else that the source is told follows from facts of items, groups and tasks."""
-        if not self._unrecorded:
-            return ()
-        ended = [each for each in stimuli if getattr(each, "instance", "") in self._unrecorded]
         return [
-            self._journal.fact(each.instance, self._unrecorded.pop(each.instance), each.at)
-            for each in ended
+            self._journal.fact(each.instance, data, each.at)
+            for each in stimuli
             if isinstance(each, Completed | Failed | Exited)
+            for data in self._unrecorded.pop(each.instance, ())
         ]
 
     async def close(self, ending: End) -> MapReduceEnd:
@@ -206,7 +204,8 @@ class MapReduceTasks:
                 items = self._parts.items
                 self._parts.results.completed(number, items.index(number), items.item(number), output)
             is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
-            return (self._complete(start.instance, position, output, is_final=is_final),)
+            left = record.exit_reason(level, number)
+            return (self._complete(start.instance, position, output, is_final=is_final, exit_reason=left),)
         failure = record.failure(level, number)
         if failure is None:
             return ()
@@ -290,15 +289,13 @@ class MapReduceTasks:
         prepared = self._in_flight.pop(result.instance)
         level, number, error = prepared.level, prepared.number, result.error
         store, item = self._parts.store, None if level else self._parts.items.item(number)
-        if result.status == "completed" and result.output is not None:
+        has_left = result.status == "exited"  # with an output where the gate behind it ended the run (S-REV-32)
+        if result.output is not None and (has_left or result.status == "completed"):
             output = store.keep(level, number, result.output, prepared.unit_type, item=item)
             if not level:
                 self._parts.results.completed(number, self._parts.items.index(number), item, output)
-            return (
-                self._complete(
-                    prepared.instance, (level, number), output, is_final=prepared.unit_type == "final-reduce"
-                ),
-            )
+            is_final, left = prepared.unit_type == "final-reduce", result.exit_reason if has_left else None
+            return (self._complete(result.instance, (level, number), output, is_final=is_final, exit_reason=left),)
         store.lose(level, number, result.trace, prepared.unit_type, item=item)
         stimulus = self._lose(prepared, result, error)
         if not level:
@@ -317,26 +314,26 @@ class MapReduceTasks:
     def _finish_loop(self, end: LoopEnd) -> Stimulus:
         """Keep what the loop of an item gave; return what the source is told."""
         prepared, store, items = end.prepared, self._parts.store, self._parts.items
-        instance, number = prepared.instance, prepared.number
-        item = items.item(number)
+        instance, number, item = prepared.instance, prepared.number, items.item(prepared.number)
         if end.output is not None:
-            self._unrecorded[instance] = ItemOutputRecorded(outputs=end.given)
+            left = () if end.exit_reason is None else (ExitRecorded(reason=end.exit_reason),)
+            self._unrecorded[instance] = (ItemOutputRecorded(outputs=end.given), *left)
             output = store.keep(0, number, end.output, prepared.unit_type, item=item, executions=end.traces)
             self._parts.results.completed(number, items.index(number), item, output)
-            return self._complete(instance, (0, number), output, is_final=False)
+            return self._complete(instance, (0, number), output, is_final=False, exit_reason=end.exit_reason)
         store.lose(0, number, None, prepared.unit_type, item=item, executions=end.traces)
         if end.error is not None:
             return self._fail_loop(end, end.error)
         items.done(number)
         if end.exit_reason is None:
             return Cancelled(at=end.at, instance=instance)
-        self._unrecorded[instance] = ExitRecorded(reason=end.exit_reason)
+        self._unrecorded[instance] = (ExitRecorded(reason=end.exit_reason),)
         return Exited(at=end.at, instance=instance, reason=end.exit_reason)
 
     def _fail_loop(self, end: LoopEnd, error: BaseException) -> Failed:
         instance, number = end.prepared.instance, end.prepared.number
         order, failure = end.failed, end.failure(error)
-        self._unrecorded[instance] = end.failure_fact(error)
+        self._unrecorded[instance] = (end.failure_fact(error),)
         if order is not None and order.task.handler is None and is_refusal(error):
             self._refusal = self._refusal or failure
         elif isinstance(error, ValidationError):
@@ -349,10 +346,13 @@ class MapReduceTasks:
         self._parts.items.done(number)
         return Failed(at=end.at, instance=instance, ends_run=True)
 
-    def _complete(self, instance: str, position: Position, output: TaskOutput, *, is_final: bool) -> Completed:
-        level, number = position
-        if not level:
-            self._parts.items.done(number)
+    def _complete(
+        self, instance: str, position: Position, output: TaskOutput, *, is_final: bool, exit_reason: ExitReason | None
+    ) -> Completed | Exited:
+        if not position[0]:
+            self._parts.items.done(position[1])
+        if exit_reason is not None:
+            return Exited(at=output.completed_at.timestamp(), instance=instance, reason=exit_reason, has_output=True)
         tokens = 0 if is_final else self._token_counts.count(output)  # a final one comes together with nothing
         if tokens is None:
             self._uncounted[instance] = output

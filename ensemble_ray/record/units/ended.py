@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit
 from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, UnitFailure, UnitResult
+from ensemble_ray.schedule.shown import list_shown
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.joined import join_iterations
 
@@ -131,19 +132,13 @@ class EndedUnits:
         unit = self.units[key_of_path(result.unit)]
         if not isinstance(unit, LoopUnit):
             return []
-        if unit.output_mode == "all_iterations":
-            of_task = {key: self._of_task(result, key) for key in unit.body}
-            return [Shown(key, join_iterations(outputs)) for key, outputs in of_task.items() if outputs]
-        # A review may end an iteration before its first task gave anything: then the one before it is the last.
-        last = next((instances for instances in reversed(result.iterations) if instances), ())
-        shown = [Shown(node_key(name), self.outputs[name]) for name in last if name in self.outputs]
-        if unit.output_mode == "final_task_only":
-            return [each for each in shown if each.key == unit.body[-1]]
+        shown: list[Shown] = []
+        for instances in list_shown(unit, result.iterations):
+            outputs = [self.outputs[name] for name in instances if name in self.outputs]
+            if outputs and unit.output_mode == "all_iterations":
+                outputs = [join_iterations(outputs)]
+            shown += [Shown(node_key(instances[0]), output) for output in outputs]
         return shown
-
-    def _of_task(self, result: LoopResult, key: str) -> list[TaskOutput]:
-        found = ([name for name in names if node_key(name) == key] for names in result.iterations)
-        return [self.outputs[name] for names in found for name in names if name in self.outputs]
 
     @cached_property
     def _loop_results(self) -> Mapping[str, LoopResult]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
-from ensemble_ray.record.map_reduce_fold import RecordedOutcome
 from ensemble_ray.record.rerun import is_answered
 from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.runs.map_reduce.opening import opened
@@ -97,7 +96,7 @@ async def _recorded_end(
             index, item = items.index(number), items.done(number)
             if (failed := _failure(record, number, pulled.refused.get(number))) is not None:
                 writer.failed(index, item, *failed)
-            elif record.outcome(0, number) is RecordedOutcome.COMPLETED:
+            elif outputs.has(0, number):
                 writer.completed(number, index, item, outputs.output(0, number))
         await writer.written()  # of a large run not all outputs are to be in memory at once
         is_exhausted = pulled.is_exhausted

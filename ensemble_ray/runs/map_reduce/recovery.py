@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.schedule.instructions import ReduceGroup
     from ensemble_ray.schedule.stimuli import Evaluated
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.outputs import ExitReason, TaskOutput
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["RecoveredRun"]
@@ -187,6 +187,10 @@ class RecoveredRun:
             error=error_from(fact.data.error_data),
             attempts=fact.data.attempts,
         )
+
+    def exit_reason(self, level: int, number: int) -> ExitReason | None:
+        """Return why a work ended the run early; None for one that did not."""
+        return self.facts.exits.get(self._key(level, number))
 
     def occurrence(self, level: int, number: int) -> int:
         """Which attempt of the run at that work is the current one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
@@ -57,6 +58,30 @@ def test_items_are_counted_and_the_time_that_is_left_is_told() -> None:
     assert progress.pace(4.0) == "1.0 items/s, 30 + 15 tokens, 5 s left"
     progress.receive(_completed("map-3"), 5.0)
     assert progress.left_s(5.0) is None, "nothing runs"
+
+
+@dataclass
+class Counts:
+    """What a run counts."""
+
+    completed_count: int = 0
+    failed_count: int = 0
+
+
+def test_items_of_several_tasks_are_counted_while_the_run_goes_on() -> None:
+    """S-MR-185, S-MR-194: the tasks of a loop tell of no item's end; the run counts it, and nothing is counted twice."""
+    progress, run = ItemProgress("", 4), Counts()
+    progress.follow(run)
+    progress.receive(_started("map-0"), 0.0)
+    progress.receive(_completed("map-0#0/loop:refine#0/writer"), 1.0)
+    assert progress.counts() == "0/4 items"
+    run.completed_count = 1
+    assert progress.counts() == "1/4 items"
+    assert progress.block(2.0).bar == (1, 4)
+    progress.receive(_completed("map-1"), 2.0)
+    assert progress.counts() == "1/4 items", "the run may know of an item before its event is here, or behind it"
+    run.completed_count, run.failed_count = 2, 1
+    assert progress.counts() == "2/4 items, 1 failed"
 
 
 @pytest.mark.parametrize(("total", "shown"), [(2, "2/2 items"), (None, "2 items")])
