@@ -15,10 +15,19 @@ from starlette.exceptions import HTTPException
 
 from ensemble_ray.serve.failures import refused
 from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.response_headers import HEADERS
 from ensemble_ray.serve.schemas import Failure
 from ensemble_ray.text.foreign_text import whole_data
 
-__all__ = ["FAILURES", "add_failure_handlers", "answer", "failure_answer", "json_text", "problems_of"]
+__all__ = [
+    "FAILURES",
+    "add_failure_handlers",
+    "answer",
+    "failure_answer",
+    "json_text",
+    "problems_of",
+    "refusal_answer",
+]
 
 #: What the OpenAPI document says of answers that are no success.
 FAILURES: dict[int | str, dict[str, Any]] = {"4XX": {"model": Failure}, "5XX": {"model": Failure}}
@@ -65,10 +74,17 @@ def add_failure_handlers(api: FastAPI) -> None:
     api.add_exception_handler(Exception, _broken)
 
 
+def refusal_answer(refusal: Refusal) -> JSONResponse:
+    """Return a refusal as the answer with its status and its headers."""
+    headers = dict(refusal.headers)
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
+    return failure_answer(refused(refusal), headers)
+
+
 def _refusal(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Refusal)  # noqa: S101  it is registered for these
-    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    return failure_answer(refused(error), headers)
+    return refusal_answer(error)
 
 
 def _cut(text: str) -> str:
@@ -109,7 +125,7 @@ def _broken(_request: Request, error: Exception) -> JSONResponse:
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
         message=f"{type(error).__name__} in the endpoint. Its log says more",
     )
-    return failure_answer(failure)
+    return failure_answer(failure, HEADERS)  # it goes out around what adds them to other answers
 
 
 def _plain(status: HTTPStatus, code: str, message: str) -> JSONResponse:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from ensemble_ray import Ensemble, MapReduceEnsemble, PromptTemplateError, ValidationError
 from ensemble_ray.loader import Runnable, load_runnable
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.serve.capability_schemas import TaskInfo
 from ensemble_ray.serve.run_schemas import ChatInfo, EnsembleInfo
 from ensemble_ray.serve.streamed_task import find_streamed_task
 
@@ -64,6 +65,8 @@ class ServedTeam:
 
     definition: Runnable
     info: EnsembleInfo
+    #: those that are known before they run
+    tasks: tuple[TaskInfo, ...] = ()
     #: whether answers of models come in fragments
     is_streaming: bool = False
 
@@ -102,7 +105,12 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
         takes_items=not isinstance(definition, Ensemble),
         chat=_chat(name, planned, inputs, streamed_task=find_streamed_task(planned, plan)),
     )
-    return ServedTeam(definition=definition, info=info, is_streaming=any(node.is_streaming for node in plan.nodes))
+    return ServedTeam(
+        definition=definition,
+        info=info,
+        tasks=tuple(TaskInfo(ensemble=name, name=node.key, agent_role=node.agent_role) for node in plan.nodes),
+        is_streaming=any(node.is_streaming for node in plan.nodes),
+    )
 
 
 def _planned(definition: Runnable) -> Ensemble | None:

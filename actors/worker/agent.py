@@ -25,6 +25,7 @@ from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.worker.cpu import RayCpuPool
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
+from ensemble_ray.actors.worker.measured_limiter import MeasuredLimiter
 from ensemble_ray.actors.worker.peers import RemotePeers
 from ensemble_ray.actors.worker.remote_callables import RemoteCallables
 from ensemble_ray.actors.worker.report_sender import ReportSender
@@ -70,7 +71,7 @@ class AgentActor:
         process_endpoints().share = EndpointUpdateSender(self._scheduler, name).send
         self._forwarder = LineForwarder(self._scheduler)
         self._remote_limiter = RemoteLimiter()
-        self._limiter = LeasingLimiter(self._remote_limiter, holder=name)
+        self._limiter = MeasuredLimiter(LeasingLimiter(self._remote_limiter, holder=name))
         self._cpu = RayCpuPool(spawn.cpu_call())
         self._bound: dict[str, asyncio.Future[None]] = {}
         #: run -> the way to its callables

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.schedule.stimuli import Stimulus
+    from ensemble_ray.values.directives import Directive
 
 __all__ = ["Coordinator"]
 
@@ -150,6 +151,18 @@ class Coordinator(Generic[Order, Result, Outcome]):
             return False
         self._gates.remove(gate)
         self.notify(Decided(at=self._journal.now(), gate=gate, verdict=verdict, text=text))
+        return True
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on; return, when it is on record, whether any may: False for a run that ended.
+
+        Raises:
+            RecordError, StaleEpochError: it cannot be recorded.
+        """
+        await asyncio.shield(self.begun)  # the record begins with the run
+        if self._ending is not None or self._broken is not None:
+            return False
+        await self._tasks.directives.add(directive)
         return True
 
     def go_on(self, instances: Sequence[str]) -> None:

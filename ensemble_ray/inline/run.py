@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.claimed import ClaimedRun
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
     from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
+    from ensemble_ray.values.directives import Directive
     from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["InlineRun", "outputs_of"]
@@ -156,6 +157,10 @@ class InlineRun:
     async def cancel(self) -> None:
         """Ask the run to end."""
         await self._coordinator.cancel()
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on."""
+        return await self._coordinator.inject(directive)
 
     def _unit_ports(self, planned: Planned, request: RunRequest) -> UnitPorts[TaskOutput, TaskFailure]:
         """Return what units need, in this process: events are delivered before a predicate is asked (S-LOOP-107)."""
