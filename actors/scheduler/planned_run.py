@@ -7,7 +7,6 @@ another scheduler finds it (S-DUR-32). Outputs are bytes that nobody here loads.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -137,12 +136,12 @@ class PlannedRun:
             announce=_tell_nobody if announcements is None else announcements.announce,
             failure_of=_failure_of,
             memory=None if hub is None else RemoteMemoryResets(RemoteDriverServices(hub, self.run_id)),
-            warn=self._warn_driver if self._submission.context.forwards_logs else None,
+            say=self._say_to_driver if self._submission.context.forwards_logs else None,
         )
 
-    def _warn_driver(self, text: str) -> None:
-        """Have the driver log a warning of the run's source; people read its log, and not the scheduler's."""
-        line = LogLine(text=str(one_line(text)), agent_role="", logger=PLANNED_LOGGER, level=logging.WARNING)
+    def _say_to_driver(self, level: int, text: str) -> None:
+        """Have the driver log what the run's source says; people read its log, and not the scheduler's."""
+        line = LogLine(text=str(one_line(text)), agent_role="", logger=PLANNED_LOGGER, level=level)
         self._say([line])
 
     async def begin(self) -> None:
