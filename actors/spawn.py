@@ -13,24 +13,30 @@ import ray
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
 from ensemble_ray.tools.cpu import call_packed
 
 __all__ = [
     "NAMESPACE",
+    "SCHEDULER",
     "actor_class",
     "cpu_call",
     "disposable",
     "event_hub",
     "existing",
     "existing_journals",
+    "existing_schedulers",
     "journal_actor",
     "on_node",
     "rate_limiter",
     "run_driver",
     "scheduler",
+    "scheduler_name",
 ]
 
 NAMESPACE = "ensemble_ray"
+#: Name of the first scheduler; a number follows in those of the others.
+SCHEDULER = "scheduler"
 #: How the names of journals begin; the node's id follows.
 _JOURNAL = "journal-"
 #: What the head node alone has.
@@ -58,15 +64,26 @@ def actor_class(cls: type[object], *, max_restarts: int) -> Any:
 
 
 def _shared(cls: type[object], name: str, *arguments: object, **options: object) -> Any:
-    """Return the cluster's one actor of that name; made if there is none. It outlives its drivers."""
+    """Return the cluster's one actor of that name; made with these arguments if there is none. It outlives its drivers."""
     actor = actor_class(cls, max_restarts=-1)
     options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     return actor.options(**options).remote(*arguments)
 
 
-def scheduler(cls: type[object]) -> Any:
-    """Return the cluster's scheduler. It stays on the head node, where its runs' files are: elsewhere it could not go on."""
-    return _shared(cls, "scheduler", resources=_ON_HEAD)
+def scheduler_name(shard: int) -> str:
+    """Return the name of a scheduler, by its number from 0."""
+    return f"{SCHEDULER}-{shard}" if shard else SCHEDULER
+
+
+def scheduler(cls: type[object], shard: int = 0) -> Any:
+    """Return a scheduler of the cluster. It stays on the head node, where its runs' files are: elsewhere it could not go on."""
+    name = scheduler_name(shard)
+    return _shared(cls, name, name, resources=_ON_HEAD)
+
+
+def existing_schedulers() -> dict[str, Any]:
+    """Return the cluster's schedulers by their names."""
+    return {name: found for name in _names(SCHEDULER) if (found := existing(name)) is not None}
 
 
 def run_driver(cls: type[object], name: str, config: object) -> Any:
@@ -88,9 +105,13 @@ def journal_actor(cls: type[object], node_id: str) -> Any:
 
 def existing_journals() -> list[Any]:
     """Return those that write for processes on other nodes; one per node that has files."""
+    return [found for name in _names(_JOURNAL) if (found := existing(name)) is not None]
+
+
+def _names(prefix: str) -> list[str]:
+    """Return the names of shared actors that begin so."""
     named = cast("list[dict[str, str]]", cast("Any", list_named_actors)(all_namespaces=True))
-    names = [each["name"] for each in named if each["namespace"] == NAMESPACE and each["name"].startswith(_JOURNAL)]
-    return [found for name in names if (found := existing(name)) is not None]
+    return [each["name"] for each in named if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
 
 
 def event_hub(cls: type[object]) -> Any:
@@ -103,19 +124,32 @@ def rate_limiter(cls: type[object]) -> Any:
     return _shared(cls, "rate_limiter")
 
 
-def disposable(cls: type[object], name: str, *, is_spread: bool = False) -> Any:
+def disposable(
+    cls: type[object],
+    name: str,
+    scheduler: str,
+    *,
+    requirements: ResourceRequirements = NOTHING,
+    node_id: str = "",
+) -> Any:
     """Return a fresh process of a run. What is lost with it is sent again to another, not restarted in it.
 
     Args:
         cls: What it is for.
         name: Its name.
-        is_spread: Whether it should be on a node that has few others.
+        scheduler: Name of the scheduler whose runs it works for.
+        requirements: What it asks of its node; it waits for one that has it.
+        node_id: Where it belongs, while that node is there; empty: anywhere. Who asks for something is where that is.
     """
-    actor = actor_class(cls, max_restarts=0)
-    if not is_spread:
-        return actor.remote(name)
-    # Ray spreads only what asks for something, else all may be on one node; a byte is free where all CPUs are taken.
-    return actor.options(scheduling_strategy="SPREAD", memory=1).remote(name)
+    options: dict[str, Any] = {}
+    if requirements:
+        options = {"num_cpus": requirements.num_cpus, "num_gpus": requirements.num_gpus}
+        options |= {"resources": dict(requirements.resources), "label_selector": dict(requirements.labels)}
+        options["scheduling_strategy"] = "SPREAD"
+    elif node_id:
+        # Ray's own SPREAD takes nodes in turn, however many processes each has: one that has just come would wait its turn.
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node_id, soft=True)
+    return actor_class(cls, max_restarts=0).options(**options).remote(name, scheduler)
 
 
 def cpu_call() -> Any:

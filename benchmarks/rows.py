@@ -111,6 +111,15 @@ ROWS = (
         target_inline=_ratio(1.0),
         target_ray=_ratio(2.0),
     ),
+    Row(
+        scenario="many-runs",
+        title="100 recorded runs of one task at 0 ms, 8 at once, over two schedulers, per run; floor: over one",
+        unit="ms",
+        floor="ray",
+        inline=None,
+        ray="ray-2",
+        references=(("ray-4", "over four schedulers"),),
+    ),
     *(
         Row(
             scenario=scenario,

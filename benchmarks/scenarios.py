@@ -130,6 +130,15 @@ SCENARIOS = (
         size=50,
         is_per_request=True,
     ),
+    Scenario(
+        name="many-runs",
+        measure="warm",
+        variants={"ray": "many_runs:one", "ray-2": "many_runs:two", "ray-4": "many_runs:four"},
+        on_ray=frozenset({"ray", "ray-2", "ray-4"}),
+        recorded=frozenset({"ray", "ray-2", "ray-4"}),
+        size=100,
+        is_per_request=True,
+    ),
     *(
         Scenario(
             name=name,

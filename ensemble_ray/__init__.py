@@ -57,6 +57,7 @@ _EXPORTS = {
     "ensemble_ray.memory.in_memory": "InMemoryEmbeddingStore InMemoryEntityMemory",
     "ensemble_ray.memory.openai_embeddings": "OpenAIEmbeddingModel",
     "ensemble_ray.memory.postgres.memory": "PostgresMemory",
+    "ensemble_ray.memory.postgres.reflections": "PostgresReflectionStore",
     "ensemble_ray.memory.reflections": "InMemoryReflectionStore",
     "ensemble_ray.memory.sqlite.memory": "SqliteMemory",
     "ensemble_ray.memory.sqlite.reflections": "SqliteReflectionStore",

@@ -106,6 +106,7 @@ from ensemble_ray.memory.in_memory import InMemoryEmbeddingStore as InMemoryEmbe
 from ensemble_ray.memory.in_memory import InMemoryEntityMemory as InMemoryEntityMemory
 from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel as OpenAIEmbeddingModel
 from ensemble_ray.memory.postgres.memory import PostgresMemory as PostgresMemory
+from ensemble_ray.memory.postgres.reflections import PostgresReflectionStore as PostgresReflectionStore
 from ensemble_ray.memory.reflections import InMemoryReflectionStore as InMemoryReflectionStore
 from ensemble_ray.memory.sqlite.memory import SqliteMemory as SqliteMemory
 from ensemble_ray.memory.sqlite.reflections import SqliteReflectionStore as SqliteReflectionStore
@@ -381,6 +382,7 @@ __all__ = [
     "PipelineErrorStrategy",
     "Plan",
     "PostgresMemory",
+    "PostgresReflectionStore",
     "ProcessAgentTool",
     "PromptTemplateError",
     "RateLimit",

@@ -15,10 +15,19 @@ from starlette.exceptions import HTTPException
 
 from ensemble_ray.serve.failures import refused
 from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.response_headers import HEADERS
 from ensemble_ray.serve.schemas import Failure
 from ensemble_ray.text.foreign_text import whole_data
 
-__all__ = ["FAILURES", "add_failure_handlers", "answer", "failure_answer", "json_text"]
+__all__ = [
+    "FAILURES",
+    "add_failure_handlers",
+    "answer",
+    "failure_answer",
+    "json_text",
+    "problems_of",
+    "refusal_answer",
+]
 
 #: What the OpenAPI document says of answers that are no success.
 FAILURES: dict[int | str, dict[str, Any]] = {"4XX": {"model": Failure}, "5XX": {"model": Failure}}
@@ -65,22 +74,33 @@ def add_failure_handlers(api: FastAPI) -> None:
     api.add_exception_handler(Exception, _broken)
 
 
+def refusal_answer(refusal: Refusal) -> JSONResponse:
+    """Return a refusal as the answer with its status and its headers."""
+    headers = dict(refusal.headers)
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
+    return failure_answer(refused(refusal), headers)
+
+
 def _refusal(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Refusal)  # noqa: S101  it is registered for these
-    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    return failure_answer(refused(error), headers)
+    return refusal_answer(error)
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
+def problems_of(error: RequestValidationError) -> list[str]:
+    """Return what is wrong with a request, each with its place; of many the first ones."""
+    found = error.errors()
+    problems = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
+    return [*problems, f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else problems
+
+
 def _invalid(request: Request, error: Exception) -> JSONResponse:
     """Answer a request that has another form than the route's."""
-    found = error.errors() if isinstance(error, RequestValidationError) else []
-    problems = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
-    if len(found) > _SHOWN:
-        problems.append(f"and {len(found) - _SHOWN} more")
+    problems = problems_of(error) if isinstance(error, RequestValidationError) else []
     expected = f". {_EXPECTED}" if request.url.path == "/runs" and request.method == "POST" else ""
     return _plain(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", f"{'; '.join(problems)}{expected}")
 
@@ -105,7 +125,7 @@ def _broken(_request: Request, error: Exception) -> JSONResponse:
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
         message=f"{type(error).__name__} in the endpoint. Its log says more",
     )
-    return failure_answer(failure)
+    return failure_answer(failure, HEADERS)  # it goes out around what adds them to other answers
 
 
 def _plain(status: HTTPStatus, code: str, message: str) -> JSONResponse:

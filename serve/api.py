@@ -10,33 +10,59 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve.answers import add_failure_handlers
+from ensemble_ray.serve.key_check import KeyCheck
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
-from ensemble_ray.serve.routes import ensembles, events, health, runs
+from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
+from ensemble_ray.serve.response_headers import ResponseHeaders
+from ensemble_ray.serve.rights import Callers
+from ensemble_ray.serve.routes import capabilities, control, ensembles, events, health, metrics, reviews, runs
 from ensemble_ray.serve.run_service import RunService
 
 __all__ = ["ROUTERS", "build_api"]
 
 #: What an endpoint serves, a router a topic.
-ROUTERS: tuple[APIRouter, ...] = (ensembles.router, runs.router, events.router, health.router)
+ROUTERS: tuple[APIRouter, ...] = (
+    ensembles.router,
+    runs.router,
+    control.router,
+    reviews.router,
+    capabilities.router,
+    events.router,
+    health.router,
+    metrics.router,
+    model_routes.router,
+    chat_routes.router,
+    response_routes.router,
+)
+#: What pages of other origins may send, and what they may read of an answer besides its body.
+_SENT = ("authorization", "content-type", "idempotency-key", "last-event-id", "prefer")
+_READ = ("location", "preference-applied", "retry-after", "www-authenticate", "x-request-id", "x-run-id")
 
 
 def build_api(
     service: AbstractAsyncContextManager[RunService],
     *,
+    callers: Callers | None = None,
     routers: Sequence[APIRouter] = ROUTERS,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     allowed_hosts: Sequence[str] = (),
+    cancel_on_disconnect: bool = True,
+    allowed_origins: Sequence[str] = (),
 ) -> FastAPI:
     """Return the web application of an endpoint.
 
     Args:
         service: The runs behind it; entered with the application and left with it.
+        callers: Who may ask; None: everybody, for tests and what has a check of its own.
         routers: What it serves.
         max_body_bytes: Longer bodies are refused before they are in memory.
         allowed_hosts: Names that requests may be for besides those of loopback.
+        cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
+        allowed_origins: Origins, such as `https://team.example.org`, whose pages may ask.
     """
 
     @asynccontextmanager
@@ -46,9 +72,21 @@ def build_api(
             yield
 
     api = FastAPI(title="ensemble-ray", version=package_version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+    api.state.cancel_on_disconnect = cancel_on_disconnect
     # The one that is added last comes first.
     api.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    if callers is not None:
+        api.add_middleware(KeyCheck, callers=callers)
+    if allowed_origins:
+        api.add_middleware(
+            CORSMiddleware,
+            allow_origins=allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=_SENT,
+            expose_headers=_READ,
+        )
     api.add_middleware(HostCheck, allowed_hosts=allowed_hosts)
+    api.add_middleware(ResponseHeaders)
     add_failure_handlers(api)
     for router in routers:
         api.include_router(router)

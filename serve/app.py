@@ -8,6 +8,7 @@ The address is Serve's, not ours: `serve run` with an import path listens on 127
 listens on all interfaces unless it says `http_options.host`; `deploy/serve.yaml` says 127.0.0.1.
 """
 
+import os
 from dataclasses import replace
 
 from fastapi import FastAPI
@@ -15,8 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ray import serve as ray_serve
 from ray.serve import Application
 
+from ensemble_ray import ValidationError
+from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.catalog import load_catalog
 from ensemble_ray.serve.driving.config import DriverConfig
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.remote_runs import RemoteRuns
@@ -38,6 +42,12 @@ class EndpointOptions(BaseModel):
         max_body_bytes: Longer bodies of requests are refused; None: what `ENSEMBLE_RAY_MAX_BODY_BYTES` says, else 8 MiB.
         allowed_hosts: Names that requests may be for besides those of loopback, as a list or with commas between them;
             `*` for any.
+        cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
+        allowed_origins: Origins whose pages may ask, as a list or with commas between them; every request needs a key then.
+        keys: Which requests need a key: `auto`, all once a key was made, and before that all that do not come by loopback;
+            `required`, all; `none`, none, for something before the endpoint that knows the callers.
+        tools: `module:attribute` names of tools that clients with the right `admin` may call, as a list or with commas
+            between them.
         replicas: Processes that answer requests.
         limits: What runs may use, and how many there may be.
     """
@@ -48,14 +58,31 @@ class EndpointOptions(BaseModel):
     teams: tuple[str, ...] = ()
     max_body_bytes: int | None = Field(default=None, gt=0)
     allowed_hosts: tuple[str, ...] = ()
+    cancel_on_disconnect: bool = True
+    allowed_origins: tuple[str, ...] = ()
+    keys: KeyPolicy = KeyPolicy.AUTO
+    tools: tuple[str, ...] = ()
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
 
-    @field_validator("allowed_hosts", "teams", mode="before")
+    @field_validator("allowed_hosts", "allowed_origins", "teams", "tools", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Split the names: on the command line they are one text."""
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+    def key_policy(self) -> KeyPolicy:
+        """Return which requests need a key (S-SRV-152).
+
+        Raises:
+            ValidationError: pages of other origins may ask, and nobody would be asked who they are.
+        """
+        if self.allowed_origins and self.keys is KeyPolicy.NONE:
+            raise ValidationError("allowed_origins needs keys: with keys=none every page there could run these teams")
+        # Serve's HAProxy comes to a replica by an address of this machine, whoever sent the request.
+        is_behind_proxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "0") == "1"
+        is_auto = self.keys is KeyPolicy.AUTO
+        return KeyPolicy.REQUIRED if is_auto and (is_behind_proxy or self.allowed_origins) else self.keys
 
 
 # Serve reads the annotation at run time, so this file has no `from __future__ import annotations`.
@@ -65,14 +92,31 @@ def app(options: EndpointOptions) -> Application:
     Raises:
         ValidationError: no team is named, or one cannot be found, read or run.
     """
+    policy = options.key_policy()
     names = team_names([*([options.team] if options.team else []), *options.teams])
     load_teams(names, needs_keys=False)
+    load_catalog(options.tools)
     max_body_bytes = body_limit(options.max_body_bytes)
-    config = DriverConfig(name="", teams=names, limits=options.limits, deployed_at=SystemClock().now())
+    config = DriverConfig(
+        name="",
+        teams=names,
+        limits=options.limits,
+        deployed_at=SystemClock().now(),
+        keys=policy,
+        tools=options.tools,
+    )
 
     def api() -> FastAPI:
         named = replace(config, name=ray_serve.get_replica_context().app_name)
-        return build_api(RemoteRuns(named), max_body_bytes=max_body_bytes, allowed_hosts=options.allowed_hosts)
+        runs = RemoteRuns(named)
+        return build_api(
+            runs,
+            callers=runs,
+            max_body_bytes=max_body_bytes,
+            allowed_hosts=options.allowed_hosts,
+            allowed_origins=options.allowed_origins,
+            cancel_on_disconnect=options.cancel_on_disconnect,
+        )
 
     replica = ray_serve.ingress(api)()
     as_deployment = ray_serve.deployment(

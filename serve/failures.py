@@ -43,6 +43,7 @@ __all__ = ["code_of", "failure_of", "is_refusal", "refused", "status_of"]
 _CODES = {
     "PromptTemplateError": "INPUTS_MISSING",
     "RunExistsError": "RUN_EXISTS",
+    "ReviewDecidedError": "REVIEW_DECIDED",
     "ValidationError": "INVALID_RUN",
     "InternalError": "INTERNAL_ERROR",
 }

@@ -27,8 +27,10 @@ __all__ = [
     "HostCheck",
     "body_limit",
     "for_proxy",
+    "headers_of",
     "host_name",
     "is_served_host",
+    "own_address",
 ]
 
 #: Environment variable with the longest body, for replicas and for Serve's proxy.
@@ -85,9 +87,9 @@ class HostCheck:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        hosts = _headers(scope, b"host")
+        hosts = headers_of(scope, b"host")
         host = host_name(hosts[0]) if len(hosts) == 1 else None
-        if host is not None and is_served_host(host, self._allowed, _own_address(scope)):
+        if host is not None and is_served_host(host, self._allowed, own_address(scope)):
             await self._app(scope, receive, send)
             return
         shown = ", ".join(hosts) or "none"
@@ -116,7 +118,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = max((_length(each) for each in _headers(scope, b"content-length")), default=0)
+        announced = max((_length(each) for each in headers_of(scope, b"content-length")), default=0)
         body = None if announced > self._max_bytes + _DISCARDED_BYTES else await self._body(receive)
         if body is None:
             text = (
@@ -196,7 +198,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _own_address(scope: Scope) -> str:
+def own_address(scope: Scope) -> str:
     """Return where the connection arrived, as the server says; no client can choose it."""
     server = scope.get("server")
     return str(server[0]).lower() if server else ""
@@ -207,7 +209,8 @@ def _length(announced: str) -> int:
     return int(announced) if announced.isascii() and announced.isdecimal() and len(announced) < _LONGEST_NUMBER else 0
 
 
-def _headers(scope: Scope, name: bytes) -> list[str]:
+def headers_of(scope: Scope, name: bytes) -> list[str]:
+    """Return the values of a request's headers of a name."""
     return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
 
 

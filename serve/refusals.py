@@ -18,6 +18,8 @@ class Refusal(Exception):  # noqa: N818  it is an answer, no defect
         missing: Inputs that the team needs.
         run_id: The run that it is about.
         error: Class of the error, in the answer: `InvalidRequest`, but for what a run would raise.
+        param: The field of the request that is wrong, where one alone is.
+        headers: More headers of the answer.
     """
 
     def __init__(  # noqa: PLR0917  positional, so that it can be pickled
@@ -29,8 +31,10 @@ class Refusal(Exception):  # noqa: N818  it is an answer, no defect
         missing: tuple[str, ...] = (),
         run_id: str | None = None,
         error: str = "InvalidRequest",
+        param: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        super().__init__(status, code, message, retry_after_s, missing, run_id, error)
+        super().__init__(status, code, message, retry_after_s, missing, run_id, error, param, headers)
         self.status = status
         self.code = code
         self.message = message
@@ -38,6 +42,8 @@ class Refusal(Exception):  # noqa: N818  it is an answer, no defect
         self.missing = missing
         self.run_id = run_id
         self.error = error
+        self.param = param
+        self.headers = headers
 
     def __str__(self) -> str:
         return self.message

@@ -1,33 +1,26 @@
 """Who asks, and what of: the dependency of every route that concerns runs. Package: serve.
 
-A middleware that knows its callers puts a `Caller` into the request's state; where there is none, everybody may do everything, as an
-endpoint on loopback does. A run of a team that is not the caller's is not there for it.
+`KeyCheck` puts a `Caller` into the request's state; where there is none, everybody may do everything, as an endpoint on loopback that
+never had a key does. A run of a team that is not the caller's is not there for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Protocol
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from ensemble_ray.access.admission import Knock
+from ensemble_ray.access.rights import Right
 from ensemble_ray.serve.refusals import Refusal
 
-__all__ = ["ANYBODY", "Caller", "CallerDependency", "Right", "caller_of"]
+__all__ = ["ANYBODY", "Caller", "CallerDependency", "Callers", "Right", "caller_of"]
 
-
-class Right(StrEnum):
-    """What a caller may do."""
-
-    #: begin runs and cancel them
-    RUN = "run"
-    #: see teams and runs
-    READ = "read"
-    #: decide at gates
-    REVIEW = "review"
-    ADMIN = "admin"
+#: Says in the OpenAPI document that a key is sent; `KeyCheck` has looked at it, and taken it out, long before.
+_BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="A key of `ensemble-ray keys add`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +51,21 @@ class Caller:
 ANYBODY = Caller()
 
 
-def caller_of(request: Request) -> Caller:
+class Callers(Protocol):
+    """Knows who may ask; `RunDriver` does on a cluster, for all replicas."""
+
+    async def admit(self, knock: Knock) -> Caller:
+        """Return who sends a request.
+
+        Raises:
+            Refusal: it is not let in.
+        """
+        ...
+
+
+def caller_of(
+    request: Request, _sent: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)] = None
+) -> Caller:
     """Return who sent a request."""
     found: object = getattr(request.state, "caller", ANYBODY)
     return found if isinstance(found, Caller) else ANYBODY

@@ -18,6 +18,7 @@ from ensemble_ray.text.foreign_text import whole_data
 
 __all__ = [
     "AcceptedRun",
+    "ChatInfo",
     "EnsembleInfo",
     "EnsembleList",
     "ItemsFile",
@@ -30,6 +31,7 @@ __all__ = [
     "RunPage",
     "RunStatus",
     "RunSummary",
+    "RunTags",
 ]
 
 #: Ids that name a record are shorter; the text of a longer one need not be repeated to anybody.
@@ -40,6 +42,9 @@ _MOST_TAGS = 64
 _MOST_DIGITS = 28
 
 _Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME), BeforeValidator(whole_data)]
+_Word = Annotated[str, Field(max_length=_LONGEST_NAME), BeforeValidator(whole_data)]
+#: Words of the client's own about a run, by name.
+RunTags = Annotated[dict[_Name, _Word], Field(max_length=_MOST_TAGS)]
 
 
 class RunStatus(StrEnum):
@@ -103,11 +108,9 @@ class NewRun(Wire):
 
     ensemble: _Name | None = None
     inputs: Annotated[dict[str, JsonValue], Expressible] = Field(default_factory=dict)
-    run_id: Annotated[str | None, Field(max_length=_LONGEST_NAME), BeforeValidator(whole_data)] = None
+    run_id: _Word | None = None
     options: RunLimits = RunLimits()
-    tags: dict[_Name, Annotated[str, Field(max_length=_LONGEST_NAME), BeforeValidator(whole_data)]] = Field(
-        default_factory=dict, max_length=_MOST_TAGS
-    )
+    tags: RunTags = Field(default_factory=dict)
     items: Annotated[list[JsonValue], Expressible] | ItemsFile | None = None
 
 
@@ -195,6 +198,21 @@ class RunPage(Wire):
     next_cursor: str | None
 
 
+class ChatInfo(Wire):
+    """How a team is asked as a model of the OpenAI API.
+
+    Attributes:
+        input: Variable that takes the user's message; null: none could, or several.
+        takes_history: Whether its texts have the variable `history`, for what was said before.
+        streamed_task: Instance of the task whose tokens are the answer while it is said; null: the answer is known at the
+            end alone.
+    """
+
+    input: str | None = None
+    takes_history: bool = False
+    streamed_task: str | None = None
+
+
 class EnsembleInfo(Wire):
     """A team that is served.
 
@@ -202,6 +220,7 @@ class EnsembleInfo(Wire):
         inputs: Variables that every run has to give.
         tasks: How many tasks; null where they are made while a run goes on.
         takes_items: Whether runs may bring their own items.
+        chat: How it is asked as a model.
     """
 
     name: str
@@ -209,6 +228,7 @@ class EnsembleInfo(Wire):
     workflow: str
     tasks: int | None
     takes_items: bool = False
+    chat: ChatInfo = ChatInfo()
 
 
 class EnsembleList(Wire):

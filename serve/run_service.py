@@ -1,4 +1,4 @@
-"""RunService: the port through which every route begins, looks at, follows and cancels runs. Package: serve.
+"""RunService: the port through which every route begins, looks at, follows, steers and cancels runs. Package: serve.
 
 Routes know this port alone, and nothing of a run lives in them. `RunDriver` fulfils it on a cluster, doubles do in tests.
 Every refusal is a `Refusal`, which has the answer's status and its code.
@@ -9,6 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
+from ensemble_ray.serve.control_schemas import (
+    DecidedReview,
+    NewDecision,
+    NewDirective,
+    ReviewConflict,
+    ReviewOfEnsemble,
+)
+from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
 
 __all__ = ["DEFAULT_PAGE", "LARGEST_PAGE", "RunService"]
@@ -22,6 +31,10 @@ class RunService(Protocol):
 
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         """Return the teams, by name."""
+        ...
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost since their driver began, of all teams."""
         ...
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
@@ -84,5 +97,44 @@ class RunService(Protocol):
 
         Raises:
             Refusal: there is no such run, or it is over.
+        """
+        ...
+
+    async def inject(self, run_id: str, directive: NewDirective, *, by: str = "") -> RunDetail:
+        """Tell the tasks of a run that start from now on, and return the run as it stands.
+
+        Args:
+            run_id: The run's id.
+            directive: What they are told.
+            by: Who tells them; empty: nobody asked who it is.
+
+        Raises:
+            Refusal: there is no such run, it is over, or it does not run just now.
+        """
+        ...
+
+    async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
+        """Return the gates at which runs of these teams wait, oldest first; None: of all."""
+        ...
+
+    async def decide(
+        self, run_id: str, gate_id: str, decision: NewDecision, *, by: str = ""
+    ) -> DecidedReview | ReviewConflict:
+        """Decide at a gate; return the decision, or the one that came first and counts.
+
+        Raises:
+            Refusal: there is no such run or gate, or nobody waits there any more.
+        """
+        ...
+
+    async def capabilities(self) -> Capabilities:
+        """Return the tools that can be called, and the tasks of all teams."""
+        ...
+
+    async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
+        """Call a tool once, outside of any run.
+
+        Raises:
+            Refusal: there is no such tool, too many calls go on, or it gave nothing in its time.
         """
         ...

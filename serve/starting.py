@@ -18,17 +18,21 @@ import ray
 from ray import serve as ray_serve
 
 from ensemble_ray import ValidationError
+from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
+from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.notices import give_notice
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.driving.remote_runs import driver_name
+from ensemble_ray.serve.key_check import is_loopback
 from ensemble_ray.serve.team import load_teams, team_names
 
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["EndpointPlace", "serve_until_interrupted"]
+__all__ = ["EndpointPlace", "check_keys", "serve_until_interrupted"]
 
 #: Tells Serve's proxy to bound bodies as replicas do.
 _PROXY_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -70,6 +74,22 @@ class EndpointPlace:
         return f"http://{host}:{self.port}"
 
 
+def check_keys(place: EndpointPlace, policy: KeyPolicy, file: KeyFile) -> None:
+    """Refuse an endpoint that nobody could ask: it would listen beyond loopback, where a key is needed, and there is none.
+
+    Raises:
+        ValidationError: that is so.
+        EnsembleError: the keys cannot be read.
+    """
+    if policy is KeyPolicy.NONE or (is_loopback(place.host) and policy is KeyPolicy.AUTO) or file.read():
+        return
+    where = f"on {place.host}" if policy is KeyPolicy.AUTO else "with keys=required"
+    raise ValidationError(
+        f"An endpoint {where} needs keys, and there are none in {file.path}. What to do: make one with ensemble-ray keys add "
+        "NAME --teams TEAM,..., or serve with --keys none where a proxy in front of it knows the callers"
+    )
+
+
 def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace, *, name: str) -> None:
     """Serve teams until this process is interrupted or told to end.
 
@@ -79,7 +99,8 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
         name: Of the application; what was accepted under it before is gone on with.
 
     Raises:
-        ValidationError: a team cannot be found, read or run, a key is missing, or the port is taken.
+        ValidationError: a team cannot be found, read or run, a key is missing, the port is taken, or callers would need keys
+            and there are none.
         EnsembleError: Ray cannot be joined or started.
     """
     stopped = threading.Event()
@@ -88,10 +109,14 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
         stopped.set()
 
     checked = EndpointOptions.model_validate(dict(options))
+    policy = checked.key_policy()
     load_teams(team_names(checked.teams))
+    cluster = os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
+    if cluster == LOCAL:
+        check_keys(place, policy, KeyFile(home_directory()))
     place = place.checked()
     os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
-    join_or_start(os.environ.get("RAY_ADDRESS", "").strip() or LOCAL, {})
+    join_or_start(cluster, {})
     cast("Any", ray_serve).start(
         proxy_location="HeadOnly",
         http_options={"host": place.host, "port": place.port},

@@ -15,12 +15,16 @@ from types import MappingProxyType
 from ensemble_ray import Ensemble, MapReduceEnsemble, PromptTemplateError, ValidationError
 from ensemble_ray.loader import Runnable, load_runnable
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.serve.run_schemas import EnsembleInfo
+from ensemble_ray.serve.capability_schemas import TaskInfo
+from ensemble_ray.serve.run_schemas import ChatInfo, EnsembleInfo
+from ensemble_ray.serve.streamed_task import find_streamed_task
 
-__all__ = ["TEAM_VARIABLE", "ServedTeam", "TeamName", "load_teams", "served_team", "team_names"]
+__all__ = ["HISTORY_INPUT", "TEAM_VARIABLE", "ServedTeam", "TeamName", "load_teams", "served_team", "team_names"]
 
 #: Environment variable that names the teams where Serve's arguments do not; several with commas between them.
 TEAM_VARIABLE = "ENSEMBLE_RAY_TEAM"
+#: Variable that takes what was said before the message, where a team's texts have it.
+HISTORY_INPUT = "history"
 #: Rounds in which a team's variables are found; each names those of one text more.
 _MOST_ROUNDS = 1000
 _log = bounded_logger(__name__)
@@ -61,6 +65,8 @@ class ServedTeam:
 
     definition: Runnable
     info: EnsembleInfo
+    #: those that are known before they run
+    tasks: tuple[TaskInfo, ...] = ()
     #: whether answers of models come in fragments
     is_streaming: bool = False
 
@@ -79,7 +85,14 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
     if planned is None:
         return ServedTeam(
             definition=_without_files(name, definition),
-            info=EnsembleInfo(name=name, inputs=[], workflow="map-reduce", tasks=None, takes_items=True),
+            info=EnsembleInfo(
+                name=name,
+                inputs=[],
+                workflow="map-reduce",
+                tasks=None,
+                takes_items=True,
+                chat=ChatInfo(input=definition.chat_input),
+            ),
             is_streaming=definition.is_streaming,
         )
     inputs = _variables(planned)
@@ -90,8 +103,14 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
         workflow=plan.shown_workflow,
         tasks=len(plan.nodes),
         takes_items=not isinstance(definition, Ensemble),
+        chat=_chat(name, planned, inputs, streamed_task=find_streamed_task(planned, plan)),
     )
-    return ServedTeam(definition=definition, info=info, is_streaming=any(node.is_streaming for node in plan.nodes))
+    return ServedTeam(
+        definition=definition,
+        info=info,
+        tasks=tuple(TaskInfo(ensemble=name, name=node.key, agent_role=node.agent_role) for node in plan.nodes),
+        is_streaming=any(node.is_streaming for node in plan.nodes),
+    )
 
 
 def _planned(definition: Runnable) -> Ensemble | None:
@@ -101,6 +120,30 @@ def _planned(definition: Runnable) -> Ensemble | None:
     if isinstance(definition, MapReduceEnsemble) and definition.is_planned:
         return definition.to_ensemble()
     return None
+
+
+def _chat(name: str, ensemble: Ensemble, inputs: Sequence[str], *, streamed_task: str | None) -> ChatInfo:
+    """Return how a team is asked as a model (S-SRV-102, S-SRV-103).
+
+    Args:
+        name: The team's.
+        ensemble: What it plans.
+        inputs: Variables that a run has to give.
+        streamed_task: Instance of the task whose tokens are the answer.
+
+    Raises:
+        ValidationError: its `chat_input` is no variable of its texts.
+    """
+    known = _variables(ensemble.replace(inputs={})) if ensemble.inputs else inputs
+    chosen = ensemble.chat_input
+    if chosen is not None and chosen not in known:
+        raise ValidationError(
+            f"Team '{name}': chat_input '{chosen}' is no variable of its texts. There are: [{', '.join(known)}]"
+        )
+    others = [each for each in inputs if each != HISTORY_INPUT]
+    message = chosen or (others[0] if len(others) == 1 else None)
+    takes_history = HISTORY_INPUT in known and message != HISTORY_INPUT
+    return ChatInfo(input=message, takes_history=takes_history, streamed_task=streamed_task)
 
 
 def _variables(ensemble: Ensemble) -> list[str]:

@@ -22,7 +22,7 @@ import ray.exceptions
 from ensemble_ray.actors.driver.local_instance import is_started_here
 from ensemble_ray.process.bounded_log import bounded_logger
 
-__all__ = ["check_loading", "modules_in"]
+__all__ = ["check_loading", "is_everywhere", "modules_in"]
 
 _log = bounded_logger(__name__)
 #: A short text in a pickle, as the names of modules are: its opcode and its length stand before it.
@@ -54,9 +54,14 @@ def modules_in(body: bytes) -> set[str]:
     for match in _SHORT_TEXT.finditer(body):
         begin = match.end()
         text = body[begin : begin + match[1][0]]
-        if text.isascii() and (name := text.decode()) in sys.modules and name.partition(".")[0] not in _EVERYWHERE:
+        if text.isascii() and (name := text.decode()) in sys.modules and not is_everywhere(name):
             found.add(name)
     return found
+
+
+def is_everywhere(module: str) -> bool:
+    """Return whether every node has that module that has this library."""
+    return module.partition(".")[0] in _EVERYWHERE
 
 
 async def check_loading(scheduler: Any, payloads: Mapping[str, bytes]) -> None:

@@ -24,7 +24,7 @@ from ensemble_ray.actors.link.wire import (
     WireOrder,
 )
 from ensemble_ray.coordinator.predicates import list_predicates
-from ensemble_ray.execute.kinds import RefCountedCache, overrides_of
+from ensemble_ray.execute.kinds import RefCountedCache, overrides_of, requirements_of
 from ensemble_ray.values.epochs import REDISPATCH_STEP
 
 if TYPE_CHECKING:
@@ -145,6 +145,8 @@ class Packer:
                 isolation=agent.isolation,
                 replicas=replicas,
                 is_declared=False,
+                role=agent.role,
+                requirements=requirements_of(agent),
             )
             template = _Template(agent, wire)
             self._templates.put(category, template)
@@ -278,6 +280,8 @@ def _declared_template(key: str, agent: Agent, *, is_declared: bool) -> AgentTem
         isolation=agent.isolation,
         replicas=agent.replicas,
         is_declared=is_declared,
+        role=agent.role,
+        requirements=requirements_of(agent),
     )
 
 

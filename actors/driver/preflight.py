@@ -13,14 +13,16 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, cast
 
 import cloudpickle
 
 from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.llm.openai import OpenAIChatModel
 
-__all__ = ["dump"]
+__all__ = ["Dumped", "dump", "dump_all"]
 
 #: Things that pickle but do not work in another process.
 _SILENTLY_WRONG = (
@@ -81,6 +83,49 @@ def dump(value: object, path: str) -> bytes:
     except Exception as error:
         culprit, reason = _culprit(value, path, error)
         raise ValidationError(f"{culprit} cannot travel to a worker process: {reason}. {_WAY_OUT}") from error
+
+
+class Dumped(NamedTuple):
+    """What travels, and what it needs where it is loaded."""
+
+    body: bytes
+    models: Sequence[OpenAIChatModel]
+    #: modules that it names
+    modules: AbstractSet[str]
+
+
+def dump_all(value: object, path: str) -> Dumped:
+    """Return the value as bytes, with the models of endpoints that are in it, however deep, and the modules (S-CLU-4).
+
+    Args:
+        value: As for `dump`.
+        path: As for `dump`.
+
+    Raises:
+        ValidationError: as for `dump`.
+    """
+    body = dump(value, path)
+    finder = _Finder(io.BytesIO(), protocol=5)
+    finder.dump(value)
+    return Dumped(body, finder.models, finder.modules)
+
+
+class _Finder(_StrictPickler):
+    """Notes models and modules that it comes by."""
+
+    def __init__(self, file: io.BytesIO, *, protocol: int) -> None:
+        super().__init__(file, protocol=protocol)
+        self.models: list[OpenAIChatModel] = []
+        self.modules: set[str] = set()
+
+    def persistent_id(self, obj: object) -> None:
+        """Note an object; it is pickled like all else."""
+        if isinstance(obj, OpenAIChatModel):
+            self.models.append(obj)
+        elif isinstance(obj, type | types.FunctionType | types.BuiltinFunctionType) and obj.__module__:
+            self.modules.add(obj.__module__)
+        elif isinstance(obj, types.ModuleType):
+            self.modules.add(obj.__name__)
 
 
 def _dumps(value: object) -> bytes:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.runs.ports import RunRequest
+    from ensemble_ray.values.directives import Directive
 
 __all__ = ["RayRun"]
 
@@ -140,6 +141,18 @@ class RayRun:
             await reach(lambda: self._scheduler.cancel.remote(self.run_id), RESTART_PAUSES_S)
         except ray.exceptions.RayError as error:
             _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on, also where the scheduler is just being started again.
+
+        Raises:
+            EnsembleError: it cannot be recorded, or the cluster is gone.
+        """
+        try:
+            is_told: bool = await reach(lambda: self._scheduler.inject.remote(self.run_id, directive), RESTART_PAUSES_S)
+        except ray.exceptions.RayError as error:
+            raise ours(error, self.run_id) from None
+        return is_told
 
 
 def _join(parts: Sequence[RunOutcome]) -> RunOutcome:

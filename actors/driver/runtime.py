@@ -1,6 +1,6 @@
 """RayRuntime: the `Runtime` port on a cluster. Runs in the driver: connects, pickles, submits.
 
-It creates only the detached scheduler; the scheduler makes every other actor.
+It creates only the detached schedulers; they make every other actor.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import ray
 import ray.exceptions
 
-from ensemble_ray.actors import spawn
-from ensemble_ray.actors.driver.cluster import LOCAL, check_version, connection_id, join_or_start
+from ensemble_ray.actors.driver.cluster import LOCAL, connection_id, join_or_start
+from ensemble_ray.actors.driver.jobs import JobServer
 from ensemble_ray.actors.driver.loading import check_loading
+from ensemble_ray.actors.driver.node_check import ask_nodes, question_about
 from ensemble_ray.actors.driver.packing import list_payloads, pack_submission
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
 from ensemble_ray.actors.driver.run import RayRun
+from ensemble_ray.actors.driver.schedulers import Schedulers
 from ensemble_ray.actors.link.failures import last_line, ours
-from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.placement import most_replicas
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
@@ -34,10 +36,13 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import Journal
     from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
+    from ensemble_ray.values.node_reports import NodesReport
 
 __all__ = ["RayRuntime"]
 
 _log = bounded_logger(__name__)
+#: How long the nodes may take to answer before a run, s; with joining the cluster it stays below 30 (S-CLU-2).
+CHECK_S = 25.0
 
 
 class RayRuntime:
@@ -53,6 +58,7 @@ class RayRuntime:
         store: str | None = None,
         init_options: Mapping[str, object] | None = None,
         log_to_driver: bool = True,
+        shards: int = 1,
     ) -> None:
         """Make one; nothing is started before the first run.
 
@@ -63,13 +69,20 @@ class RayRuntime:
                 `ENSEMBLE_RAY_STORE`.
             init_options: More arguments for `ray.init`.
             log_to_driver: Whether warnings of agents' processes, and what user code prints there, are logged here too.
+            shards: How many schedulers the runs are spread over, by their ids; > 0.
+
+        Raises:
+            ValidationError: `shards` is not a number above 0.
         """
+        if not isinstance(shards, int) or isinstance(shards, bool) or shards < 1:
+            raise ValidationError(f"RayRuntime shards must be > 0, got: {shards}")
         self._joined_at = address
         self._home = home
         self._store = store
         self._init_options = dict(init_options or {})
         self._log_to_driver = log_to_driver
-        self._scheduler: Any = None
+        self._shards = shards
+        self._schedulers: Schedulers | None = None
         self._connected_as = ""
         self._connecting: asyncio.Task[None] | None = None
         self._keeps_warm = False
@@ -96,12 +109,12 @@ class RayRuntime:
             goes_on_alone=request.context.is_detached and not _asks_driver(request, has_doubles=has_doubles),
         )
         try:
-            scheduler = await self._connect(request.cancelled)
+            scheduler = await self._find_scheduler(request)
             await check_loading(scheduler, list_payloads(submission))
             run = RayRun(request, submission, scheduler)
             await run.begin()
         except ray.exceptions.RayError as error:
-            self._scheduler = None  # the next run looks for it anew
+            self._schedulers = None  # the next run looks for it anew
             raise ours(error, request.run_id) from None
         return run
 
@@ -116,7 +129,7 @@ class RayRuntime:
         del journal  # each process of the cluster has one of its own
         keeps_warm = self._is_kept_warm()
         try:
-            scheduler = await self._connect(request.cancelled)
+            scheduler = await self._find_scheduler(request)
             cluster = await threads.run(cast("Any", ray.cluster_resources))
             executor = RemoteExecutor(
                 request,
@@ -127,16 +140,43 @@ class RayRuntime:
             )
             await executor.open(deliver)
         except ray.exceptions.RayError as error:
-            self._scheduler = None  # the next run looks for it anew
+            self._schedulers = None  # the next run looks for it anew
             raise ours(error, request.run_id) from None
         return executor
+
+    async def check_nodes(self, definition: object | None = None, *, timeout_s: float = CHECK_S) -> NodesReport:
+        """Ask every node of the cluster whether a team can run there; no model is asked (S-CLU-1).
+
+        Args:
+            definition: The team; None: what any team needs.
+            timeout_s: How long the nodes may take; those that have not answered are in the report.
+
+        Raises:
+            ValidationError: something that must travel cannot (S-CONV-34).
+            EnsembleError: the cluster cannot be joined.
+        """
+        question = await threads.run(question_about, definition)
+        await threads.run(join_or_start, self._address, self._init_options)
+        return await ask_nodes(question, timeout_s=timeout_s)
+
+    @staticmethod
+    def job_server(address: str | None = None) -> JobServer:
+        """Return a cluster's job server.
+
+        Args:
+            address: As for `JobServer`.
+
+        Raises:
+            EnsembleError: it cannot be reached, or refuses.
+        """
+        return JobServer(address)
 
     async def close(self) -> None:
         """End the agent processes that are kept for the next run; a cluster is left as it is."""
         self._keeps_warm = False
-        if self._scheduler is not None and ray.is_initialized():
+        if self._schedulers is not None and ray.is_initialized():
             try:
-                await self._scheduler.evict_idle.remote()
+                await self._schedulers.evict_idle()
             except ray.exceptions.RayError as error:
                 _log.warning("The scheduler cannot be reached; its processes end with it: %s", last_line(error))
 
@@ -156,14 +196,25 @@ class RayRuntime:
 
     # Connecting.
 
-    async def _connect(self, called_off: asyncio.Event) -> Any:
-        """Return the scheduler's handle; the first caller starts what is not there.
+    async def _find_scheduler(self, request: RunRequest) -> Any:
+        """Return the handle of the scheduler that a run belongs to.
+
+        Raises:
+            RunExistsError: another scheduler has a run of that id, and no record says so.
+        """
+        schedulers = await self._connect(request.cancelled)
+        if request.store is None:
+            await schedulers.check_unrecorded(request.run_id)
+        return schedulers.of(request.run_id)
+
+    async def _connect(self, called_off: asyncio.Event) -> Schedulers:
+        """Return the cluster's schedulers; the first caller starts what is not there.
 
         Raises:
             CancelledError: the run was called off meanwhile. What is being started goes on, for the next run.
         """
         # A handle is good for one connection; `ray.shutdown` and another `ray.init` make it useless.
-        if self._connecting is None and (self._scheduler is None or connection_id() != self._connected_as):
+        if self._connecting is None and (self._schedulers is None or connection_id() != self._connected_as):
             self._connecting = asyncio.get_running_loop().create_task(self._reconnect())
             self._connecting.add_done_callback(self._on_connected)
         if self._connecting is not None:
@@ -174,31 +225,34 @@ class RayRuntime:
             if not connecting.done():
                 raise asyncio.CancelledError
             connecting.result()
-        return self._scheduler
+        assert self._schedulers is not None, "connected, as just seen"  # noqa: S101  for the type
+        return self._schedulers
 
     async def _reconnect(self) -> None:
-        scheduler = await threads.run(self._join)
-        await check_version(scheduler)
-        self._scheduler, self._connected_as = scheduler, connection_id()
+        await threads.run(self._join)
+        self._schedulers, self._connected_as = await Schedulers.connect(self._shards), connection_id()
 
     def _on_connected(self, connecting: asyncio.Task[None]) -> None:
         self._connecting = None
         if not connecting.cancelled():
             connecting.exception()  # every run that waits gets it; where all were called off, nobody is
 
-    def _join(self) -> Any:
-        """Join or start a cluster, in a thread; return the scheduler's handle."""
-        address = self._joined_at or os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
+    def _join(self) -> None:
+        """Join or start a cluster, in a thread."""
+        address = self._address
         if join_or_start(address, self._init_options) and address == LOCAL:
             # Nobody else uses it, and starting the next run's processes would cost a second each.
             self._keeps_warm = True
-        return spawn.scheduler(SchedulerActor)
+
+    @property
+    def _address(self) -> str:
+        return self._joined_at or os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
 
     def _with_logs(self, request: RunRequest) -> RunRequest:
         return replace(request, context=replace(request.context, forwards_logs=self._log_to_driver))
 
     def _is_kept_warm(self) -> bool:
-        return self._keeps_warm or (self._scheduler is None and not ray.is_initialized() and not self._joins())
+        return self._keeps_warm or (self._schedulers is None and not ray.is_initialized() and not self._joins())
 
     def _joins(self) -> bool:
         return bool(self._joined_at or os.environ.get("RAY_ADDRESS", "").strip())

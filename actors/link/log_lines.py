@@ -7,13 +7,18 @@ lines that pile up where nobody listens, or a process that floods its driver.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["LineBudget", "LineService", "LogLine"]
+from ensemble_ray.text.foreign_text import one_line
 
+__all__ = ["CLUSTER_LOGGER", "LineBudget", "LineService", "LogLine", "scheduler_line"]
+
+#: Logger of what the scheduler tells a run's driver of the cluster.
+CLUSTER_LOGGER = "ensemble_ray.cluster"
 #: Lines that one process forwards in a second.
 LINES_PER_S = 20
 #: Lines of a run that are kept until its driver takes them; the oldest are dropped.
@@ -36,6 +41,11 @@ class LogLine:
     template: str = ""
     #: frames of user code, of an error that was logged
     traceback: str = ""
+
+
+def scheduler_line(text: str, logger: str, level: int = logging.WARNING) -> LogLine:
+    """Return a line of the scheduler's own; people read their driver's log, and not the scheduler's."""
+    return LogLine(text=str(one_line(text)), agent_role="", logger=logger, level=level)
 
 
 class LineBudget:

@@ -18,6 +18,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.placement import PlacementRequest
 from ensemble_ray.plan.plan import Plan
+from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.submission import SubmissionReason
 
@@ -71,6 +72,10 @@ class AgentTemplate:
     replicas: int | None = 1
     #: whether the user declared it, and did not leave it to be made for a task
     is_declared: bool = True
+    #: for messages; where orders differ in their agents' roles, that of the first
+    role: str = ""
+    #: what each of its processes asks of its node
+    requirements: ResourceRequirements = NOTHING
 
     @property
     def placement(self) -> PlacementRequest:
@@ -81,6 +86,7 @@ class AgentTemplate:
             isolation=self.isolation,
             replicas=self.replicas,
             is_declared=self.is_declared,
+            requirements=self.requirements,
         )
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ensemble_ray.actors.link.log_lines import CLUSTER_LOGGER, LogLine, scheduler_line
 from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, WireResult
 from ensemble_ray.actors.scheduler.processes import ProcessPool
+from ensemble_ray.actors.scheduler.requirements import check_comer
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext
 
@@ -29,10 +31,35 @@ _PAGE_BYTES = 1_000_000
 class DynamicRun:
     """One dynamic run in the scheduler."""
 
-    def __init__(self, opening: SessionOpening, pool: ProcessPool, *, hub: Any, limits: SessionLimits) -> None:
+    def __init__(
+        self,
+        opening: SessionOpening,
+        pool: ProcessPool,
+        *,
+        hub: Any,
+        limits: SessionLimits,
+        say: Callable[[Sequence[LogLine]], None],
+    ) -> None:
+        """Make it; nothing is started before the first order.
+
+        Args:
+            opening: The run.
+            pool: Where processes come from.
+            hub: Has its events; None: nobody listens.
+            limits: What its processes are held to.
+            say: Takes lines for the log of the run's driver.
+        """
         self._opening = opening
         self.hub = hub
-        self._session = RunSession(opening, pool, self, hub=hub, limits=limits)
+        self._session = RunSession(
+            opening,
+            pool,
+            self,
+            hub=hub,
+            limits=limits,
+            check=check_comer,
+            warn=(lambda text: say([scheduler_line(text, CLUSTER_LOGGER)])) if opening.context.forwards_logs else None,
+        )
         #: numbers of batches that came, as far as one before them has not; the lowest that has not come
         self._early: set[int] = set()
         self._next_batch = 1
@@ -57,6 +84,10 @@ class DynamicRun:
     def context(self) -> RunContext:
         """What all its tasks share."""
         return self._opening.context
+
+    def resize(self, limits: SessionLimits) -> None:
+        """Use the cluster as it is now: nodes came or went."""
+        self._session.resize(limits)
 
     def submit(self, batch: OrderBatch) -> None:
         """Do these tasks; never waits. A batch that came before is nothing new."""

@@ -17,7 +17,7 @@ import ray
 from ensemble_ray.actors.link.accounts import close_account
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.events import HubSink
-from ensemble_ray.actors.link.log_lines import LogLine
+from ensemble_ray.actors.link.log_lines import CLUSTER_LOGGER, LogLine, scheduler_line
 from ensemble_ray.actors.link.packing import pack_failure, pack_result
 from ensemble_ray.actors.link.run_memory import RemoteMemoryResets
 from ensemble_ray.actors.link.undone import undone
@@ -51,9 +51,9 @@ from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.claimed import ClaimedRun
-from ensemble_ray.runs.decisions import watch_for_decisions
+from ensemble_ray.runs.decisions import DecisionWatch
 from ensemble_ray.runs.ownership import watch_for_cancel
-from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.values.directives import Directive
 from ensemble_ray.values.outputs import RunState
 
 __all__ = ["PlannedRun", "body_of", "opening_of"]
@@ -97,7 +97,15 @@ class PlannedRun:
         self._store = store
         self._say = say
         is_managed = submission.plan.hierarchy is not None
-        self._session = RunSession(opening_of(submission), pool, self, hub=hub, limits=limits, is_managed=is_managed)
+        self._session = RunSession(
+            opening_of(submission),
+            pool,
+            self,
+            hub=hub,
+            limits=limits,
+            is_managed=is_managed,
+            warn=self._warn_of_cluster if submission.context.forwards_logs else None,
+        )
         epoch, facts = (0, MemoryJournal(submission.run_id)) if owned is None else (owned.epoch, owned.journal)
         journal = RunJournal(run_id=submission.run_id, epoch=epoch, journal=facts, clock=SystemClock())
         #: None: nobody listens
@@ -117,7 +125,13 @@ class PlannedRun:
             else recovery.resumed(lambda instance: recalled(outputs, instance), pack_failure, is_restart=is_restart),
             units=self._unit_ports(hub) if submission.plan.units else None,
         )
-        self._coordinator = Coordinator(journal, self._tasks)
+        #: None: its gates are decided in its driver's process
+        self._decisions: DecisionWatch | None = None
+        if submission.context.is_detached and submission.store is not None:
+            waiting = self._tasks.put_down
+            self._decisions = DecisionWatch(store_at(submission.store), submission.run_id, lambda: waiting.reviews)
+        find_decided = None if self._decisions is None else self._decisions.find_decided
+        self._coordinator = Coordinator(journal, self._tasks, find_decided)
         self._running: asyncio.Task[WireOutcome]
         self._background = BackgroundTasks()
         self._keeping: asyncio.Task[None] | None = None
@@ -140,9 +154,15 @@ class PlannedRun:
         )
 
     def _say_to_driver(self, level: int, text: str) -> None:
-        """Have the driver log what the run's source says; people read its log, and not the scheduler's."""
-        line = LogLine(text=str(one_line(text)), agent_role="", logger=PLANNED_LOGGER, level=level)
-        self._say([line])
+        """Have the driver log what the run's source says."""
+        self._say([scheduler_line(text, PLANNED_LOGGER, level)])
+
+    def _warn_of_cluster(self, text: str) -> None:
+        self._say([scheduler_line(text, CLUSTER_LOGGER)])
+
+    def resize(self, limits: SessionLimits) -> None:
+        """Use the cluster as it is now: nodes came or went."""
+        self._session.resize(limits)
 
     async def begin(self) -> None:
         """Start processes and the first tasks."""
@@ -159,6 +179,10 @@ class PlannedRun:
     async def cancel(self) -> None:
         """End the run; processes that hold on are ended after a grace."""
         await self._coordinator.cancel()
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on; False: the run has ended."""
+        return await self._coordinator.inject(directive)
 
     async def report(self, reports: Sequence[WireResult]) -> None:
         """Take what processes report."""
@@ -224,10 +248,8 @@ class PlannedRun:
         watching = deciding = None
         if self._owned is not None:
             watching = self._background.start(watch_for_cancel(self._owned, self.run_id, self.cancel))
-        if self._submission.context.is_detached and self._submission.store is not None:
-            store, put_down = store_at(self._submission.store), self._tasks.put_down
-            watch = watch_for_decisions(store, self.run_id, lambda: put_down.reviews, self._coordinator.go_on)
-            deciding = self._background.start(watch)
+        if self._decisions is not None:
+            deciding = self._background.start(self._decisions.watch(self._coordinator.go_on))
         try:
             ended = await asyncio.shield(self._running)
             keeps_warm, state = self._submission.keeps_warm, ended.state

@@ -26,6 +26,7 @@ from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.orders import RunContext, TaskStatus
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
+from ensemble_ray.plan.requirements import Node, ResourceRequirements
 from ensemble_ray.process.bounded_log import bounded_logger
 
 __all__ = ["CALLABLES", "GroupOwner", "ProcessGroups"]
@@ -37,8 +38,12 @@ _log = bounded_logger(__name__)
 MOST_DIRECT = 4
 #: Group of handler tasks and guardrails.
 CALLABLES = "callables"
+#: After how long the driver hears that a process still waits for a node, s, and how often from then on.
+_WAITED_S, _WAITS_S = 10.0, 60.0
 #: How long a process may take to let a run go, s.
 _RELEASE_S = 5.0
+#: How long a process that a run left while it started may go on starting, s.
+_START_S = 60.0
 
 
 class GroupOwner(Protocol):
@@ -55,6 +60,18 @@ class GroupOwner(Protocol):
 
     def process_type(self, group: str) -> ProcessType:
         """Return what a group's processes are for."""
+        ...
+
+    def requirements_of(self, group: str) -> ResourceRequirements:
+        """Return what a group's processes ask of their nodes."""
+        ...
+
+    def on_ready(self, group: str) -> None:
+        """Start the next process of a group, since one has started that had to wait for a node."""
+        ...
+
+    def on_wait(self, group: str, waited_s: float) -> None:
+        """Tell people that a process waits for a node, and for how long it has."""
         ...
 
     async def bind(self, group: str, process: Process, callables: Any) -> None:
@@ -74,13 +91,14 @@ class ProcessGroups:
     """Processes of one run."""
 
     def __init__(
-        self, owner: GroupOwner, pool: ProcessPool, *, hub: Any, is_recorded: bool, is_spread: bool = False
+        self, owner: GroupOwner, pool: ProcessPool, *, hub: Any, is_recorded: bool, nodes: Sequence[Node] = ()
     ) -> None:
         self._owner = owner
         self._run_id = owner.context.run_id
         self._pool = pool
         self._hub = hub
-        self._is_spread = is_spread
+        #: what new processes are spread over; none: it does not matter where they are
+        self.nodes = nodes
         self._groups: dict[str, list[Process]] = {}
         self._by_name: dict[str, Process] = {}
         self._table = DispatchTable(is_recorded=is_recorded)
@@ -168,17 +186,28 @@ class ProcessGroups:
         for process in processes:
             process.on_death = None
             self._forget(process)
-        released = await asyncio.gather(*(self._release(process) for process in processes))
-        for process, is_clean in zip(processes, released, strict=True):
-            self._pool.put_back(process, keep=keep and is_clean)
+        # One that still starts never had work; a run does not wait for it.
+        starting = [process for process in processes if keep and process.is_alive and not process.is_ready]
+        for process in starting:
+            self._tasks.start(self._put_back_started(process))
+        await asyncio.gather(*(self._put_back(process, keep=keep) for process in processes if process not in starting))
+
+    async def _put_back_started(self, process: Process) -> None:
+        """Put a process back when it has started; one that does not is ended.
+
+        Messages to one that starts overtake each other: a run that is gone on with at once would be bound there under its
+        own id, and be released as the one that left.
+        """
+        if process.starting is not None:
+            await asyncio.wait([process.starting], timeout=_START_S)
+        await self._put_back(process, keep=True)
+
+    async def _put_back(self, process: Process, *, keep: bool) -> None:
+        self._pool.put_back(process, keep=await self._release(process) and keep)
 
     async def _release(self, process: Process) -> bool:
-        if not process.is_alive:
+        if not process.is_alive or not process.is_ready:
             return False
-        if not process.is_ready:
-            # Still starting, so it never had work; a run does not wait for it.
-            self._send(process, process.handle.release.remote(self._run_id))
-            return True
         try:
             async with asyncio.timeout(_RELEASE_S):
                 return bool(await process.handle.release.remote(self._run_id))
@@ -203,12 +232,22 @@ class ProcessGroups:
         for process in self._groups.get(group, []):
             if process.name == lost:
                 self.lose(process, RuntimeError("it could not be reached by another agent"))
-        alive = self.alive(group) or [self.start_process(group)]
-        return [(process.name, process.handle) for process in alive]
+        found = self._usable(group) or [self.start_process(group)]
+        return [(process.name, process.handle) for process in found]
 
     def alive(self, group: str) -> list[Process]:
         """Return the processes of a group."""
         return [process for process in self._groups.get(group, []) if process.is_alive]
+
+    def starting(self, group: str) -> int:
+        """Return how many processes of a group have not started yet."""
+        return sum(not process.is_ready for process in self.alive(group))
+
+    def _usable(self, group: str) -> list[Process]:
+        """Return those that orders go to: not those that may wait long for a node, while there are others."""
+        alive = self.alive(group)
+        ready = [process for process in alive if process.is_ready or not process.requirements]
+        return ready or alive
 
     def load(self, group: str) -> int:
         """Return how many orders a group is at work on."""
@@ -216,30 +255,44 @@ class ProcessGroups:
 
     def start_process(self, group: str) -> Process:
         """Start one more process for a group."""
-        process = self._pool.claim(self._owner.process_type(group), is_spread=self._is_spread)
+        requirements = self._owner.requirements_of(group)
+        process = self._pool.claim(self._owner.process_type(group), requirements=requirements, nodes=self.nodes)
         process.on_death = self._on_death
         self._groups[group] = [*self.alive(group), process]
         self._by_name[process.name] = process
-        self._send(process, self._bind(group, process))
+        process.starting = self._send(process, self._bind(group, process))
+        if requirements:
+            self._tasks.start(self._tell_of_wait(group, process))
         return process
 
     async def _bind(self, group: str, process: Process) -> None:
         await self._owner.bind(group, process, None if self._callables is None else self._callables.handle)
         process.is_ready = True
+        if process.requirements and process in self._groups.get(group, ()):
+            self._owner.on_ready(group)
+
+    async def _tell_of_wait(self, group: str, process: Process) -> None:
+        """Tell people now and then, as long as it waits."""
+        waited_s = _WAITED_S
+        await asyncio.sleep(_WAITED_S)
+        while process in self._groups.get(group, ()) and process.is_alive and not process.is_ready:
+            self._owner.on_wait(group, waited_s)
+            await asyncio.sleep(_WAITS_S)
+            waited_s += _WAITS_S
 
     def _choose(self, group: str) -> Process:
-        alive = self.alive(group)
-        if not alive:
+        usable = self._usable(group)
+        if not usable:
             return (
                 self.host_callables() if group == CALLABLES and self._callables is None else self.start_process(group)
             )
-        return min(alive, key=lambda process: self._table.load(process.name))
+        return min(usable, key=lambda process: self._table.load(process.name))
 
     def _forget(self, process: Process) -> None:
         self._by_name.pop(process.name, None)
         self._table.forget_process(process.name)
 
-    def _send(self, process: Process, work: Awaitable[None]) -> None:
+    def _send(self, process: Process, work: Awaitable[None]) -> asyncio.Task[None]:
         """Await a call in the background; where it fails, the tasks of that process go on elsewhere, or fail."""
 
         async def send() -> None:
@@ -251,7 +304,7 @@ class ProcessGroups:
                 elif process.is_alive:
                     self._fail(process, self._table.orders_of(process.name), _cause_of(error))
 
-        self._tasks.start(send())
+        return self._tasks.start(send())
 
     # Failures.
 

@@ -7,8 +7,8 @@ a thousandth of a new process.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from ensemble_ray.actors.worker.callable_host import CallableHost
 from ensemble_ray.actors.worker.manager import ManagerActor
 from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.limits.steps import HolderGone
+from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements, least_used
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.ids import new_object_id
 
@@ -47,11 +48,15 @@ class Process:
     #: also what it calls itself towards the rate limiter
     name: str
     type: ProcessType = "agent"
-    #: whether it was placed where few others are, and not where there is room
-    is_spread: bool = False
+    #: where it was started; empty: anywhere
+    node_id: str = ""
+    #: what it reserves on its node
+    requirements: ResourceRequirements = NOTHING
     is_alive: bool = True
     #: whether it has been bound to the current run
     is_ready: bool = False
+    #: done when it is ready, or cannot be
+    starting: asyncio.Task[None] | None = None
     #: templates of agents of the current run that it was sent, those sent last in the end
     templates: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
     on_death: Callable[[Process, BaseException], None] | None = None
@@ -61,28 +66,45 @@ class Process:
 class ProcessPool:
     """All agent processes of this scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: str = spawn.SCHEDULER) -> None:
+        """Make it without processes; `scheduler` is the name of the one that has it."""
+        self._scheduler = scheduler
         self._idle: list[Process] = []
         self._living: set[Process] = set()
         self._board = EndpointBoard()
         self._watches = BackgroundTasks()
 
-    def claim(self, process_type: ProcessType = "agent", *, is_spread: bool = False) -> Process:
+    def claim(
+        self,
+        process_type: ProcessType = "agent",
+        *,
+        requirements: ResourceRequirements = NOTHING,
+        nodes: Sequence[Node] = (),
+    ) -> Process:
         """Return an idle process of that type, or a fresh one; never waits, since calls queue up until it has started.
 
         Args:
             process_type: What it is for.
-            is_spread: Whether it should be on a node that has few others.
+            requirements: What it asks of its node.
+            nodes: It should be on that of these which has the fewest, unless it asks for something; none: it does not matter.
         """
+        nodes = () if requirements else nodes  # Ray finds one that has it
+        wanted = (process_type, requirements, bool(nodes))
         for process in self._idle:
-            if process.type == process_type and process.is_spread == is_spread and process.is_alive:
+            if (process.type, process.requirements, bool(process.node_id)) == wanted and process.is_alive:
                 self._idle.remove(process)
                 if process.timer is not None:
                     process.timer.cancel()
                 return process
+        if requirements:  # what idle ones reserve may be just what it would wait for
+            for process in [each for each in self._idle if each.requirements]:
+                self._expire(process)
         name = f"{process_type}-{new_object_id()[:8]}"
-        handle = spawn.disposable(_CLASSES[process_type], name, is_spread=is_spread)
-        process = Process(handle=handle, name=name, type=process_type, is_spread=is_spread)
+        node_id = least_used(nodes, Counter(each.node_id for each in self._living)) if nodes else ""
+        handle = spawn.disposable(
+            _CLASSES[process_type], name, self._scheduler, requirements=requirements, node_id=node_id
+        )
+        process = Process(handle=handle, name=name, type=process_type, node_id=node_id, requirements=requirements)
         self._living.add(process)
         for update in self._board.current(asyncio.get_running_loop().time()):
             process.handle.on_endpoint_update.remote(update)
@@ -91,10 +113,11 @@ class ProcessPool:
 
     def put_back(self, process: Process, *, keep: bool) -> None:
         """Keep it for the next run, or end it."""
+        is_placed = process.is_ready or not process.requirements  # else it may wait for a node, for nobody
         process.on_death = None
         process.is_ready = False
         process.templates.clear()
-        if keep and process.is_alive:
+        if keep and process.is_alive and is_placed:
             process.timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, process)
             self._idle.append(process)
         else:

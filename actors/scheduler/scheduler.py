@@ -1,4 +1,4 @@
-"""SchedulerActor: one per cluster; a run is an id in it. What the cluster's other processes call.
+"""SchedulerActor: one per cluster, or several that share its runs; a run is an id in it. What the cluster's other processes call.
 
 It makes every other actor of a run, passes bytes on without loading them, and runs no user code. The rules are in
 `ensemble_ray.schedule` and `ensemble_ray.plan`. When its process dies, Ray starts it again; it then goes on with the runs
@@ -8,7 +8,6 @@ whose submissions are kept, from their records (S-DUR-32).
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,9 +22,11 @@ from ensemble_ray.actors.link.log_lines import LineService
 from ensemble_ray.actors.link.packing import load_submission, pack_end, pack_recorded
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
 from ensemble_ray.actors.link.wire import SessionOpening, Submission, WireOutcome, WireResult
+from ensemble_ray.actors.scheduler.cluster_nodes import ClusterNodes
 from ensemble_ray.actors.scheduler.loading import load_everywhere
 from ensemble_ray.actors.scheduler.planned_run import PlannedRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
+from ensemble_ray.actors.scheduler.requirements import check_requirements
 from ensemble_ray.actors.scheduler.run_end import RunEnd
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.session_service import SessionService
@@ -35,7 +36,6 @@ from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.coordinator.outputs import SpooledOutputs
 from ensemble_ray.errors import RunExistsError, message_of
 from ensemble_ray.limits.endpoints import EndpointUpdate
-from ensemble_ray.plan.placement import max_own_processes, most_replicas
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import package_version
 from ensemble_ray.record.opening import store_at
@@ -43,6 +43,7 @@ from ensemble_ray.record.resume.run_head import head_facts
 from ensemble_ray.runs.claimed import claim_planned
 from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.values.directives import Directive
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
@@ -51,17 +52,6 @@ __all__ = ["SchedulerActor"]
 _log = bounded_logger(__name__)
 #: Ended runs whose results nobody has fetched yet.
 KEPT_RESULTS = 64
-
-
-def _limits(*, is_dynamic: bool) -> SessionLimits:
-    """Return what the processes of a run are held to that begins now on this cluster."""
-    cluster = cast("dict[str, float]", cast("Any", ray.cluster_resources)())
-    nodes = cast("list[dict[str, object]]", cast("Any", ray.nodes)()) if is_dynamic else []
-    return SessionLimits(
-        max_own=max_own_processes(cluster, cpus_here=os.cpu_count() or 1),
-        most_replicas=most_replicas(cluster),
-        is_spread=sum(bool(node["Alive"]) for node in nodes) > 1,
-    )
 
 
 async def _has_ended(submission: Submission) -> bool:
@@ -75,11 +65,18 @@ async def _has_ended(submission: Submission) -> bool:
 class SchedulerActor(LineService, SessionService):
     """Holds the runs of a cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = spawn.SCHEDULER) -> None:
+        """Make it; runs of an earlier process of this actor go on.
+
+        Args:
+            name: Its name, which tells it from the others of its cluster.
+        """
         LineService.__init__(self)
-        SessionService.__init__(self, ProcessPool(), lambda: _limits(is_dynamic=True))
+        self._nodes = ClusterNodes(self._resize, lambda: bool(self._planned or self._dynamic))
+        SessionService.__init__(self, ProcessPool(name), self._nodes.limits, self.add_lines)
         freeze_modules()
-        self._store = SubmissionStore()
+        self._name = name
+        self._store = SubmissionStore(scheduler=name)
         self._planned: dict[str, PlannedRun] = {}
         self._ends: dict[str, RunEnd] = {}
         self._waiting = WaitingRuns(self._go_on, self._store.drop)
@@ -112,13 +109,15 @@ class SchedulerActor(LineService, SessionService):
         Raises:
             RunExistsError: a run of that id is running.
             RecordError: its record cannot be written, or is damaged.
+            ValidationError: an agent asks for what the cluster can never give it (S-CLU-43).
         """
         await self.recovered()
         submission = load_submission(body)
         run_id = submission.run_id
-        begun = self._ends.get(run_id)
-        if (begun is not None and not begun.result.done()) or run_id in self._dynamic:
+        if await self.is_running(run_id):
             raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
+        if any(template.requirements for template in submission.templates):
+            check_requirements(submission.templates, self._nodes.limits())
         hub = spawn.event_hub(EventHub) if submission.is_connected else None
         run = await self._begin(submission, hub)
         if hub is not None:
@@ -134,6 +133,12 @@ class SchedulerActor(LineService, SessionService):
         """Return whether a run is known here: it runs, or its result waits to be fetched."""
         await self.recovered()
         return run_id in self._ends
+
+    async def is_running(self, run_id: str) -> bool:
+        """Return whether a run of that id goes on here."""
+        await self.recovered()
+        begun = self._ends.get(run_id)
+        return (begun is not None and not begun.result.done()) or run_id in self._dynamic
 
     async def report(self, run_id: str, source: str, reports: Sequence[WireResult]) -> None:  # noqa: ARG002  named in traces of calls
         """Take results of tasks, in the batches in which a process sends them."""
@@ -154,6 +159,13 @@ class SchedulerActor(LineService, SessionService):
 
     async def update_endpoint(self, source: str, update: EndpointUpdate) -> None:
         """Let all other processes of the cluster know what one knows of an endpoint (S-DUR-64, S-DUR-65)."""
+        await self.hear_endpoint(source, update)
+        for name, other in spawn.existing_schedulers().items():
+            if name != self._name:
+                other.hear_endpoint.remote(source, update)
+
+    async def hear_endpoint(self, source: str, update: EndpointUpdate) -> None:
+        """Let the processes of this scheduler know; another one had it from one of its own."""
         self._pool.broadcast(update, source=source)
 
     async def wait(self, run_id: str, cursor: int = 0, end_id: str = "") -> bytes | None:
@@ -183,6 +195,12 @@ class SchedulerActor(LineService, SessionService):
         if run is not None:
             await run.cancel()
 
+    async def inject(self, run_id: str, directive: Directive) -> bool:
+        """Tell the tasks of a run that start from now on; False: it has ended."""
+        await self.recovered()
+        run = self._planned.get(run_id)
+        return run is not None and await run.inject(directive)
+
     async def forget(self, run_id: str, end_id: str) -> None:
         """Drop a result that was fetched; that of a later run of the same id was not."""
         ended = self._ends.get(run_id)
@@ -207,6 +225,12 @@ class SchedulerActor(LineService, SessionService):
         if opening.run_id in self._planned:
             raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
         return await super().open_session(opening)
+
+    def _resize(self, limits: SessionLimits) -> None:
+        for planned in self._planned.values():
+            planned.resize(limits)
+        for dynamic in self._dynamic.values():
+            dynamic.resize(limits)
 
     # Planned runs.
 
@@ -256,7 +280,7 @@ class SchedulerActor(LineService, SessionService):
                 submission,
                 self._pool,
                 hub=hub,
-                limits=_limits(is_dynamic=False),
+                limits=self._nodes.limits(),
                 claimed=claimed,
                 outputs=outputs,
                 store=self._store,

@@ -8,6 +8,7 @@ orders out (`process_groups`). Must never happen: anything that stays here of a 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -22,15 +23,18 @@ from ensemble_ray.actors.link.wire import AgentTemplate, Binding, SessionOpening
 from ensemble_ray.actors.scheduler.callables import CallablesDelivery
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
-from ensemble_ray.errors import EnsembleError
+from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.execute.kinds import MOST_TEMPLATES, RefCountedCache
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.placement import Placement
 from ensemble_ray.plan.plan import MANAGER_KEY
+from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements, room_for, show_nodes
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.runs.ownership import GRACE_S
 
 __all__ = ["ReportReceiver", "RunSession", "SessionLimits"]
 
+_log = bounded_logger(__name__)
 Answer = TypeVar("Answer")
 #: A predicate whose process died so often while it was asked is not asked again: it may well be what kills them.
 _MOST_LOST = 3
@@ -44,8 +48,13 @@ class SessionLimits:
     max_own: int
     #: how many a group may get whose agents say nothing
     most_replicas: int
-    #: whether they go to nodes that have few others
-    is_spread: bool = False
+    #: what the cluster has
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def spread_over(self) -> tuple[Node, ...]:
+        """The nodes that processes are spread over; none where there is no choice."""
+        return self.nodes if len(self.nodes) > 1 else ()
 
 
 class ReportReceiver(Protocol):
@@ -72,6 +81,8 @@ class RunSession:
         hub: Any,
         limits: SessionLimits,
         is_managed: bool = False,
+        check: Callable[[AgentTemplate, SessionLimits], None] | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         """Make it; nothing is started before `open` or the first order.
 
@@ -82,14 +93,18 @@ class RunSession:
             hub: Has its events; None: nobody listens.
             limits: How many processes it may have.
             is_managed: Whether one of its agents is a manager, which has a process of its own type.
+            check: Refuses an agent that comes while the run goes on and asks for what the cluster cannot give.
+            warn: Tells the run's driver something; None: the log of this process is told.
         """
         self._opening = opening
         self._receiver = receiver
         self._hub = hub
-        self._max_own = limits.max_own
+        self._limits = limits
+        self._check = check
+        self._warn = warn or _log.warning
         self._is_managed = is_managed
         is_recorded = opening.location is not None
-        self._groups = ProcessGroups(self, pool, hub=hub, is_recorded=is_recorded, is_spread=limits.is_spread)
+        self._groups = ProcessGroups(self, pool, hub=hub, is_recorded=is_recorded, nodes=limits.spread_over)
         self._placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
         self._templates: RefCountedCache[AgentTemplate] = RefCountedCache(on_drop=self._on_drop)
         #: those that are known from the beginning; processes of their groups are bound to them
@@ -121,6 +136,16 @@ class RunSession:
             self._groups.host_callables()
         for group in self._placement.groups:
             self._grow(group, 0)
+
+    def resize(self, limits: SessionLimits) -> None:
+        """Use the cluster as it is now: nodes came or went."""
+        self._limits = limits
+        self._groups.nodes = limits.spread_over
+        self._placement.resize(max_own=limits.max_own, most_replicas=limits.most_replicas)
+        if not self._groups.is_closed:
+            for group in self._placement.groups:
+                if self._groups.load(group):
+                    self._grow(group, 0)
 
     # Orders.
 
@@ -218,6 +243,12 @@ class RunSession:
         self._in_flight[order.instance] = key
         if template is not None:
             self._templates.use(key)
+            try:
+                if self._check is not None and template.requirements and key not in self._placement:
+                    self._check(template, self._limits)  # later it waits for nodes that were lost
+            except ValidationError as error:
+                self._report_undone(order, error)
+                return False
             self._placement.place((template.placement,))
         return True
 
@@ -233,11 +264,14 @@ class RunSession:
 
     def _grow(self, group: str, coming: int) -> None:
         """Start the processes that a group should have for what it does and what comes."""
+        requirements = self._placement.requirements_of(group)
         missing = self._placement.missing(
             group,
+            room=room_for(requirements, self._limits.nodes) if requirements else math.inf,
             alive=len(self._groups.alive(group)),
             in_flight=coming + self._groups.load(group),
             in_run=self._groups.size,
+            starting=self._groups.starting(group),
         )
         for _ in range(missing):
             self._groups.start_process(group)
@@ -277,6 +311,26 @@ class RunSession:
             return "callables"
         is_manager = self._is_managed and group == self._placement.group_of(MANAGER_KEY)
         return "manager" if is_manager else "agent"
+
+    def requirements_of(self, group: str) -> ResourceRequirements:
+        """Return what a group's processes ask of their nodes."""
+        return NOTHING if group == CALLABLES else self._placement.requirements_of(group)
+
+    def on_ready(self, group: str) -> None:
+        """Start the next process of a group, since one has started that had to wait for a node."""
+        if not self._groups.is_closed and group in self._placement.groups:
+            self._grow(group, 0)
+
+    def on_wait(self, group: str, waited_s: float) -> None:
+        """Tell people that a process waits for a node, and for how long it has."""
+        if group not in self._placement.groups:
+            return  # nobody needs it any more
+        found = (self._templates.get(key) for key in self._placement.members(group))
+        who = ", ".join(dict.fromkeys(f"Agent '{each.role}'" for each in found if each is not None))
+        self._warn(
+            f"{who}: its process waits for a node that has {self._placement.requirements_of(group)} free, {waited_s:.0f} s "
+            f"so far. {show_nodes(self._limits.nodes)}, in use or not"
+        )
 
     def templates_for(self, process: Process, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
         """Return the templates of agents that these orders need and that process was not sent."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.accounts import close_account
 from ensemble_ray.actors.link.events import begin_events
+from ensemble_ray.actors.link.log_lines import LogLine
 from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, driver_of
 from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
@@ -25,15 +27,22 @@ _log = bounded_logger(__name__)
 class SessionService:
     """Sessions of dynamic runs, whose drivers coordinate them; a part of the scheduler. Nothing of them outlives its process."""
 
-    def __init__(self, pool: ProcessPool, limits: Callable[[], SessionLimits]) -> None:
+    def __init__(
+        self,
+        pool: ProcessPool,
+        limits: Callable[[], SessionLimits],
+        say: Callable[[str, Sequence[LogLine]], None],
+    ) -> None:
         """Make it.
 
         Args:
             pool: Where processes come from.
             limits: Return what the processes of a run that begins now are held to.
+            say: Takes lines for the log of a run's driver, by the run's id.
         """
         self._pool = pool
         self._limits = limits
+        self._say = say
         self._dynamic: dict[str, DynamicRun] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
 
@@ -52,7 +61,8 @@ class SessionService:
                 raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
             await self._end(held, keep=False)
         hub = spawn.event_hub(EventHub) if opening.is_connected else None
-        run = DynamicRun(opening, self._pool, hub=hub, limits=self._limits())
+        say = partial(self._say, opening.run_id)
+        run = DynamicRun(opening, self._pool, hub=hub, limits=self._limits(), say=say)
         self._dynamic[opening.run_id] = run
         watch = self._watches[run.session] = asyncio.get_running_loop().create_task(self._watch(run))
         watch.add_done_callback(lambda _: self._watches.pop(run.session, None))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from ray.experimental import internal_kv
 
+from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.packing import dump_submission, load_submission
 from ensemble_ray.actors.scheduler.sealing import Seal
 from ensemble_ray.errors import message_of
@@ -36,12 +37,14 @@ _put, _get, _delete, _list = (getattr(internal_kv, f"_internal_kv_{name}") for n
 class SubmissionStore:
     """The submissions of a cluster's runs. Calls take some milliseconds each, in a thread."""
 
-    def __init__(self, key_file: Path | None = None) -> None:
+    def __init__(self, key_file: Path | None = None, *, scheduler: str = "") -> None:
         """Make one.
 
         Args:
             key_file: The key of the submissions; default: in the directory of this process's records.
+            scheduler: Name of the one whose runs these are; a cluster may have several, and none goes on with another's.
         """
+        self._prefix = _PREFIX if scheduler in {"", spawn.SCHEDULER} else f"{scheduler}:{_PREFIX}"
         self._seal = Seal(home_directory() / KEY_NAME if key_file is None else key_file)
 
     async def keep(self, submission: Submission) -> None:
@@ -50,23 +53,23 @@ class SubmissionStore:
 
     async def drop(self, run_id: str) -> None:
         """Forget a run that has ended."""
-        await threads.run(_delete, f"{_PREFIX}{run_id}", namespace=_NAMESPACE)
+        await threads.run(_delete, f"{self._prefix}{run_id}", namespace=_NAMESPACE)
 
     async def kept(self) -> list[Submission]:
         """Return the submissions of runs that have not ended. One that was not sealed here, or is of another version, is dropped."""
-        names = cast("list[bytes]", await threads.run(_list, _PREFIX, namespace=_NAMESPACE))
+        names = cast("list[bytes]", await threads.run(_list, self._prefix, namespace=_NAMESPACE))
         found = [await threads.run(self._open, name) for name in names]
         return [submission for submission in found if submission is not None]
 
     def _keep(self, submission: Submission) -> None:
         sealed = self._seal.seal(submission.run_id, dump_submission(submission))
-        _put(f"{_PREFIX}{submission.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
+        _put(f"{self._prefix}{submission.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
 
     def _open(self, name: bytes) -> Submission | None:
         sealed = cast("bytes | None", _get(name, namespace=_NAMESPACE))
         if sealed is None:
             return None
-        run_id = name.decode(errors="replace").removeprefix(_PREFIX)
+        run_id = name.decode(errors="replace").removeprefix(self._prefix)
         try:
             body = self._seal.open(run_id, sealed)
             return load_submission(body)  # sealed by this user's scheduler, as just checked

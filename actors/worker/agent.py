@@ -25,6 +25,7 @@ from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.worker.cpu import RayCpuPool
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
+from ensemble_ray.actors.worker.measured_limiter import MeasuredLimiter
 from ensemble_ray.actors.worker.peers import RemotePeers
 from ensemble_ray.actors.worker.remote_callables import RemoteCallables
 from ensemble_ray.actors.worker.report_sender import ReportSender
@@ -56,15 +57,21 @@ class SilentSink:
 class AgentActor:
     """Hosts agents."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, scheduler: str = spawn.SCHEDULER) -> None:
+        """Make it.
+
+        Args:
+            name: Its name.
+            scheduler: Name of the scheduler that made it.
+        """
         freeze_modules()
         self._name = name
-        self._scheduler = spawn.existing("scheduler")
+        self._scheduler = spawn.existing(scheduler)
         self._host = TaskHost(ReportSender(self._scheduler, name))
         process_endpoints().share = EndpointUpdateSender(self._scheduler, name).send
         self._forwarder = LineForwarder(self._scheduler)
         self._remote_limiter = RemoteLimiter()
-        self._limiter = LeasingLimiter(self._remote_limiter, holder=name)
+        self._limiter = MeasuredLimiter(LeasingLimiter(self._remote_limiter, holder=name))
         self._cpu = RayCpuPool(spawn.cpu_call())
         self._bound: dict[str, asyncio.Future[None]] = {}
         #: run -> the way to its callables

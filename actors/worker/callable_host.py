@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import cloudpickle
 
+from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.packing import packed_evaluation, unpack_output, unpack_question, unpack_update
 from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables
@@ -88,8 +89,9 @@ class HeldCallables(Mapping[str, _HeldTask]):
 class CallableHost(AgentActor):
     """Hosts the callables of one run."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, scheduler: str = spawn.SCHEDULER) -> None:
+        """Make it, as an `AgentActor`."""
+        super().__init__(name, scheduler)
         self._held: dict[str, HeldCallables] = {}
         self._callables: dict[str, asyncio.Future[LocalCallables]] = {}
         self._predicates: dict[str, LocalPredicates] = {}

@@ -21,6 +21,7 @@ from typing import Any, Generic, Never
 
 from ensemble_ray import Agent, MapReduceEnsemble, Task
 from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.directives import RunDirectives
 from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories
 from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
@@ -258,6 +259,7 @@ async def _mapped(definition: MapReduceEnsemble, rules: MapReduceRules, size: in
         factories=DefinitionFactories(definition),
         maker=TaskMaker(definition, {}),
         items=items,
+        directives=RunDirectives(journal),
         store=store,
         record=None,
         item_count=None,

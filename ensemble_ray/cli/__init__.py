@@ -15,12 +15,13 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code; the console command `ensemble-ray`."""
     from ensemble_ray.cli.app import invoke
-    from ensemble_ray.cli.view.terminal import flush_results, guard_streams, reserve_stdout
+    from ensemble_ray.cli.view.terminal import flush_results, frame_results, guard_streams, reserve_stdout
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     guard_streams()
     if "--json" in words:  # where it is the value of another option, this costs nothing
         reserve_stdout()
+    frame_results()
     code = invoke(words)
     flush_results()
     sys.exit(code)

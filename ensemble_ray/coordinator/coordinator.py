@@ -9,12 +9,13 @@ that has the run's factories. What differs stands in the run's source, its `RunT
    order decides what follows (S-DUR-136).
 3. A task's first result counts; a late one of a process that was replaced is not even a fact (S-PAR-12).
 4. It holds outputs as it got them and looks into none, so that a scheduler's process runs no user code.
+5. A run that is about to wait for decisions looks once more for those that came meanwhile, and goes on with them (S-REV-124).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, assert_never
 
 from ensemble_ray.coordinator.ports import Order, Result
@@ -48,12 +49,14 @@ from ensemble_ray.schedule.stimuli import (
     Waiting,
 )
 from ensemble_ray.values.ids import key_of
+from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.ports import Executor, RunTasks
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.schedule.stimuli import Stimulus
+    from ensemble_ray.values.directives import Directive
 
 __all__ = ["Coordinator"]
 
@@ -69,10 +72,22 @@ Outcome = TypeVar("Outcome")
 class Coordinator(Generic[Order, Result, Outcome]):
     """One run: its source, its tasks, its end. Fulfils `TaskReporter`."""
 
-    def __init__(self, journal: RunJournal, tasks: RunTasks[Order, Result, Outcome]) -> None:
-        """Make one that has not begun."""
+    def __init__(
+        self,
+        journal: RunJournal,
+        tasks: RunTasks[Order, Result, Outcome],
+        find_decided: Callable[[], Awaitable[Sequence[str]]] | None = None,
+    ) -> None:
+        """Make one that has not begun.
+
+        Args:
+            journal: The run's.
+            tasks: The run's.
+            find_decided: Returns tasks that were put down and whose gates were decided since; None: nobody else decides.
+        """
         self._journal = journal
         self._tasks = tasks
+        self._find_decided = find_decided
         self._source: Source
         self._executor: Executor[Order]
         self._inbox: list[Stimulus] = []
@@ -106,7 +121,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
             if self._broken is not None:
                 raise self._broken
             await self._begin()
-            while self._ending is None:
+            while (ending := await self._end()) is None:
                 await self._woken.wait()
                 if len(self._open) > _MANY:
                     await self._journal.clock.sleep(_GATHER_S)
@@ -114,7 +129,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
                 if self._broken is not None:
                     raise self._broken
                 await self._handle()
-            return await self._tasks.close(self._ending)
+            return await self._tasks.close(ending)
         finally:
             self._tasks.leave()
             for waiting in (self.begun, self._cancelling):
@@ -137,6 +152,18 @@ class Coordinator(Generic[Order, Result, Outcome]):
             return False
         self._gates.remove(gate)
         self.notify(Decided(at=self._journal.now(), gate=gate, verdict=verdict, text=text))
+        return True
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on; return, when it is on record, whether any may: False for a run that ended.
+
+        Raises:
+            RecordError, StaleEpochError: it cannot be recorded.
+        """
+        await asyncio.shield(self.begun)  # the record begins with the run
+        if self._ending is not None or self._broken is not None:
+            return False
+        await self._tasks.directives.add(directive)
         return True
 
     def go_on(self, instances: Sequence[str]) -> None:
@@ -180,6 +207,18 @@ class Coordinator(Generic[Order, Result, Outcome]):
         """End the run with the error of what cannot work any more, such as its executor."""
         if not failed.cancelled() and (error := failed.exception()) is not None:
             self.break_off(error)
+
+    async def _end(self) -> End | None:
+        """Return how the run ends; None while it goes on."""
+        ending = self._ending
+        if ending is None or ending.state is not RunState.WAITING or self._find_decided is None:
+            return ending
+        self._ending = None  # who cancels meanwhile is heard
+        if decided := await self._find_decided():
+            self.go_on(decided)
+        if not self._inbox and self._broken is None:
+            self._ending = ending
+        return self._ending
 
     async def _begin(self) -> None:
         opening = await self._tasks.open(self._source, self)

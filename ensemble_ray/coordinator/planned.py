@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
+from ensemble_ray.coordinator.directives import RunDirectives
 from ensemble_ray.coordinator.later_reflections import LaterReflections
 from ensemble_ray.coordinator.outputs import ListedOutputs
 from ensemble_ray.coordinator.ports import Opening
@@ -111,7 +112,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self._failed_delegations: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
-        self.put_down = PutDown()
+        self.put_down = PutDown(self.source.is_waiting)
+        self.directives = RunDirectives(journal, () if resumed is None else resumed.directives)
         self._errors: list[RecordedError] = []
         self._started_at = journal.now()
         self.depends_on_order = plan.depends_on_order  # see `RunTasks`
@@ -155,8 +157,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     def _stopped(self, instance: str) -> Stimulus:
         """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
-        recorded = self._recorded.take(instance)
-        if recorded is not None:
+        if (recorded := self._recorded.take(instance)) is not None:
             return self._keep(recorded)
         self._unfinished += self._recorded.stopped(instance)
         return Cancelled(at=self._journal.now(), instance=instance)
@@ -224,6 +225,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             description=node.description,
             is_reflected_later=self._later.is_later(node.key),
             is_again=self.put_down.pick_up(start.instance),
+            directives=self.directives.active(),
         )
 
     def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from ensemble_ray.errors import message_of
 
 if TYPE_CHECKING:
+    from ensemble_ray.coordinator.directives import RunDirectives
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.plan.units import LoopUnit
     from ensemble_ray.schedule.instructions import (
@@ -112,6 +113,11 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
     @property
     def depends_on_order(self) -> bool:
         """Whether a run that goes on must find the order in which tasks completed, and not only that they did."""
+        ...
+
+    @property
+    def directives(self) -> RunDirectives:
+        """What people told the run, for the orders that are made from then on."""
         ...
 
     async def open(self, source: Source, reporter: TaskReporter[OrderT_co]) -> Opening:

@@ -5,7 +5,7 @@ In: results of tasks that were put down. Out: what the source is told, and the g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.schedule.stimuli import Waiting
@@ -22,13 +22,20 @@ __all__ = ["PutDown"]
 class PutDown:
     """Tasks that wait, with their open gates."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_waiting: Callable[[str], bool]) -> None:
+        """Make one that has none.
+
+        Args:
+            is_waiting: Says whether a task is started again when the run goes on; one that was cancelled meanwhile, as by a
+                join of a graph, is not.
+        """
+        self._is_waiting = is_waiting
         self._reviews: dict[str, tuple[OpenReview, ...]] = {}
 
     @property
     def reviews(self) -> Mapping[str, Sequence[OpenReview]]:
         """The open gates of the tasks that wait, by instance, in the order in which they came to them."""
-        return self._reviews
+        return {instance: reviews for instance, reviews in self._reviews.items() if self._is_waiting(instance)}
 
     def keep(self, result: TaskResult[object, FailureSummary]) -> Waiting:
         """Keep the gates that a task waits for; return what the source is told."""
@@ -43,4 +50,4 @@ class PutDown:
         """Return the gates that a run waits for that ends so; none where it has ended for good."""
         if ending.state is not RunState.WAITING:
             return ()
-        return tuple(each for reviews in self._reviews.values() for each in reviews)
+        return tuple(each for reviews in self.reviews.values() for each in reviews)

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from ensemble_ray.definition.fields import (
     ModelField,
+    StrictAmount,
     StrictInt,
     StrictText,
     ToolsField,
@@ -26,6 +27,7 @@ from ensemble_ray.definition.fields import (
 )
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.model_placeholder import TEAM_MODEL
+from ensemble_ray.definition.process_fields import AmountsField, LabelsField, check_process_fields
 from ensemble_ray.definition.questions import build_answer, build_ensemble, stream_events
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.agent_output import AgentOutput
@@ -67,6 +69,10 @@ class Agent(Identified):
             `"fail"`: the task fails; `"retry"`: the model is asked again, twice at most, then the task fails; None: as
             the ensemble says.
         isolation: `"process"`: always a process of its own on Ray; `"shared"`: never one; None: the runtime decides.
+        num_cpus: Processors of its node that each of its processes on Ray reserves; 0: none, since it waits for models.
+        num_gpus: The same for GPUs; parts of one are possible.
+        resources: The same for resources of the cluster's own, by their names.
+        labels: Labels that its node has, by their names: a value, `"!value"`, `"in(a, b)"` or `"!in(a, b)"`.
     """
 
     role: StrictText
@@ -85,6 +91,10 @@ class Agent(Identified):
     max_concurrency: StrictInt | None = None
     replicas: StrictInt = 1
     isolation: Literal["process", "shared"] | None = None
+    num_cpus: StrictAmount = 0.0
+    num_gpus: StrictAmount = 0.0
+    resources: AmountsField = initially({})
+    labels: LabelsField = initially({})
 
     __hash__ = Identified.__hash__  # type checkers take a value class to be unhashable unless it says so itself
 
@@ -103,6 +113,7 @@ class Agent(Identified):
         arguments["tools"] = check_tools(arguments.get("tools"), subject="Tool")
         check_positive(arguments.get("max_concurrency"), "Agent max_concurrency must be > 0 when set")
         check_positive(arguments.get("replicas"), "Agent replicas must be > 0")
+        check_process_fields(arguments)
         if arguments.get("response_format", "") is None:
             arguments["response_format"] = ""
         arguments["llm"] = limit_own_model(arguments)

@@ -27,6 +27,7 @@ from ensemble_ray.definition.fields import (
     ReviewWaitField,
     StrictAmount,
     StrictInt,
+    StrictText,
     check_positive,
     initially,
     resolve_model,
@@ -184,6 +185,8 @@ class RunRules(Value):
         is_streaming: Written as `stream=`: whether answers stream where neither agent nor task say otherwise.
         agent_synthesizer: Makes agents for tasks that name none; None: by template, without a model call.
         inputs: Values of the variables in task texts; those given to a run win.
+        chat_input: Variable that takes the user's message where the team is served as a model of the OpenAI API; None: the
+            only one that has no value.
         parallel_error_strategy: What a failed task does to the others of a parallel run.
         max_parallel_tasks: Tasks that may run at the same time, and workers of a manager; None: no cap.
         listeners: Objects with methods such as `on_task_start`.
@@ -227,6 +230,7 @@ class RunRules(Value):
     is_streaming: bool = Field(default=False, alias="stream")
     agent_synthesizer: _Synthesizer = None
     inputs: _Inputs = initially({})
+    chat_input: StrictText | None = None
     parallel_error_strategy: ErrorStrategyField = initially(ParallelErrorStrategy.FAIL_FAST)
     max_parallel_tasks: StrictInt | None = None
     listeners: Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)] = ()

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.execute.memory_use import MemoryUse
+from ensemble_ray.facts.directives import DirectivesShown
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.ports.memory import MemoryOperationListener
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
@@ -159,8 +160,8 @@ def _parsed_input(arguments: str) -> dict[str, object] | None:
 
 
 def is_doing(data: FactData) -> bool:
-    """Whether a fact tells of something that a task did; what it remembered stands in its prompts."""
-    return data.IS_EFFECT and not isinstance(data, MemoryRecalled | MemoryStored)
+    """Whether a fact tells of something that a task did; what it remembered or was told stands in its prompts."""
+    return data.IS_EFFECT and not isinstance(data, MemoryRecalled | MemoryStored | DirectivesShown)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,8 +13,17 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.plan.requirements import ResourceRequirements
 
-__all__ = ["MOST_TEMPLATES", "OVERRIDE_FIELDS", "AgentTemplates", "RefCountedCache", "apply_overrides", "overrides_of"]
+__all__ = [
+    "MOST_TEMPLATES",
+    "OVERRIDE_FIELDS",
+    "AgentTemplates",
+    "RefCountedCache",
+    "apply_overrides",
+    "overrides_of",
+    "requirements_of",
+]
 
 #: Kinds that are kept beside those in use (S-MR-142).
 MOST_TEMPLATES = 64
@@ -32,7 +41,8 @@ OVERRIDE_FIELDS = (
 )
 #: What agents of one kind have equal; tools and model are compared as objects.
 _EQUAL_FIELDS = ("isolation", "replicas", "max_concurrency", "rate_limit")
-_STANDARD_FIELDS = frozenset((*OVERRIDE_FIELDS, *_EQUAL_FIELDS, "tools", "llm"))
+_PROCESS_FIELDS = ("num_cpus", "num_gpus", "resources", "labels")
+_STANDARD_FIELDS = frozenset((*OVERRIDE_FIELDS, *_EQUAL_FIELDS, *_PROCESS_FIELDS, "tools", "llm"))
 
 Kept = TypeVar("Kept")
 
@@ -150,6 +160,16 @@ def apply_overrides(template: Agent, overrides: Mapping[str, object]) -> Agent:
     return template.rewritten(**overrides) if overrides else template
 
 
+def requirements_of(agent: Agent) -> ResourceRequirements:
+    """Return what each process of an agent asks of its node."""
+    return ResourceRequirements(
+        num_cpus=agent.num_cpus,
+        num_gpus=agent.num_gpus,
+        resources=tuple(sorted(agent.resources.items())),
+        labels=tuple(sorted(agent.labels.items())),
+    )
+
+
 def _features(agent: Agent) -> tuple[object, ...]:
     """Return what agents of one kind have in common."""
     return (
@@ -159,6 +179,7 @@ def _features(agent: Agent) -> tuple[object, ...]:
         # Who says nothing of replicas may be given more of them (S-MR-141).
         "replicas" in agent.model_fields_set,
         *(getattr(agent, name) for name in _EQUAL_FIELDS),
+        requirements_of(agent),
         # Fields of the user's own classes may hold anything.
         *(id(getattr(agent, name)) for name in type(agent).model_fields if name not in _STANDARD_FIELDS),
     )

@@ -221,6 +221,8 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     description: str = ""
     #: whether it was handed out before under the same epoch, and put down at a gate
     is_again: bool = False
+    #: what people told the run, active when it was started
+    directives: tuple[str, ...] = ()
     #: whether its output is reflected on later, when its phase has accepted it (S-REFL-19)
     is_reflected_later: bool = False
     #: an accepted output that is to be reflected on, in place of doing the task; None: the task is to be done

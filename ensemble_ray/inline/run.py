@@ -31,7 +31,7 @@ from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.runs.decisions import watch_for_decisions
+from ensemble_ray.runs.decisions import DecisionWatch
 from ensemble_ray.runs.ownership import GRACE_S, watch_for_cancel
 from ensemble_ray.schedule.instructions import IterationEnded
 from ensemble_ray.values.ids import node_key
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.claimed import ClaimedRun
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
     from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
+    from ensemble_ray.values.directives import Directive
     from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["InlineRun", "outputs_of"]
@@ -109,12 +110,16 @@ class InlineRun:
             else claimed.recovery.resumed(lambda instance: recalled(outputs, instance), lambda failure: failure),
             units=self._unit_ports(planned, request) if planned.units else None,
         )
-        self._coordinator = Coordinator(journal, self._tasks)
+        #: None: its gates are decided in this process
+        self._decisions: DecisionWatch | None = None
+        if context.is_detached and request.store is not None:
+            waiting = self._tasks.put_down
+            self._decisions = DecisionWatch(store_at(request.store), request.run_id, lambda: waiting.reviews)
+        find_decided = None if self._decisions is None else self._decisions.find_decided
+        self._coordinator = Coordinator(journal, self._tasks, find_decided)
         self._running: asyncio.Task[RunOutcome]
         self._watching: asyncio.Task[None] | None = None
         self._deciding: asyncio.Task[None] | None = None
-        #: where its gates are decided; None: in this process
-        self._store = request.store if context.is_detached else None
 
     async def begin(self) -> None:
         """Start the first tasks; what fails here ends the run, and `wait` tells of it."""
@@ -123,12 +128,8 @@ class InlineRun:
                 watch_for_cancel(self._owned, self.run_id, self.cancel)
             )
             self._watching.add_done_callback(self._coordinator.break_off_with)
-        if self._store is not None:
-            self._deciding = asyncio.get_running_loop().create_task(
-                watch_for_decisions(
-                    store_at(self._store), self.run_id, lambda: self._tasks.put_down.reviews, self._coordinator.go_on
-                )
-            )
+        if self._decisions is not None:
+            self._deciding = asyncio.get_running_loop().create_task(self._decisions.watch(self._coordinator.go_on))
             self._deciding.add_done_callback(self._coordinator.break_off_with)
         self._running = asyncio.get_running_loop().create_task(
             self._coordinator.run(self._tasks.source, self._executor)
@@ -156,6 +157,10 @@ class InlineRun:
     async def cancel(self) -> None:
         """Ask the run to end."""
         await self._coordinator.cancel()
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on."""
+        return await self._coordinator.inject(directive)
 
     def _unit_ports(self, planned: Planned, request: RunRequest) -> UnitPorts[TaskOutput, TaskFailure]:
         """Return what units need, in this process: events are delivered before a predicate is asked (S-LOOP-107)."""

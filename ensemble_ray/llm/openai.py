@@ -141,6 +141,16 @@ class OpenAIChatModel:
         return _DEFAULT_BASE_URL
 
     @property
+    def declared_url(self) -> str:
+        """Where calls go from every process alike; empty: as `OPENAI_BASE_URL` of the process that calls says."""
+        return self._base_url or str((self._client_options or {}).get("base_url") or "")
+
+    @property
+    def has_own_key(self) -> bool:
+        """Whether it brings its key, or an identity of another kind, to the process that calls."""
+        return self._api_key is not None or self._client_options is not None
+
+    @property
     def endpoint_id(self) -> str:
         """What fails together: base URL, model, and a fingerprint of the key, never the key (S-SET-36, S-DUR-64).
 

@@ -20,7 +20,7 @@ _SECTIONS = frozenset({"llm", "manager_llm", "inputs"})
 _KEYS = frozenset({
     "role", "goal", "background", "items", "results", "dead_letters", "directory", "base_directory", "url",
     "max_tokens", "max_cost", "max_parallel_tasks", "max_concurrency", "replicas", "max_iterations", "max_steps",
-    "max_retries", "max_predecessor_retries",
+    "num_cpus", "num_gpus", "max_retries", "max_predecessor_retries",
 })  # fmt: skip
 _SECRET = frozenset({"api_key", "api_key_env", "headers", "extra_headers", "env"})
 

@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator, TypeAdapter, ValidationInfo
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.loader.document import Entries, Items, Loc, Located
-from ensemble_ray.loader.kinds import Text
+from ensemble_ray.loader.kinds import Number, Text, mapping
 from ensemble_ray.loader.memory import ScopeNames
 from ensemble_ray.loader.reading import refuse
 from ensemble_ray.loader.reflection import ReflectionName
@@ -57,6 +57,8 @@ class AgentKeys(Member):
 
     called = "agent '{name}'"
     role: Text = key("Who it is; shown in prompts, events and traces. Default: its name.")
+    resources: Annotated[dict[str, Number], mapping("must be a mapping of names to numbers")] = key()
+    labels: Annotated[dict[str, Text], mapping("must be a mapping of names to texts")] = key()
 
 
 @keys_of(

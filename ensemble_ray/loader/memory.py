@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
-from urllib.parse import parse_qs, urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationInfo
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.loader.databases import DatabaseKeys, url_of
 from ensemble_ray.loader.document import Entries, Items
 from ensemble_ray.loader.kinds import (
     Flag,
     Number,
     PathText,
     ReferenceText,
-    Text,
     Whole,
     has_method,
     reference,
     require_text,
     text_in,
 )
-from ensemble_ray.loader.reading import Reading, context_of, refuse
+from ensemble_ray.loader.reading import Reading, context_of
 from ensemble_ray.loader.references import is_reference
 from ensemble_ray.loader.section import Section, key, keys_of
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "ScopeNames", "StoreName"]
 
 _IN_MEMORY = "in_memory"
-_URL_WAY = "name the variable that holds the URL with url_env, or leave the password to PGPASSWORD or ~/.pgpass"
 
 
 def _object_with(what: str, *methods: str) -> PlainValidator:
@@ -89,13 +87,10 @@ class _SqliteKeys(Section):
     )
 
 
-class _PostgresKeys(Section):
+class _PostgresKeys(DatabaseKeys):
     """Memory in a PostgreSQL database."""
 
     called = "the memory's database"
-    misplaced: ClassVar = {"dsn": "the key is 'url', or 'url_env' for a URL with a password"}
-    url: Text = key("The database, `postgresql://HOST:PORT/DATABASE`; no password here.")
-    url_env: Text = key("Environment variable that holds the URL, in place of `url`.")
     embedding_model: Annotated[object, PlainValidator(_read_model, json_schema_input_type=_ModelForm)] = key(
         "Finds entries by meaning: `local`, `openai:MODEL`, or module:attribute."
     )
@@ -124,24 +119,7 @@ def _build(reading: Reading, section: _StoreKeys) -> LastingMemory:
     from ensemble_ray.memory.postgres.memory import PostgresMemory  # only teams with a database pay for it
 
     values = section.postgres.values()
-    return PostgresMemory(_url_of(reading, values), embedding_model=values.get("embedding_model"))
-
-
-def _url_of(reading: Reading, values: dict[str, Any]) -> str:
-    """Return the URL of a database; one with a password comes from the environment."""
-    if ("url" in values) == ("url_env" in values):
-        raise ValidationError("must have one of the keys 'url' and 'url_env'")
-    if (variable := values.get("url_env")) is not None:
-        try:
-            url = reading.read_key(variable)
-        except ValidationError as error:
-            raise refuse(str(error), "postgres", "url_env") from None
-        return url if reading.needs_keys else f"postgresql:///{variable}"
-    url = values["url"]
-    parts = urlsplit(url)
-    if parts.password is not None or "password" in parse_qs(parts.query):
-        raise refuse(f"a password does not belong in a file: {_URL_WAY}", "postgres", "url")
-    return str(url)
+    return PostgresMemory(url_of(reading, section.postgres), embedding_model=values.get("embedding_model"))
 
 
 def _read_part(what: str, *methods: str, part: str = "", has_word: bool = False) -> PlainValidator:

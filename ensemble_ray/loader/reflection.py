@@ -1,4 +1,4 @@
-"""How a team file says that tasks are reflected on, and where that is kept (S-REFL-37). Package: loader."""
+"""How a team file says that tasks are reflected on, and where that is kept (S-REFL-37, S-REFL-43). Package: loader."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from pydantic import PlainValidator, TypeAdapter, ValidationInfo
 
 from ensemble_ray.definition.reflection import ReflectionConfig
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.loader.databases import DatabaseKeys, url_of
 from ensemble_ray.loader.document import Entries, Scalar
 from ensemble_ray.loader.kinds import PathText, ReferenceText, has_method, reference, text_in
-from ensemble_ray.loader.reading import context_of
+from ensemble_ray.loader.reading import Reading, context_of
 from ensemble_ray.loader.references import is_reference
 from ensemble_ray.loader.section import Section, key
 from ensemble_ray.loader.user_code import CallableName
 from ensemble_ray.loader.value_sections import keys_of
 from ensemble_ray.memory.reflections import REFLECTION_METHODS, InMemoryReflectionStore
 from ensemble_ray.memory.sqlite.reflections import SqliteReflectionStore
+from ensemble_ray.ports.reflection import ReflectionStore
 
 __all__ = ["ReflectionName", "ReflectionStoreName"]
 
@@ -36,11 +38,18 @@ class _FileKeys(Section):
     path: PathText = key("The file, seen from this file; it is made when it is first used.", is_required=True)
 
 
+class _DatabaseKeys(DatabaseKeys):
+    """Reflections in a PostgreSQL database."""
+
+    called: ClassVar[str] = "the database of reflections"
+
+
 class _StoreKeys(Section):
     """A store that is made of a section."""
 
     called: ClassVar[str] = "the reflection store"
-    sqlite: _FileKeys = key("Reflections in one file, which may be that of a memory.", is_required=True)
+    sqlite: _FileKeys = key("Reflections in one file, which may be that of a memory.")
+    postgres: _DatabaseKeys = key("Reflections in a PostgreSQL database, which may be that of a memory.")
 
 
 def _read_reflection(node: object, info: ValidationInfo) -> ReflectionConfig | None:
@@ -58,12 +67,28 @@ def _read_store(node: object, info: ValidationInfo) -> object:
         return InMemoryReflectionStore()
     if word is not None and not is_reference(word):
         raise ValidationError(
-            "must be `in_memory`, {sqlite: {path: FILE}}, or module:attribute, which names a store of reflections"
+            "must be `in_memory`, {sqlite: {path: FILE}}, {postgres: {url: URL}}, or module:attribute, "
+            "which names a store of reflections"
         )
     if isinstance(node, Entries):
-        section = _StoreKeys.model_validate(node, context=context_of(info))
-        return SqliteReflectionStore(section.sqlite.values()["path"])
+        return _build(context_of(info), _StoreKeys.model_validate(node, context=info.context))
     return _NAMED.validate_python(node, context=info.context)
+
+
+def _build(reading: Reading, section: _StoreKeys) -> ReflectionStore:
+    """Return the store of a section.
+
+    Raises:
+        ValidationError: it is none, or not one.
+    """
+    found = section.values()
+    if len(found) != 1:
+        raise ValidationError("must have one of the keys 'sqlite' and 'postgres'")
+    if "sqlite" in found:
+        return SqliteReflectionStore(section.sqlite.values()["path"])
+    from ensemble_ray.memory.postgres.reflections import PostgresReflectionStore  # only teams with a database pay
+
+    return PostgresReflectionStore(url_of(reading, section.postgres))
 
 
 def _is_store(found: object) -> bool:

@@ -7,12 +7,17 @@ An agent is an id; a process costs about a second of start-up and 60 MB. Rules:
 3. Categories take one of `max_own` shared groups each, beyond that the one with the fewest, so no task waits for a process.
 4. A group has as many processes as any of its agents asks for. Where one of them says nothing, it has as many as the cluster
    allows while much is in flight, as long as the whole run has fewer than `max_own`.
+5. Agents that ask something of their node share processes only with those that ask for the same. Such a process may wait for
+   its node, so a group begins the next one when the last has started, and what a group has to do goes to those that have.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
 
 __all__ = ["GROWS_ABOVE", "Placement", "PlacementRequest", "max_own_processes", "most_replicas"]
 
@@ -55,16 +60,25 @@ class PlacementRequest:
     replicas: int | None = 1
     #: whether the user declared it, so that it gets a group of its own while there is room
     is_declared: bool = True
+    #: what each of its processes asks of its node
+    requirements: ResourceRequirements = NOTHING
 
 
 @dataclass(slots=True)
 class _Group:
+    #: what its processes ask of their nodes
+    requirements: ResourceRequirements
     #: agent key -> what it asks for
     members: dict[str, PlacementRequest] = field(default_factory=dict[str, PlacementRequest])
 
     @property
     def categories(self) -> set[str]:
         return {request.category for request in self.members.values()}
+
+    @property
+    def begins_with(self) -> int:
+        """How many processes its agents ask for."""
+        return max((request.replicas or 1 for request in self.members.values()), default=1)
 
 
 class Placement:
@@ -82,8 +96,8 @@ class Placement:
         self._most_replicas = most_replicas
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[str, str] = {}
-        #: category -> its shared group
-        self._shared: dict[str, str] = {}
+        #: category, and what it asks of nodes -> its shared group
+        self._shared: dict[tuple[str, ResourceRequirements], str] = {}
         #: groups that belong to one agent
         self._own = 0
 
@@ -91,6 +105,9 @@ class Placement:
     def groups(self) -> tuple[str, ...]:
         """All groups, in the order in which they were begun."""
         return tuple(self._groups)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._group_of
 
     def group_of(self, key: str) -> str:
         """Return where an agent lives.
@@ -104,6 +121,18 @@ class Placement:
         """Return the keys of the agents of a group."""
         return tuple(self._groups[group].members)
 
+    def requirements_of(self, group: str) -> ResourceRequirements:
+        """Return what the processes of a group ask of their nodes."""
+        return self._groups[group].requirements
+
+    def begins_with(self, group: str) -> int:
+        """Return how many processes the agents of a group ask for."""
+        return self._groups[group].begins_with
+
+    def resize(self, *, max_own: int, most_replicas: int) -> None:
+        """Allow as many groups and processes as the cluster has room for by now; who lives somewhere stays there."""
+        self._max_own, self._most_replicas = max_own, most_replicas
+
     def place(self, requests: Iterable[PlacementRequest]) -> None:
         """Give agents that are known at the same time a group each; one that has a group keeps it."""
         new = [request for request in requests if request.key not in self._group_of]
@@ -111,7 +140,7 @@ class Placement:
         for request in new:
             group = f"{_OWN}{request.key}" if self._gets_own(request) else self._share(request)
             self._group_of[request.key] = group
-            self._groups.setdefault(group, _Group()).members[request.key] = request
+            self._groups.setdefault(group, _Group(request.requirements)).members[request.key] = request
 
     def release(self, key: str) -> str | None:
         """Forget an agent that nobody needs any more; return its group where that was its own and is gone now."""
@@ -124,10 +153,12 @@ class Placement:
             del self._groups[group]
             return group
         if request.category not in self._groups[group].categories:
-            del self._shared[request.category]
+            del self._shared[request.category, request.requirements]
         return None  # its processes serve the next agent
 
-    def missing(self, group: str, *, alive: int, in_flight: int, in_run: int) -> int:
+    def missing(
+        self, group: str, *, alive: int, in_flight: int, in_run: int, starting: int = 0, room: float = math.inf
+    ) -> int:
         """Return how many processes a group should get now.
 
         Args:
@@ -135,14 +166,16 @@ class Placement:
             alive: Its processes.
             in_flight: Tasks that they have or are about to get.
             in_run: Processes of all groups of the run.
+            starting: Those of its processes that have not started yet, or wait for a node.
+            room: How many of its processes the nodes have room for.
         """
-        asked = [request.replicas for request in self._groups[group].members.values()]
-        must = max((replicas or 1 for replicas in asked), default=1)
-        needed = max(0, must - alive)
-        if None not in asked or in_flight <= GROWS_ABOVE:
-            return needed
-        free_slots = max(0, self._max_own - in_run - needed)
-        return needed + min(free_slots, max(0, self._most_replicas - alive - needed))
+        found = self._groups[group]
+        needed = max(0, found.begins_with - alive)
+        is_open = any(request.replicas is None for request in found.members.values())
+        if is_open and in_flight > GROWS_ABOVE:
+            free_slots = max(0, self._max_own - in_run - needed)
+            needed += min(free_slots, max(0, int(min(self._most_replicas, room)) - alive - needed))
+        return needed if not found.requirements else min(needed, 0 if starting else 1)
 
     def _gets_own(self, request: PlacementRequest) -> bool:
         if request.isolation == "process":
@@ -153,10 +186,13 @@ class Placement:
 
     def _share(self, request: PlacementRequest) -> str:
         """Return the group of a category: the one with the fewest, or a new one while none is empty and there may be more."""
-        if request.category not in self._shared:
-            sizes = {name: len(group.categories) for name, group in self._groups.items() if not name.startswith(_OWN)}
+        kind = (request.category, request.requirements)
+        if kind not in self._shared:
+            shared = [name for name in self._groups if not name.startswith(_OWN)]
+            fitting = [name for name in shared if self._groups[name].requirements == request.requirements]
+            sizes = {name: len(self._groups[name].categories) for name in fitting}
             emptiest = min(sizes, key=sizes.__getitem__, default=None)
-            if emptiest is None or (sizes[emptiest] and len(sizes) < self._max_own):
-                emptiest = f"shared:{len(sizes)}"
-            self._shared[request.category] = emptiest
-        return self._shared[request.category]
+            if emptiest is None or (sizes[emptiest] and len(shared) < self._max_own):
+                emptiest = f"shared:{len(shared)}"
+            self._shared[kind] = emptiest
+        return self._shared[kind]

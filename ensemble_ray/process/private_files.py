@@ -17,7 +17,13 @@ from pathlib import Path
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.bounded_log import bounded_logger
 
-__all__ = ["create_private_file", "exposed_bits", "private_directory", "read_private_file"]
+__all__ = [
+    "create_private_file",
+    "exposed_bits",
+    "private_directory",
+    "read_private_file",
+    "replace_private_file",
+]
 
 _log = bounded_logger(__name__)
 #: Secrets are short.
@@ -39,25 +45,38 @@ def create_private_file(path: Path, content: bytes) -> bool:
     """
     if os.path.lexists(path):
         return False
-    path.parent.mkdir(mode=_DIRECTORY, parents=True, exist_ok=True)
-    _narrow_directory(path.parent)
-    half = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE)
+    half = _half_of(path)
     try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write_half(half, content)
         os.link(half, path)  # unlike a rename it replaces nothing: of two that create it, one wins
     except FileExistsError:
         return False
     finally:
-        half.unlink()
+        half.unlink(missing_ok=True)
     return True
 
 
-def read_private_file(path: Path) -> bytes:
+def replace_private_file(path: Path, content: bytes) -> None:
+    """Put a file that only its owner may read in the place of the one that is there, in one step.
+
+    Raises:
+        EnsembleError: other users could put another file in its place.
+        OSError: it cannot be written.
+    """
+    half = _half_of(path)
+    try:
+        _write_half(half, content)
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def read_private_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
     """Return the content of a file that only its owner may read; a wider one is narrowed, with a warning.
+
+    Args:
+        path: The file.
+        most_bytes: What it has beyond that is not read.
 
     Raises:
         FileNotFoundError: there is none.
@@ -81,7 +100,7 @@ def read_private_file(path: Path) -> bytes:
                 path,
                 _FILE | wide,
             )
-        return os.read(descriptor, _MOST_BYTES)
+        return os.read(descriptor, most_bytes)
     finally:
         os.close(descriptor)
 
@@ -114,6 +133,21 @@ def private_directory(base: Path, name: str) -> Path:
     if _HAS_OWNERS and found.st_mode & _OF_OTHERS:
         path.chmod(_DIRECTORY)
     return path
+
+
+def _half_of(path: Path) -> Path:
+    """Return the name under which a file is written, in a directory that others cannot change."""
+    path.parent.mkdir(mode=_DIRECTORY, parents=True, exist_ok=True)
+    _narrow_directory(path.parent)
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+
+
+def _write_half(half: Path, content: bytes) -> None:
+    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _exposed(path: Path, found: os.stat_result) -> int:

@@ -26,8 +26,9 @@ def build_user_prompt(
     context_outputs: Sequence[TaskOutput] = (),
     memory: RecalledMemory | None = None,
     notes: TaskReflection | None = None,
+    directives: Sequence[str] = (),
 ) -> str:
-    """Memory, context, improvement notes, revision notes, the task, the expected output and the output format (S-MEM-50).
+    """Memory, context, improvement notes, revision notes, directives, the task, the expected output and the output format (S-MEM-50).
 
     Sections without content are left out.
 
@@ -36,10 +37,11 @@ def build_user_prompt(
         context_outputs: Outputs of its context tasks, in the order of its context list.
         memory: What it is reminded of; where short-term memory is on, that stands in place of the context (S-MEM-22).
         notes: What earlier runs learned of it (S-REFL-8).
+        directives: What people told the run while it goes on (S-CTL-5).
     """
     if memory is None or memory.short_term is None:
         warn_of_long_outputs(context_outputs)
-    prompt = render_parts(user_prompt_parts(task, context_outputs, memory, notes))
+    prompt = render_parts(user_prompt_parts(task, context_outputs, memory, notes, directives))
     _log.debug("User prompt built: %d characters", len(prompt))
     return prompt
 
@@ -49,18 +51,20 @@ def user_prompt_parts(
     context_outputs: Sequence[TaskOutput] = (),
     memory: RecalledMemory | None = None,
     notes: TaskReflection | None = None,
+    directives: Sequence[str] = (),
 ) -> list[PromptPart]:
     """Return what the prompt of `build_user_prompt` is made of: sections that a context budget may cut, and the rest."""
     short_term = None if memory is None else memory.short_term
     earlier = context_part(context_outputs) if short_term is None else short_term_section(short_term)
     parts = [*scope_sections(memory), earlier, *memory_sections(memory), improvement_section(notes)]
-    return [*(part for part in parts if part.pieces), *fixed_parts(task)]
+    return [*(part for part in parts if part.pieces), *fixed_parts(task, directives)]
 
 
-def fixed_parts(task: Task) -> list[str]:
-    """Return what no context budget cuts: what the task itself says."""
+def fixed_parts(task: Task, directives: Sequence[str] = ()) -> list[str]:
+    """Return what no context budget cuts: what the task itself says, and what people told its run."""
     parts = [
         _revision_section(task),
+        _directives_section(directives),
         f"## Task\n{task.description}",
         f"## Expected Output\n{task.expected_output}",
         _format_section(task),
@@ -79,6 +83,14 @@ def _revision_section(task: Task) -> str:
     if previous is not None and previous.strip():
         lines += ["", "### Previous Output", previous]
     return "\n".join(lines)
+
+
+def _directives_section(directives: Sequence[str]) -> str:
+    """Return what people told the run (S-TPL-57); further lines of one are indented, so that each is one entry of the list."""
+    if not directives:
+        return ""
+    entries = ["- " + text.strip().replace("\n", "\n  ") for text in directives]
+    return "\n".join(["## Active Directives", *entries])
 
 
 def _format_section(task: Task) -> str:

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors.provider import is_refusal_data
+from ensemble_ray.facts.directives import DirectiveGiven
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, kinds_of
@@ -50,6 +51,7 @@ MAP_REDUCE_KINDS = (
         OutputRecorded,
         FailureRecorded,
         ExitRecorded,
+        DirectiveGiven,
     ),
 )
 #: What calls that made the agent of some work have in their names.
@@ -110,6 +112,8 @@ class MapReduceRecovery:
         self._keep_failure = keep_failure
         self._keep_inner = keep_inner
         self._keep_item = keep_item
+        #: what people told the run
+        self.directives: list[DirectiveGiven] = []
         self.verdicts: dict[str, list[Evaluated]] = {}
         #: outcomes by level and number, and of work that has neither in its key
         self._levels: dict[int, Codes] = {}
@@ -125,6 +129,8 @@ class MapReduceRecovery:
         Raises:
             RecordError: one of them is damaged.
         """
+        facts = tuple(facts)
+        self.directives += (fact.data for fact in facts if isinstance(fact.data, DirectiveGiven))
         for fact in facts:
             match fact.data:
                 case ModelAnswered() as answer:

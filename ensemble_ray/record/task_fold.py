@@ -16,6 +16,7 @@ from ensemble_ray.execute.agent.recorded_model import effect_of
 from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT
 from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ModelEffect, TaskEffects, ToolEffect
 from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.facts.directives import DirectivesShown
 from ensemble_ray.facts.effects import (
     DelegationDecided,
     ModelAnswered,
@@ -116,8 +117,9 @@ class TaskFold:
             case MemoryRecalled() | MemoryStored():
                 # What the task was reminded of stands in its prompt.
                 self._embedding_tokens += data.embedding_tokens
-            case ReflectionRecalled() | ReflectionMade() | ReflectionStored():
-                pass  # the notes stand in its prompt; what is learned of its output is no part of it (S-REFL-18)
+            case ReflectionRecalled() | ReflectionMade() | ReflectionStored() | DirectivesShown():
+                # Notes and directives stand in its prompt; what is learned of its output is no part of it (S-REFL-18).
+                pass
             case _ if data.IS_EFFECT:
                 self._apply_effect(fact)
             case _:

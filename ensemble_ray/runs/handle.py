@@ -19,7 +19,7 @@ from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import current_log_context, log_context
-from ensemble_ray.process.loop import bridge, on_library_loop, submit
+from ensemble_ray.process.loop import bridge, on_library_loop, run_blocking, submit
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rerun import check_same
@@ -30,13 +30,17 @@ from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
 from ensemble_ray.runs.run_events import RunEvents
 from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.values.directives import check_directive
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from ensemble_ray.definition.run_rules import RunOptions
     from ensemble_ray.events.log import EventStream
     from ensemble_ray.runs.ports import Runtime
+    from ensemble_ray.values.directives import Directive
     from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["Run"]
@@ -100,6 +104,7 @@ class Run:
             is_named=run_id is not None,
             resumption=resumption,
             cancelled=asyncio.Event(),
+            begun=asyncio.Event(),
         )
         self._future: concurrent.futures.Future[EnsembleOutput | _Interrupted] = submit(self._execute())
 
@@ -177,6 +182,32 @@ class Run:
         self._scope.cancelled.set()
         await self._launcher.stop()
 
+    def inject(self, text: str, ttl: timedelta | float | None = None) -> None:
+        """Tell the tasks of the run that start from now on: they find the text under `## Active Directives` (S-CTL-4).
+
+        It is on record when this returns, so that a run that goes on later has it, too. Before the run has begun it waits for that.
+
+        Args:
+            text: What they are told.
+            ttl: How long it is active, a timedelta or seconds; None: until the run ends.
+
+        Raises:
+            ValidationError: the text is blank or too long, or the time is not positive.
+            IllegalStateError: the run is over, or waits for people, so that no task would be told.
+            RecordError: it cannot be recorded.
+            RuntimeError: called on the library's own loop; there, await `ainject`.
+        """
+        run_blocking(self.ainject(text, ttl))
+
+    async def ainject(self, text: str, ttl: timedelta | float | None = None, *, given_by: str = "") -> None:
+        """Tell the tasks of the run as `inject` does, in async code; `given_by` is recorded."""
+        await bridge(self._inject(check_directive(text, ttl, given_by)))
+
+    async def _inject(self, directive: Directive) -> None:
+        await self._scope.begun.wait()
+        if self._future.done() or not await self._launcher.inject(directive):
+            raise IllegalStateError(f"Run '{self.id}' does not go on: no task of it would be told of a directive")
+
     def _unwrap(self, outcome: EnsembleOutput | _Interrupted) -> EnsembleOutput:
         if isinstance(outcome, _Interrupted):
             raise outcome.stop
@@ -196,6 +227,8 @@ class Run:
             if self._interrupt is None:
                 raise
             return self._interrupt  # it may have come while the failure was told to listeners
+        finally:
+            self._scope.begun.set()  # or it never will
         return self._interrupt or output
 
     async def _conclude(self) -> EnsembleOutput:

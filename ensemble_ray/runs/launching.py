@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore, StoreAddress
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.runs.run_events import RunEvents
+    from ensemble_ray.values.directives import Directive
     from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
     from ensemble_ray.values.trace import CaptureMode
 
@@ -67,6 +68,8 @@ class RunScope:
     resumption: Resumption | None
     #: set when the run is cancelled
     cancelled: asyncio.Event
+    #: set when its work was handed to the runtime
+    begun: asyncio.Event
 
     @property
     def store(self) -> RunStore:
@@ -153,6 +156,14 @@ class Launcher(Protocol):
 
     async def stop(self) -> None:
         """Ask what goes on to end; the scope is marked as cancelled already."""
+        ...
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on, and return when that is on record; False: none will start.
+
+        Raises:
+            EnsembleError: it cannot be recorded, or whoever coordinates the run cannot be reached.
+        """
         ...
 
     def close(self) -> None:

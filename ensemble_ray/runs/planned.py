@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.record.result import RunDescription
+    from ensemble_ray.values.directives import Directive
     from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["PlannedLauncher", "check"]
@@ -143,6 +144,7 @@ class PlannedLauncher:
             if not scope.cancelled.is_set():
                 raise
             return ExitReason.CANCELLED
+        scope.begun.set()
         if scope.cancelled.is_set():
             await self._submitted.cancel()
         return conclude(self._planned.plan, await self._submitted.wait())
@@ -153,6 +155,10 @@ class PlannedLauncher:
             await self._submitted.cancel()
         elif self._synthesizing is not None:
             self._synthesizing.cancel()  # a model is asked there, which may take as long as any
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on."""
+        return self._submitted is not None and await self._submitted.inject(directive)
 
     def close(self) -> None:
         """Do nothing: readers of events are told by the run."""

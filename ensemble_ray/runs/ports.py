@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import Journal, Reviewer, RunEventSink, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
+    from ensemble_ray.values.directives import Directive
 
 __all__ = ["Deliver", "ExecutorSession", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
 
@@ -83,6 +84,14 @@ class SubmittedRun(Protocol):
 
     async def cancel(self) -> None:
         """Ask the run to end; `wait` returns within seconds."""
+        ...
+
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on, and return when that is on record; False: the run has ended.
+
+        Raises:
+            EnsembleError: it cannot be recorded, or whoever coordinates the run cannot be reached.
+        """
         ...
 
 

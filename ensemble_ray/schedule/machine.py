@@ -123,6 +123,10 @@ class Machine:
         """Whether that was handed out and has not been reported."""
         return instance in self._running
 
+    def is_waiting(self, instance: str) -> bool:
+        """Whether that was put down, and is started again when the run goes on."""
+        return instance in self._waiting
+
     def is_cancelling(self, instance: str) -> bool:
         """Whether that is running and was asked to stop."""
         return self._is_cancelled and instance in self._running

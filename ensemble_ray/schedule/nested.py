@@ -144,6 +144,10 @@ class NestedSource:
         """Whether that was handed out and has not been reported."""
         return instance in self._running
 
+    def is_waiting(self, instance: str) -> bool:
+        """Whether that was put down, and is started again when the run goes on."""
+        return instance in self._at_gates
+
     def is_cancelling(self, instance: str) -> bool:
         """Whether that is running and was asked to stop."""
         return instance in self._cancelling

@@ -33,6 +33,10 @@ class PlanSource(Source, Protocol):
         """Whether that was handed out and has not been reported."""
         ...
 
+    def is_waiting(self, instance: str) -> bool:
+        """Whether that was put down, and is started again when the run goes on."""
+        ...
+
     def is_cancelling(self, instance: str) -> bool:
         """Whether that is running and was asked to stop."""
         ...

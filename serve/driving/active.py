@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,9 +40,17 @@ class ActiveRun:
 class Turns:
     """Runs of one team: so many at a time, the others one after the other."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, on_change: Callable[[Turns], None]) -> None:
+        """Begin without a run.
+
+        Args:
+            most: Runs at a time.
+            on_change: Called when there are more or fewer that run or wait.
+        """
         self._most = most
+        self._on_change = on_change
         self._running = 0
+        self._waiting = 0
         self._queue: list[ActiveRun] = []
         self._changed = asyncio.Condition()
 
@@ -54,9 +64,26 @@ class Turns:
         """How many wait for their turn."""
         return len(self._queue)
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for people, and need no turn."""
+        return self._waiting
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Count a run that waits for people, as long as it does."""
+        self._waiting += 1
+        self._on_change(self)
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            self._on_change(self)
+
     async def take(self, active: ActiveRun) -> bool:
         """Wait for the turn of a run; False: it was cancelled before."""
         self._queue.append(active)
+        self._on_change(self)
         try:
             async with self._changed:
                 await self._changed.wait_for(
@@ -68,11 +95,13 @@ class Turns:
                 return True
         finally:
             self._queue.remove(active)
+            self._on_change(self)
             await self._wake()
 
     async def give_back(self) -> None:
         """Take notice that a run is over."""
         self._running -= 1
+        self._on_change(self)
         await self._wake()
 
     async def cancel(self, active: ActiveRun) -> None:

@@ -7,11 +7,13 @@ run is its outcome.
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ensemble_ray import EnsembleError, IllegalStateError, RunExistsError, RunState
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.resuming import begin_again
 from ensemble_ray.serve.driving.limits import EndpointLimits, items_of, options_of
@@ -39,6 +41,8 @@ __all__ = ["RunsTeam"]
 _log = bounded_logger(__name__)
 #: How often a run is looked at that goes on without its driver, s.
 _LOOK_S = 1.0
+#: How many looks a scheduler has to go on with a run by itself, before this process does; it looks once a second, too.
+_GRACE_LOOKS = 10
 
 
 class RunsTeam:
@@ -80,16 +84,29 @@ class RunsTeam:
             return outcome_of_defect(error, run_id)
 
     async def wait_for_decision(self, active: ActiveRun) -> None:
-        """Return when a run goes on that waits for people, or can go on, or is to end."""
-        run_id, is_alone = active.entry.run_id, self._runtime.name == "inline"
-        while not active.is_cancelled:
+        """Return when a run that waits for people goes on, or can go on, or is to end."""
+        run_id = active.entry.run_id
+        while not active.is_cancelled and await self._is_waiting(run_id):  # noqa: ASYNC110  other processes write the record
+            await asyncio.sleep(_LOOK_S)
+
+    async def _is_waiting(self, run_id: str) -> bool:
+        """Return whether a run waits for people, of whom somebody can still decide."""
+        summary = await self._store.summary(run_id)
+        if summary is None or summary.state is not RunState.WAITING:
+            return False
+        now = datetime.fromtimestamp(SystemClock().now(), UTC)
+        return any(each.expires_at is None or each.expires_at > now for each in await open_reviews(self._store, run_id))
+
+    async def _is_taken_up(self, run_id: str) -> bool:
+        """Return whether the cluster's scheduler goes on with a run whose gates are decided; where there is none, nobody does."""
+        if self._runtime.name == "inline":
+            return False
+        for _ in range(_GRACE_LOOKS):
             summary = await self._store.summary(run_id)
             if summary is None or summary.state is not RunState.WAITING:
-                return
-            # On a cluster its scheduler goes on with it; here nobody else does.
-            if is_alone and not await open_reviews(self._store, run_id):
-                return
+                return True
             await asyncio.sleep(_LOOK_S)
+        return False
 
     async def end_waiting(self, active: ActiveRun) -> Outcome:
         """End a run that was cancelled while it waited for people, and return what it has done."""
@@ -133,14 +150,17 @@ class RunsTeam:
     async def _recorded(self, active: ActiveRun) -> Outcome | None:
         """Return what the record knows of the end of a run, when nobody works on it any more; None: it is to be gone on with."""
         run_id = active.entry.run_id
-        while (summary := await self._store.summary(run_id)) is not None and summary.state.is_going_on:
-            if active.is_cancelled:
-                await self._store.ask_cancel(run_id)
-            await asyncio.sleep(_LOOK_S)
-        if summary is not None and summary.state is RunState.WAITING and not active.is_cancelled:
-            if await open_reviews(self._store, run_id):
+        while (summary := await self._store.summary(run_id)) is not None:
+            if summary.state.is_going_on:
+                if active.is_cancelled:
+                    await self._store.ask_cancel(run_id)
+                await asyncio.sleep(_LOOK_S)
+            elif summary.state is not RunState.WAITING or active.is_cancelled:
+                break
+            elif await self._is_waiting(run_id):
                 return Outcome(status=RunStatus.WAITING)
-            return None
+            elif not await self._is_taken_up(run_id):
+                return None
         if not await self._is_recorded(run_id):
             return Outcome(status=RunStatus.CANCELLED) if active.is_cancelled else None
         return await recorded_outcome(self._store, run_id)

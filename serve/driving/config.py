@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.team import TeamName
 
@@ -20,3 +21,7 @@ class DriverConfig:
     limits: EndpointLimits
     #: when it was deployed, Unix time, s; the newer deployment takes the place of the older one
     deployed_at: float
+    #: which requests need a key
+    keys: KeyPolicy = KeyPolicy.AUTO
+    #: `module:attribute` names of the tools that clients may call
+    tools: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -21,29 +22,39 @@ from ensemble_ray.process.loop import bridge
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds
 from ensemble_ray.record.opening import store_at
+from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
+from ensemble_ray.serve.catalog import ToolCatalog
 from ensemble_ray.serve.driving.active import ActiveRun, Turns
 from ensemble_ray.serve.driving.carrying_out import RunsTeam
+from ensemble_ray.serve.driving.controls import decide_gate, inject_directive, open_gates
+from ensemble_ray.serve.driving.details import detail_of, summary_of
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.outcomes import Outcome, open_reviews, outcome_of_defect, status_of_state
 from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
+from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import (
     AcceptedRun,
     EnsembleInfo,
     NewRun,
-    OpenReview,
     RunDetail,
     RunEvent,
     RunFilter,
     RunPage,
     RunStatus,
-    RunSummary,
 )
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
 
 if TYPE_CHECKING:
     from ensemble_ray import Runtime
     from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.serve.control_schemas import (
+        DecidedReview,
+        NewDecision,
+        NewDirective,
+        ReviewConflict,
+        ReviewOfEnsemble,
+    )
     from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
     from ensemble_ray.serve.team import ServedTeam
 
@@ -68,6 +79,9 @@ class DrivenRuns:
         runtime: Runtime,
         ledger: Ledger,
         limits: EndpointLimits | None = None,
+        *,
+        tally: RunTally | None = None,
+        tools: ToolCatalog | None = None,
     ) -> None:
         """Make it; `recover` begins what was left.
 
@@ -76,14 +90,18 @@ class DrivenRuns:
             runtime: Where runs live.
             ledger: What was accepted.
             limits: What is allowed; None: the defaults.
+            tally: Counts what happens; None: one of its own.
+            tools: Those that clients may call; None: there are none.
         """
         self._teams = teams
         self._ledger = ledger
+        self._tools = tools or ToolCatalog()
         self._limits = limits or EndpointLimits()
         self._runs_team = RunsTeam(runtime, self._limits)
         self._runtime = runtime
+        self._tally = tally or RunTally()
         self._active: dict[str, ActiveRun] = {}
-        self._turns = {name: Turns(self._limits.max_running) for name in teams}
+        self._turns = {name: Turns(self._limits.max_running, partial(self._tally.stand, name)) for name in teams}
         self._accepting = asyncio.Lock()
         self._followed = SharedEnds(self._store)
 
@@ -96,6 +114,10 @@ class DrivenRuns:
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         """Return the teams, by name."""
         return [self._teams[name].info for name in sorted(self._teams)]
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost; see `RunService.metrics`."""
+        return self._tally.samples()
 
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
         """Take a run; see `RunService.start`."""
@@ -123,6 +145,29 @@ class DrivenRuns:
     async def cancel(self, run_id: str) -> RunDetail:
         """Ask the run to end; see `RunService.cancel`."""
         return await bridge(self._cancel(run_id))
+
+    async def inject(self, run_id: str, directive: NewDirective, *, by: str = "") -> RunDetail:
+        """Tell the tasks of a run that start from now on; see `RunService.inject`."""
+        return await bridge(self._inject(run_id, directive, by))
+
+    async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
+        """Return the gates at which runs wait; see `RunService.reviews`."""
+        return await bridge(open_gates(self._store, self._active, ensembles))
+
+    async def decide(
+        self, run_id: str, gate_id: str, decision: NewDecision, *, by: str = ""
+    ) -> DecidedReview | ReviewConflict:
+        """Decide at a gate; see `RunService.decide`."""
+        return await bridge(self._decide(run_id, gate_id, decision, by))
+
+    async def capabilities(self) -> Capabilities:
+        """Return what is there; see `RunService.capabilities`."""
+        tasks = [task for name in sorted(self._teams) for task in self._teams[name].tasks]
+        return Capabilities(tools=self._tools.infos, tasks=tasks)
+
+    async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
+        """Call a tool once; see `RunService.invoke_tool`."""
+        return await bridge(self._tools.invoke(name, body.arguments))
 
     # What a process elsewhere reads events with.
 
@@ -179,12 +224,14 @@ class DrivenRuns:
             outcome = await self._take_turn(active, is_recovered=is_recovered)
             while outcome.status is RunStatus.WAITING:  # for people, and so without a place among the runs of its team
                 await threads.run(self._ledger.note, run_id, RunStatus.WAITING)
-                await self._runs_team.wait_for_decision(active)
+                with self._turns[active.entry.ensemble].aside():
+                    await self._runs_team.wait_for_decision(active)
                 outcome = await self._take_turn(active, is_recovered=True)
         except Exception as error:  # noqa: BLE001  whatever fails here, whoever waits for the run is told
             _log.error("Run %s cannot be driven: %s", run_id, describe(error))
             outcome = outcome_of_defect(error, run_id)
-        ended = _detail(
+        self._tally.end(active.entry.ensemble, outcome)
+        ended = detail_of(
             active.entry,
             status=outcome.status,
             ended_at=datetime.fromtimestamp(SystemClock().now(), UTC),
@@ -237,7 +284,7 @@ class DrivenRuns:
         if entry.outcome is not None:
             return entry.outcome
         reviews = [] if entry.run_id not in self._active else await open_reviews(self._store, run_id)
-        return _detail(entry, status=await self._status(entry), reviews=reviews)
+        return detail_of(entry, status=await self._status(entry), reviews=reviews)
 
     async def _status(self, entry: LedgerEntry) -> RunStatus:
         """Return how a run stands that has no outcome."""
@@ -271,29 +318,39 @@ class DrivenRuns:
         entries = await threads.run(self._ledger.page, wanted, before=before, size=size + 1)
         shown = entries[:size]
         more = str(shown[-1].seq) if len(entries) > size else None
-        return RunPage(runs=[self._summary(each) for each in shown], next_cursor=more)
-
-    def _summary(self, entry: LedgerEntry) -> RunSummary:
-        is_left = not entry.status.is_final and entry.run_id not in self._active
-        return RunSummary(
-            run_id=entry.run_id,
-            status=RunStatus.INTERRUPTED if is_left else entry.status,
-            ensemble=entry.ensemble,
-            tags=dict(entry.tags),
-            created_at=entry.created_at,
-            ended_at=entry.ended_at,
+        return RunPage(
+            runs=[summary_of(each, is_active=each.run_id in self._active) for each in shown], next_cursor=more
         )
 
-    async def _cancel(self, run_id: str) -> RunDetail:
+    async def _going_on(self, run_id: str) -> ActiveRun:
+        """Return a run that is not over.
+
+        Raises:
+            Refusal: there is no such run, or it is over.
+        """
         active = self._active.get(run_id)
         if active is None:
             entry = await self._entry(run_id)
             text = f"Run '{run_id}' is over: {entry.status}"
             raise Refusal(HTTPStatus.CONFLICT, "RUN_OVER", text, run_id=run_id)
+        return active
+
+    async def _cancel(self, run_id: str) -> RunDetail:
+        active = await self._going_on(run_id)
         await self._turns[active.entry.ensemble].cancel(active)
         if active.run is not None:
             await active.run.acancel()
         return await self._detail(run_id)
+
+    async def _inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail:
+        await inject_directive(await self._going_on(run_id), directive, by)
+        return await self._detail(run_id)
+
+    async def _decide(
+        self, run_id: str, gate_id: str, decision: NewDecision, by: str
+    ) -> DecidedReview | ReviewConflict:
+        await self._entry(run_id)
+        return await decide_gate(self._store, run_id, gate_id, decision, by)
 
     async def _follow(self, run_id: str, after: str | None) -> RunFollower:
         await self._entry(run_id)
@@ -324,24 +381,3 @@ def wire_event(event: WireEvent) -> RunEvent:
     """Return an event as routes give it on."""
     cursor = None if event.cursor is None else str(event.cursor)
     return RunEvent.model_validate({"type": event.type, "data": dict(event.data), "cursor": cursor})
-
-
-def _detail(
-    entry: LedgerEntry,
-    *,
-    status: RunStatus,
-    ended_at: datetime | None = None,
-    outcome: Outcome | None = None,
-    reviews: Sequence[OpenReview] = (),
-) -> RunDetail:
-    return RunDetail(
-        run_id=entry.run_id,
-        status=status,
-        ensemble=entry.ensemble,
-        tags=dict(entry.tags),
-        created_at=entry.created_at,
-        ended_at=ended_at,
-        result=None if outcome is None else outcome.result,
-        error=None if outcome is None else outcome.error,
-        reviews=[*reviews],
-    )

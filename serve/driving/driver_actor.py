@@ -16,18 +16,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime
+from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import submit
 from ensemble_ray.process.threads import threads
+from ensemble_ray.serve.catalog import load_catalog
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
+from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from ensemble_ray.serve.driving.ledger import Ledger
+from ensemble_ray.serve.driving.ray_exporter import RayExporter
+from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.team import load_teams
 
 if TYPE_CHECKING:
+    from ensemble_ray.access.admission import Knock
     from ensemble_ray.record.following import RunFollower
+    from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
+    from ensemble_ray.serve.control_schemas import (
+        DecidedReview,
+        NewDecision,
+        NewDirective,
+        ReviewConflict,
+        ReviewOfEnsemble,
+    )
     from ensemble_ray.serve.driving.config import DriverConfig
+    from ensemble_ray.serve.rights import Caller
     from ensemble_ray.serve.run_schemas import (
         AcceptedRun,
         EnsembleInfo,
@@ -61,6 +77,8 @@ class RunDriver:
         """Begin to load the teams, and to go on with what was left."""
         self._config = config
         self._readers: OrderedDict[str, RunFollower] = OrderedDict()
+        self._callers = KeptCallers(KeyFile(home_directory()), config.keys)
+        self._tally = RunTally(RayExporter())
         self._opening: concurrent.futures.Future[DrivenRuns] = submit(self._open())
 
     async def _open(self) -> DrivenRuns:
@@ -68,7 +86,9 @@ class RunDriver:
         teams = await threads.run(load_teams, config.teams)
         runtime = await RayRuntime().__aenter__()  # warm until this process ends
         path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
-        runs = DrivenRuns(teams, runtime, await threads.run(Ledger, path), config.limits)
+        tools = await threads.run(load_catalog, config.tools)
+        ledger = await threads.run(Ledger, path)
+        runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools)
         await runs.recover()
         return runs
 
@@ -89,9 +109,21 @@ class RunDriver:
         """Return which deployment this is of."""
         return self._config.deployed_at
 
+    async def admit(self, knock: Knock) -> Caller | Refusal:
+        """Return who sends a request; known before the teams are loaded."""
+        try:
+            return await self._callers.admit(knock)
+        except Refusal as refusal:
+            self._tally.refuse(refusal.code)
+            return refusal
+
     async def ensembles(self) -> Sequence[EnsembleInfo] | Refusal:
         """Return the teams; the first reply comes when they are loaded."""
         return await self._reply(lambda runs: runs.ensembles())
+
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost."""
+        return self._tally.samples()
 
     async def start(self, asked: NewRun, idempotency_key: str | None) -> AcceptedRun | Refusal:
         """Take a run."""
@@ -112,6 +144,28 @@ class RunDriver:
     async def cancel(self, run_id: str) -> RunDetail | Refusal:
         """Ask a run to end."""
         return await self._reply(lambda runs: runs.cancel(run_id))
+
+    async def inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail | Refusal:
+        """Tell the tasks of a run that start from now on."""
+        return await self._reply(lambda runs: runs.inject(run_id, directive, by=by))
+
+    async def reviews(self, ensembles: frozenset[str] | None) -> Sequence[ReviewOfEnsemble] | Refusal:
+        """Return the gates at which runs wait."""
+        return await self._reply(lambda runs: runs.reviews(ensembles))
+
+    async def decide(
+        self, run_id: str, gate_id: str, decision: NewDecision, by: str
+    ) -> DecidedReview | ReviewConflict | Refusal:
+        """Decide at a gate."""
+        return await self._reply(lambda runs: runs.decide(run_id, gate_id, decision, by=by))
+
+    async def capabilities(self) -> Capabilities | Refusal:
+        """Return the tools and the tasks."""
+        return await self._reply(lambda runs: runs.capabilities())
+
+    async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply | Refusal:
+        """Call a tool once."""
+        return await self._reply(lambda runs: runs.invoke_tool(name, body))
 
     async def read_events(self, reader: str, run_id: str, after: str | None, timeout_s: float) -> EventPage | Refusal:
         """Return the next events of a reader.
@@ -144,4 +198,5 @@ class RunDriver:
         try:
             return await call(await self._runs())
         except Refusal as refusal:
+            self._tally.refuse(refusal.code)
             return refusal

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from ensemble_ray import EnsembleOutput
     from ensemble_ray.record.resume.run_head import RunHead
     from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.values.reviews import OpenReview as RecordedReview
 
 __all__ = [
     "Outcome",
+    "as_open_review",
+    "open_reviews",
     "outcome_of_defect",
     "outcome_of_error",
     "outcome_of_output",
@@ -101,20 +104,22 @@ async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
 async def open_reviews(store: RunStore, run_id: str) -> list[OpenReview]:
     """Return the gates of a run that wait for somebody, in the order in which they were opened."""
     gates = [gate.review() for gate in fold_gates(await store.gates_of(run_id)) if gate.is_open]
-    return [
-        OpenReview(
-            run_id=each.run_id,
-            gate_id=each.gate_id,
-            timing=each.timing.value,
-            task_description=each.task_description,
-            task_output=each.task_output,
-            prompt=each.prompt or "",
-            required_role=each.required_role,
-            created_at=each.created_at,
-            expires_at=each.expires_at,
-        )
-        for each in gates
-    ]
+    return [as_open_review(each) for each in gates]
+
+
+def as_open_review(gate: RecordedReview) -> OpenReview:
+    """Return an open gate as it travels."""
+    return OpenReview(
+        run_id=gate.run_id,
+        gate_id=gate.gate_id,
+        timing=gate.timing.value,
+        task_description=gate.task_description,
+        task_output=gate.task_output,
+        prompt=gate.prompt or "",
+        required_role=gate.required_role,
+        created_at=gate.created_at,
+        expires_at=gate.expires_at,
+    )
 
 
 def _recorded_failure(head: RunHead, run_id: str) -> Failure:

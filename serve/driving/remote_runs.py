@@ -1,4 +1,4 @@
-"""RemoteRuns: the `RunService` of a replica, which asks the endpoint's `RunDriver`. Package: serve. Holds nothing of a run.
+"""RemoteRuns: the `RunService` and the `Callers` of a replica, which asks the endpoint's `RunDriver`. Package: serve. Holds nothing of a run.
 
 Calls that may arrive twice do no harm: a run has its id before it is asked for, and readers of events say where they stand.
 """
@@ -16,12 +16,23 @@ from typing import Any, Self, TypeVar, cast
 import ray
 import ray.exceptions
 
+from ensemble_ray.access.admission import Knock
 from ensemble_ray.actors import spawn
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
+from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
+from ensemble_ray.serve.control_schemas import (
+    DecidedReview,
+    NewDecision,
+    NewDirective,
+    ReviewConflict,
+    ReviewOfEnsemble,
+)
 from ensemble_ray.serve.driving.config import DriverConfig
 from ensemble_ray.serve.driving.driver_actor import EventPage, RunDriver
+from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.rights import Caller
 from ensemble_ray.serve.run_schemas import AcceptedRun, EnsembleInfo, NewRun, RunDetail, RunEvent, RunFilter, RunPage
 from ensemble_ray.serve.run_service import DEFAULT_PAGE
 from ensemble_ray.values.ids import new_run_id
@@ -64,6 +75,10 @@ class RemoteRuns:
         """Return the teams, by name."""
         return await self._ask(lambda driver: driver.ensembles.remote())
 
+    async def metrics(self) -> Sequence[Sample]:
+        """Return what runs did and cost; see `RunService.metrics`."""
+        return await self._ask(lambda driver: driver.metrics.remote())
+
     async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
         """Take a run; see `RunService.start`."""
         named = asked if asked.run_id else asked.model_copy(update={"run_id": new_run_id()})
@@ -90,6 +105,32 @@ class RemoteRuns:
     async def cancel(self, run_id: str) -> RunDetail:
         """Ask the run to end; see `RunService.cancel`."""
         return await self._ask(lambda driver: driver.cancel.remote(run_id))
+
+    async def admit(self, knock: Knock) -> Caller:
+        """Return who sends a request; see `Callers.admit`."""
+        return await self._ask(lambda driver: driver.admit.remote(knock))
+
+    async def inject(self, run_id: str, directive: NewDirective, *, by: str = "") -> RunDetail:
+        """Tell the tasks of a run that start from now on; see `RunService.inject`."""
+        return await self._ask(lambda driver: driver.inject.remote(run_id, directive, by))
+
+    async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
+        """Return the gates at which runs wait; see `RunService.reviews`."""
+        return await self._ask(lambda driver: driver.reviews.remote(ensembles))
+
+    async def decide(
+        self, run_id: str, gate_id: str, decision: NewDecision, *, by: str = ""
+    ) -> DecidedReview | ReviewConflict:
+        """Decide at a gate; see `RunService.decide`."""
+        return await self._ask(lambda driver: driver.decide.remote(run_id, gate_id, decision, by))
+
+    async def capabilities(self) -> Capabilities:
+        """Return the tools and the tasks; see `RunService.capabilities`."""
+        return await self._ask(lambda driver: driver.capabilities.remote())
+
+    async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
+        """Call a tool once; see `RunService.invoke_tool`."""
+        return await self._ask(lambda driver: driver.invoke_tool.remote(name, body))
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
         """Return what happens in a run; see `RunService.events`."""

@@ -20,13 +20,15 @@ from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.routes.visible_runs import visible_run
 from ensemble_ray.serve.run_schemas import RunEvent
 
-__all__ = ["router"]
+__all__ = ["HEARTBEAT_S", "SEND_TIMEOUT_S", "STREAM_HEADERS", "router"]
 
 router = APIRouter(tags=["events"], responses=FAILURES)
 #: Comments that keep idle connections open come so often, s.
-_HEARTBEAT_S = 15
+HEARTBEAT_S = 15
 #: A client that takes nothing for so long is let go, s; it can come back and misses nothing.
-_SEND_TIMEOUT_S = 60.0
+SEND_TIMEOUT_S = 60.0
+#: Proxies pass each event on at once, and keep none.
+STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
@@ -57,9 +59,9 @@ async def get_events(
             return Response(status_code=HTTPStatus.NO_CONTENT)
     return EventSourceResponse(
         _stream(first, events),
-        ping=_HEARTBEAT_S,
-        send_timeout=_SEND_TIMEOUT_S,
-        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        ping=HEARTBEAT_S,
+        send_timeout=SEND_TIMEOUT_S,
+        headers=STREAM_HEADERS,
     )
 
 

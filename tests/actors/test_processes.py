@@ -17,6 +17,7 @@ from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
 from ensemble_ray.actors.shared.rate_limiter import RateLimiter
 from ensemble_ray.limits.limiter_service import Acquire
 from ensemble_ray.limits.steps import Dismiss, Grant, Requested
+from ensemble_ray.plan.requirements import Node
 from ensemble_ray.values.ids import new_object_id
 
 #: Longest time to wait for what must come, s.
@@ -42,7 +43,8 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     Lists of processes show what is a manager's. One at work is given to nobody else.
     """
     pool = ProcessPool()
-    agent, spread = pool.claim(), pool.claim(is_spread=True)
+    nodes = [Node(node_id=ray.get_runtime_context().get_node_id(), resources={"CPU": 1})]
+    agent, spread = pool.claim(), pool.claim(nodes=nodes)
     host, manager = pool.claim("callables"), pool.claim("manager")
     everyone = (manager, host, spread, agent)
     agent.templates["kind.1"] = None
@@ -52,7 +54,7 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     assert not agent.templates
     assert pool.claim("callables") is host
     assert pool.claim("manager") is manager
-    assert pool.claim(is_spread=True) is spread
+    assert pool.claim(nodes=nodes) is spread
     pids = await asyncio.gather(*map(pid_of, everyone))
     assert len({process.name for process in everyone}) == len(set(pids)) == 4
     title = await asyncio.to_thread(Path("/proc", str(pids[0]), "cmdline").read_text)

@@ -9,9 +9,14 @@ from typing import Any, cast
 from ensemble_ray.actors.link.packing import unpack_binding, unpack_dispatch
 from ensemble_ray.actors.link.wire import AgentTemplate, Dispatch, SessionOpening, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
+from ensemble_ray.actors.scheduler.requirements import check_comer
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements
 from ensemble_ray.values.ids import instance_of
+
+NODES = (Node(node_id="a", resources={"CPU": 2, "GPU": 2}),)
+GPU = ResourceRequirements(num_gpus=1)
 
 
 class Handle:
@@ -19,6 +24,9 @@ class Handle:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        #: set when it has its node
+        self.placed = asyncio.Event()
+        self.placed.set()
 
     def __getattr__(self, name: str) -> Call:
         return Call(self, name)
@@ -41,6 +49,7 @@ class Call:
 
     async def remote(self, *arguments: Any, **_: Any) -> None:
         """Take note; work never ends."""
+        await self._handle.placed.wait()
         self._handle.calls.append((self._name, arguments))
         if self._name == "perform":
             await asyncio.Event().wait()
@@ -52,10 +61,20 @@ class Pool:
     def __init__(self) -> None:
         self.handles: list[Handle] = []
 
-    def claim(self, process_type: ProcessType = "agent", *, is_spread: bool = False) -> Process:
+    def claim(
+        self,
+        process_type: ProcessType = "agent",
+        *,
+        requirements: ResourceRequirements = NOTHING,
+        nodes: Sequence[Node] = (),
+    ) -> Process:
         """Start one more."""
         self.handles.append(Handle())
-        return Process(handle=self.handles[-1], name=str(len(self.handles)), type=process_type, is_spread=is_spread)
+        if requirements:
+            self.handles[-1].placed.clear()
+        return Process(
+            handle=self.handles[-1], name=str(len(self.handles)), type=process_type, requirements=requirements
+        )
 
     def put_back(self, process: Process, *, keep: bool) -> None:
         """Take one back."""
@@ -66,10 +85,18 @@ class Bench:
 
     def __init__(self, *declared: AgentTemplate) -> None:
         self.pool, self.reports, self.returned = Pool(), list[WireResult](), list[str]()
+        self.warnings: list[str] = []
         context = RunContext(run_id="run", workflow="map", total_tasks=0)
         opening = SessionOpening(run_id="run", context=context, templates=declared)
-        limits = SessionLimits(max_own=4, most_replicas=3)
-        self.session = RunSession(opening, cast("ProcessPool", self.pool), self, hub=None, limits=limits)
+        self.session = RunSession(
+            opening,
+            cast("ProcessPool", self.pool),
+            self,
+            hub=None,
+            limits=SessionLimits(max_own=4, most_replicas=3, nodes=NODES),
+            check=check_comer,
+            warn=self.warnings.append,
+        )
 
     async def receive(self, reports: Sequence[WireResult]) -> None:
         """Keep them."""

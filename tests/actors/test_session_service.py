@@ -12,6 +12,7 @@ import pytest
 from ensemble_ray import ChatResponse, Task
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.packing import Packer
+from ensemble_ray.actors.link.log_lines import LogLine
 from ensemble_ray.actors.link.wire import OrderBatch, SessionOpening, WireResult
 from ensemble_ray.actors.scheduler import dynamic_run
 from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
@@ -42,7 +43,10 @@ class Bench:
 
     def __init__(self) -> None:
         self.pool = ProcessPool()
-        self.service = SessionService(self.pool, lambda: SessionLimits(max_own=4, most_replicas=2))
+        self.said: list[LogLine] = []
+        self.service = SessionService(
+            self.pool, lambda: SessionLimits(max_own=4, most_replicas=2), lambda _, lines: self.said.extend(lines)
+        )
         self.packer = Packer()
         self.worker = agent(Silent())
 

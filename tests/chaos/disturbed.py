@@ -142,15 +142,21 @@ class Disturbed:
             self.tell(f"decide 1 of {len(waiting)}")
 
     def pick_up(self) -> None:
-        """Decide and go on, where the run waits for a decision."""
-        if self.is_waiting:
-            self.decide()
+        """Decide and go on, where the run waits for a decision; on a cluster that stays it goes on by itself."""
+        if not self.is_waiting:
+            return
+        self.decide()
+        if self.cluster is not None and not self.has_own_cluster:
+            self.driver = None
+        else:
             self.go_on()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the driver ended, since reviews are open."""
-        return self.scenario.is_reviewed and self.driver is not None and self.driver.process.poll() == WAITING
+        """Whether the driver ended, since reviews are open; of a run that goes on without one, whether it waits."""
+        if not self.scenario.is_reviewed:
+            return False
+        return self.state() is RunState.WAITING if self.driver is None else self.driver.process.poll() == WAITING
 
     def go_on(self) -> None:
         """Resume the run; one that recorded no plan has not begun, and is begun."""
@@ -342,6 +348,7 @@ class Disturbed:
             assert time.monotonic() < deadline, (
                 f"no end within {self.scenario.patience_s} s without the driver; state: {state}"
             )
+            self.pick_up()
             time.sleep(0.05)
         self.tell(f"state {state}")
 

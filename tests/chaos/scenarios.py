@@ -56,7 +56,7 @@ class Scenario:
     exit_code: int = 0
     #: whether its shape, and so the number of its calls, hangs on which of its tasks is done first
     has_own_shape: bool = False
-    #: whether somebody has to decide at its gates while it waits in its record; it is killed in one process alone
+    #: whether somebody has to decide at its gates while it waits in its record; it is killed, and disturbed in no other way
     is_reviewed: bool = False
     inputs: Mapping[str, str] = field(default_factory=lambda: {"topic": "chaos"})
     #: what its programs find in their environment, beside what all find there

@@ -177,6 +177,26 @@ async def test_run_whose_record_is_damaged_does_not_hide_the_others(
     assert "The review gates of run bad are not listed" in caplog.text
 
 
+async def test_no_other_facts_and_no_runs_that_have_ended_are_read(
+    store: RunStore, address: StoreAddress, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-REV-135: what nobody reads may be broken."""
+    others = [fact("output", "other#0", output={}), fact("tool_result", "draft#0/1/call-1")]
+    await recorded(store, [asked(), *others])
+    await recorded(store, [asked(run_id="ended")], run_id="ended", state=RunState.COMPLETED)
+    broken = "UPDATE {} SET data = '[' WHERE kind IN ('output', 'tool_result') OR {}"
+    if address.url:
+        with request.getfixturevalue("postgres").connection(address.url) as connection:
+            connection.execute(broken.format("ensemble_ray.facts", "run_id = 'ended'").encode())
+    else:
+        for run_id in (RUN, "ended"):
+            path = Path(address.home) / "runs" / run_id / RECORD
+            with closing(sqlite3.connect(path)) as connection, connection:
+                connection.execute(broken.format("facts", int(run_id == "ended")))
+    assert await listed(store) == [(RUN, [GATE])]
+    assert "not listed" not in caplog.text
+
+
 # Decisions.
 
 

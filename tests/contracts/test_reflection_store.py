@@ -8,30 +8,29 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import cloudpickle
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray import (
     EnsembleError,
     InMemoryReflectionStore,
     MemoryEntry,
+    PostgresMemory,
+    PostgresReflectionStore,
     ReflectionStore,
     SqliteMemory,
     SqliteReflectionStore,
     TaskReflection,
     ValidationError,
 )
+from tests.postgres_server import PostgresServer
 
-Make: TypeAlias = Callable[[Path], ReflectionStore]
-ADAPTERS: list[Make] = [
-    lambda _: InMemoryReflectionStore(),
-    lambda directory: SqliteReflectionStore(directory / "notes.db"),
-]
+Make: TypeAlias = Callable[[], ReflectionStore]
+_LASTING = ["sqlite", pytest.param("postgres", marks=pytest.mark.program)]
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5).filter(lambda key: key.strip() != "")
 _REFLECTIONS = st.builds(
@@ -49,39 +48,67 @@ def notes(text: str = "Better", run_count: int = 1) -> TaskReflection:
     return TaskReflection(refined_description=text, refined_expected_output="x", run_count=run_count)
 
 
-@pytest.fixture(params=ADAPTERS, ids=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ReflectionStore]:
-    """One of each."""
-    made = request.param(tmp_path)
-    yield made
-    if isinstance(made, SqliteReflectionStore):
-        made.close()
+@pytest.fixture
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Makes stores of one kind: those that last all have the same place."""
+    made: list[ReflectionStore] = []
+
+    def making() -> ReflectionStore:
+        match request.param:
+            case "sqlite":
+                made.append(SqliteReflectionStore(tmp_path / "notes.db"))
+            case "postgres":
+                made.append(PostgresReflectionStore(url))
+            case _:
+                made.append(InMemoryReflectionStore())
+        return made[-1]
+
+    url = request.getfixturevalue("postgres").empty_database() if request.param == "postgres" else ""
+    yield making
+    for each in made:
+        if isinstance(each, SqliteReflectionStore | PostgresReflectionStore):
+            each.close()
 
 
-@pytest.mark.parametrize("make", ADAPTERS, ids=["memory", "sqlite"])
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(_KEYS, _REFLECTIONS), max_size=8))
-def test_the_newest_reflection_of_a_key_is_kept(make: Make, stored: list[tuple[str, TaskReflection]]) -> None:
+@pytest.fixture
+def store(make: Make) -> ReflectionStore:
+    """An empty one of each."""
+    return make()
+
+
+each = pytest.mark.parametrize("make", ["memory", *_LASTING], indirect=True)
+each_that_lasts = pytest.mark.parametrize("make", _LASTING, indirect=True)
+
+
+@each
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stored=st.lists(st.tuples(_KEYS, _REFLECTIONS), max_size=8))
+def test_the_newest_reflection_of_a_key_is_kept(
+    store: ReflectionStore, stored: list[tuple[str, TaskReflection]]
+) -> None:
     """S-REFL-5: `store` replaces, `retrieve` gives what is there, or None; whatever the texts are."""
-    with TemporaryDirectory() as directory:
-        kept = make(Path(directory))
-        model: dict[str, TaskReflection] = {}
-        for key, reflection in stored:
-            assert kept.retrieve(key) == model.get(key)
-            kept.store(key, reflection)
-            model[key] = reflection
-        assert {key: kept.retrieve(key) for key in model} == model
-        if isinstance(kept, SqliteReflectionStore):
-            assert kept.reflections() == model
-            kept.close()
+    model: dict[str, TaskReflection] = {}
+    lasting = store if isinstance(store, SqliteReflectionStore | PostgresReflectionStore) else None
+    for key in lasting.reflections() if lasting is not None else ():  # of an earlier example
+        lasting.remove(key)
+    for key, reflection in stored:
+        if lasting is not None:
+            assert lasting.retrieve(key) == model.get(key)
+        store.store(key, reflection)
+        model[key] = reflection
+    assert {key: store.retrieve(key) for key in model} == model
+    if lasting is not None:
+        assert lasting.reflections() == model
 
 
+@each
 def test_an_adapter_has_the_shape(store: ReflectionStore) -> None:
     """S-REFL-5."""
     assert isinstance(store, ReflectionStore)
     assert store.retrieve("nothing") is None
 
 
+@each
 @pytest.mark.parametrize("key", ["", " ", None])
 def test_a_blank_key_is_refused(store: ReflectionStore, key: str) -> None:
     """S-REFL-40: by all."""
@@ -93,6 +120,7 @@ def test_a_blank_key_is_refused(store: ReflectionStore, key: str) -> None:
         store.store("key", None)  # type: ignore[arg-type]  what is refused
 
 
+@each
 def test_threads_share_a_store(store: ReflectionStore) -> None:
     """S-REFL-17: several at a time, nothing is lost and nothing is mixed."""
 
@@ -106,24 +134,47 @@ def test_threads_share_a_store(store: ReflectionStore) -> None:
     assert all(store.retrieve(f"key-{number}") is not None for number in range(8))
 
 
-def _fill(path: str, first: int, count: int) -> None:
-    store = SqliteReflectionStore(path)
+@each_that_lasts
+def test_another_store_of_the_place_has_them_and_they_can_be_removed(make: Make) -> None:
+    """S-REFL-30, S-REFL-42: also one that was made of a pickle."""
+    first, second = make(), make()
+    assert isinstance(first, SqliteReflectionStore | PostgresReflectionStore)
+    assert isinstance(second, SqliteReflectionStore | PostgresReflectionStore)
+    assert second.reflections() == {}
+    first.store("key", notes("1"))
+    first.store("other", notes("2"))
+    copied = cloudpickle.loads(cloudpickle.dumps(first))
+    assert copied.retrieve("key") == second.retrieve("key") == notes_of(first, "key")
+    second.remove("key")
+    assert (first.retrieve("key"), list(first.reflections())) == (None, ["other"])
+    copied.close()
+
+
+def notes_of(store: ReflectionStore, key: str) -> TaskReflection:
+    """What is known of a key."""
+    found = store.retrieve(key)
+    assert found is not None
+    return found
+
+
+def _fill(store: ReflectionStore, first: int, count: int) -> None:
     for number in range(first, first + count):
         store.store(f"key-{number}", notes(str(number)))
         store.store("shared", notes(str(number)))
 
 
-def test_processes_share_a_file(tmp_path: Path) -> None:
-    """S-REFL-30: nothing of any of them is lost."""
-    path = str(tmp_path / "notes.db")
-    spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_fill, args=(path, first, 25)) for first in (0, 25, 50)]
+@each_that_lasts
+def test_processes_share_a_place(make: Make) -> None:
+    """S-REFL-30, S-REFL-42: nothing of any of them is lost, whoever makes the tables."""
+    store, spawn = make(), multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=_fill, args=(store, first, 25)) for first in (0, 25, 50)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    kept = SqliteReflectionStore(path).reflections()
+    assert isinstance(store, SqliteReflectionStore | PostgresReflectionStore)
+    kept = store.reflections()
     assert len(kept) == 76
     assert {int(each.refined_description) for key, each in kept.items() if key != "shared"} == set(range(75))
 
@@ -176,3 +227,48 @@ def test_memory_of_this_process_stays_here() -> None:
     """S-REFL-31: a copy elsewhere would not be what its owner reads."""
     with pytest.raises(TypeError, match="InMemoryReflectionStore lives in the process that made it"):
         pickle.dumps(InMemoryReflectionStore())
+
+
+@pytest.mark.program
+def test_one_database_has_memory_and_reflections(postgres: PostgresServer, url: str) -> None:
+    """S-REFL-42: tables that a memory made before get the one of reflections; the right to make tables is needed once."""
+    memory, reflections = PostgresMemory(url), PostgresReflectionStore(url)
+    memory.store("s", MemoryEntry(content="c"))
+    reflections.store("k", notes())
+    assert memory.scopes() == {"s": 1}
+    with postgres.connection(url) as connection:
+        connection.execute("CREATE ROLE reader LOGIN")
+        try:
+            connection.execute("GRANT USAGE ON SCHEMA ensemble_ray_memory TO reader")
+            connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA ensemble_ray_memory TO reader")
+            reader = PostgresReflectionStore(url.replace("postgres:secret-of-tests", "reader:secret-of-tests"))
+            assert reader.retrieve("k") == reflections.retrieve("k")
+            with pytest.raises(EnsembleError, match=r"^Cannot use the memory in postgresql:///"):
+                reader.store("k", notes())
+            reader.close()
+        finally:
+            connection.execute("DROP OWNED BY reader")
+            connection.execute("DROP ROLE reader")
+
+
+@pytest.mark.program
+def test_a_server_that_was_away_is_found_again(postgres: PostgresServer, url: str) -> None:
+    """S-REFL-42, S-MEM-143."""
+    store = PostgresReflectionStore(url)
+    store.store("k", notes("1"))
+    postgres.end_backends(url)
+    store.store("k", notes("2"))
+    postgres.end_backends(url)
+    assert notes_of(store, "k") == notes_of(PostgresReflectionStore(url), "k")
+
+
+def test_a_database_is_shown_without_its_password() -> None:
+    """S-REFL-42."""
+    store = PostgresReflectionStore("postgresql://me:secret@db:5433/team")
+    assert (store.place, repr(store)) == (
+        "postgresql://db:5433/team",
+        "PostgresReflectionStore('postgresql://db:5433/team')",
+    )
+    with pytest.raises(ValidationError, match="write postgresql://") as refused:
+        PostgresReflectionStore("host=db password='sec")
+    assert "sec" not in str(refused.value)

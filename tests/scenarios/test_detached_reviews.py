@@ -14,6 +14,8 @@ from ensemble_ray import (
     ExitReason,
     Graph,
     GraphEdge,
+    GraphFork,
+    GraphJoin,
     HumanInputTool,
     InlineRuntime,
     Loop,
@@ -283,6 +285,54 @@ def test_a_task_goes_on_while_others_are_at_work(runtime: Runtime, tmp_path: Pat
         ["edited", "edited", "slow"],
         1,
     )
+
+
+def test_a_decision_that_comes_last_is_seen_before_the_run_waits(inline_runtime: InlineRuntime, given: Given) -> None:
+    """S-REV-124: the call goes on with it, and nobody has to resume."""
+
+    def deciding(_context: TaskHandlerContext) -> str:
+        until(lambda: pending_reviews(runtime=inline_runtime) != (), "an open gate")
+        (gate,) = pending_reviews(runtime=inline_runtime)
+        decide(gate.run_id, gate.gate_id, ReviewDecision.edit("edited"), runtime=inline_runtime)
+        return "decided"
+
+    first = task("a", handler=given, review=Review(timeout=0))
+    last = task("c", handler=given, context=[first], review=Review(timeout=0))
+    output = team(first, task("b", handler=deciding), last, workflow="parallel").run(runtime=inline_runtime)
+    assert (output.state, list(gates_of(output)), given.done) == (RunState.WAITING, ["c"], ["a", "c"])
+    assert sorted(raws(output)) == ["decided", "edited"]
+
+
+def test_a_branch_that_a_join_cancelled_has_no_open_gate(inline_runtime: InlineRuntime, given: Given) -> None:
+    """S-REV-119, S-GRAPH-97: nobody is asked about it any more, while others are."""
+    states = {
+        "a": task("a", handler=given),
+        "b": task("b", handler=given, review=Review(timeout=0)),
+        "c": task("c", handler=given, before_review=Review(timeout=0)),
+        "d": task("d", handler=given, review=Review(timeout=0)),
+    }
+    graph = Graph(
+        name="race",
+        start="a",
+        states=states,
+        edges=[
+            GraphFork(from_state="a", to_states=["b", "c"]),
+            GraphJoin(from_states=["b", "c"], to_state="d", count=1),
+            GraphEdge(from_state="d", to_state=Graph.END),
+        ],
+    )
+    ensemble = Ensemble(graph=graph, review_wait="detach")
+    output = ensemble.run(runtime=inline_runtime)
+    assert sorted(gates_of(output)) == ["b", "c"]
+    run_id, gates = str(output.run_id), gates_of(output)
+    decide(run_id, gates["c"], APPROVE, runtime=inline_runtime)
+    output = resume(run_id, ensemble, runtime=inline_runtime)
+    assert list(gates_of(output)) == ["d"]
+    output = resume(run_id, ensemble, runtime=inline_runtime)
+    assert list(gates_of(output)) == ["d"]
+    decide(run_id, gates_of(output)["d"], APPROVE, runtime=inline_runtime)
+    output = resume(run_id, ensemble, runtime=inline_runtime)
+    assert (output.state, given.done) == (RunState.COMPLETED, ["a", "b", "c", "d"])
 
 
 def test_a_detached_run_is_replayed_while_it_waits_and_when_it_completed(inline_runtime: InlineRuntime) -> None:

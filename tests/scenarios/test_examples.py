@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -313,8 +314,16 @@ def test_approval_runs(tmp_path: Path) -> None:
     assert printed.startswith("May this offer go out?\n\nLamps for 40 EUR\n")
     assert len(server.requests) == 1
     command = printed.partition("Decide:")[2].split()
+    _decide(home, command)
+    printed, server = _run("approval.py", script, home, "--go-on", command[2], "openai:m")
+    assert (printed, len(server.requests)) == ("Dear customer\n", 1)
+
+
+def _decide(home: Path, command: list[str], *, text: Path | None = None) -> None:
+    """Decide as an example says, or with a text in place of the approval."""
+    arguments = command[1:5] if text is None else [*command[1:4], "edit", str(text)]
     decided = subprocess.run(  # noqa: S603  our own command line
-        [sys.executable, "-m", "ensemble_ray.cli", *command[1:5]],
+        [sys.executable, "-m", "ensemble_ray.cli", *arguments],
         env={**os.environ, "ENSEMBLE_RAY_HOME": str(home)},
         capture_output=True,
         text=True,
@@ -322,8 +331,35 @@ def test_approval_runs(tmp_path: Path) -> None:
         timeout=120,
     )
     assert decided.returncode == 0, decided.stderr
-    printed, server = _run("approval.py", script, home, "--go-on", command[2], "openai:m")
-    assert (printed, len(server.requests)) == ("Dear customer\n", 1)
+
+
+def test_parallel_gates_runs(tmp_path: Path) -> None:
+    """S-REV-116, S-REV-117: three gates are open at a time, are decided in any order, and nothing is written again."""
+
+    def script(request: ServedRequest) -> Answer:
+        languages = re.findall(r"slogan in (\w+) for tea", request.text)
+        return "The plan" if len(languages) != 1 else f"Tea, {languages[0]}"
+
+    home, edited = tmp_path / "home", tmp_path / "slogan"
+    edited.write_text("Du thé !\n", encoding="utf-8")
+    printed, server = _run("parallel_gates.py", script, home, "tea", "", "openai:m")
+    gates = {line.partition(":")[0]: line for line in printed.splitlines() if " editor: " in line}
+    commands = [line.split() for line in printed.splitlines() if "ensemble-ray review " in line]
+    assert sorted(gates) == ["English editor", "French editor", "German editor"]
+    assert gates["French editor"].endswith("Good French? Tea, French")
+    assert len(server.requests) == 3
+    by_role = dict(zip(list(gates), commands, strict=True))
+    run_id = commands[0][2]
+    _decide(home, by_role["German editor"])
+    _decide(home, by_role["French editor"], text=edited)
+    printed, server = _run("parallel_gates.py", script, home, "--go-on", run_id, "openai:m")
+    assert [line for line in printed.splitlines() if " editor: " in line] == [gates["English editor"]]
+    assert server.requests == []
+    _decide(home, by_role["English editor"])
+    printed, server = _run("parallel_gates.py", script, home, "--go-on", run_id, "openai:m")
+    assert (printed, len(server.requests)) == ("The plan\n", 1)
+    assert "Du thé !" in server.requests[0].text
+    assert "Tea, French" not in server.requests[0].text
 
 
 def test_improving_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from ensemble_ray import AgentSynthesizer, Ensemble, InlineRuntime, RecordError, Runtime, Task
+from ensemble_ray import (
+    AgentSynthesizer,
+    Ensemble,
+    InlineRuntime,
+    PostgresMemory,
+    PostgresReflectionStore,
+    RecordError,
+    Runtime,
+    Task,
+)
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.postgres.store import PostgresStore
@@ -51,6 +60,28 @@ def test_run_is_read_from_the_database_when_it_has_ended(recorded: tuple[Runtime
     trace = fold_trace(facts)
     assert [each.raw for each in output.task_outputs] == ["a" * 2000, "done"]
     assert [each.final_output for each in trace.task_traces] == ["a" * 2000, "done"]
+
+
+def test_one_database_has_records_memory_and_reflections(recorded: tuple[Runtime, str]) -> None:
+    """S-MEM-140, S-REFL-42, S-REFL-8: the next run finds what the one before left; the stores stay in the caller's process."""
+    runtime, url = recorded
+    memory, learned = PostgresMemory(url), PostgresReflectionStore(url)
+    learn = "REFINED_DESCRIPTION:\nExplain it with the sea"
+    model = ScriptedModel("The moon pulls", learn, "The moon pulls the sea", learn)
+    tides = task("Explain tides", agent(model), memory_scopes="sea", reflection_config=True)
+    team = Ensemble(tasks=[tides], memory_store=memory, reflection_store=learned)
+    for _ in range(2):
+        output = team.run(runtime=runtime)
+    (reflection,) = learned.reflections().values()
+    assert (reflection.refined_description, reflection.run_count) == ("Explain it with the sea", 2)
+    assert memory.scopes() == {"sea": 2}
+    prompts = output.trace.task_traces[0].prompts
+    assert prompts is not None
+    assert "The moon pulls" in prompts.user_prompt
+    assert "### Refined Instructions\nExplain it with the sea" in prompts.user_prompt
+    assert {run.run_id for run in run_blocking(PostgresStore(url).runs())} >= {output.run_id}
+    memory.close()
+    learned.close()
 
 
 def test_database_is_chosen_by_the_environment(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,14 @@ def write_team(directory: Path, url: str) -> Path:
     return team
 
 
+def write_asking_team(directory: Path, url: str) -> Path:
+    """Write a team file with a gate behind its first task, at which runs wait in their records; gives the file."""
+    gate = "agent: writer, review: {prompt: Right or wrong, timeout: 0}}"
+    team = directory / "asking.yaml"
+    team.write_text(f"{_TEAM.format(url=url).replace('agent: writer}', gate)}review_wait: detach\n", encoding="utf-8")
+    return team
+
+
 _MAP_REDUCE = f"""
 llm: {_MODEL}
 map_reduce:

@@ -17,10 +17,14 @@ from typing import Any
 
 import pytest
 import yaml
+from openai import APIStatusError, OpenAI
 
+from ensemble_ray import InlineRuntime, ReviewDecision, decide
+from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.testing import ModelServer
 from tests.processes import Program, free_ports, own_directory, own_environment, program
-from tests.serve.teams import KEY, KEY_VARIABLE, script, write_map_reduce, write_team
+from tests.serve.keys import make_key
+from tests.serve.teams import KEY, KEY_VARIABLE, script, write_asking_team, write_map_reduce, write_team
 
 ROOT = Path(__file__).resolve().parents[2]
 #: As the documentation says: the limit of bodies holds in Serve's proxy too.
@@ -70,10 +74,12 @@ class Endpoint:
         for pid in found:
             os.kill(pid, signal.SIGKILL)
 
-    def send(self, method: str, path: str, body: object = None, *, after: str = "") -> http.client.HTTPConnection:
-        """Ask, and leave the answer to the caller."""
+    def send(
+        self, method: str, path: str, body: object = None, *, after: str = "", **more: str
+    ) -> http.client.HTTPConnection:
+        """Ask, with more headers, and leave the answer to the caller."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-        headers = {"content-type": "application/json", **({"last-event-id": after} if after else {})}
+        headers = {"content-type": "application/json", **({"last-event-id": after} if after else {}), **more}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         return connection
 
@@ -111,7 +117,10 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
         (port,) = free_ports(1)
         config["http_options"]["port"] = port
         (application,) = config["applications"]
-        application["args"] = {"teams": [str(team), str(write_map_reduce(directory, models.base_url))]}
+        said = directory / "said.yaml"
+        said.write_text(f"{team.read_text(encoding='utf-8')}\nstream: true\n", encoding="utf-8")
+        others = [write(directory, models.base_url) for write in (write_map_reduce, write_asking_team)]
+        application["args"] = {"teams": [str(team), str(said), *map(str, others)], "tools": ["team_tools:shout"]}
         (directory / "serve.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         # RAY_ADDRESS=local: it must not join a cluster that happens to run on this machine.
         env = own_environment(directory, RAY_ADDRESS="local", **PROXY, **{KEY_VARIABLE: KEY})
@@ -193,6 +202,29 @@ def test_a_replica_that_dies_loses_no_run_and_no_event(endpoint: Endpoint, model
     assert len(models.requests) == asked_before + 2
 
 
+def test_a_run_on_the_cluster_is_told_a_directive(endpoint: Endpoint, models: ModelServer) -> None:
+    """S-SRV-200, S-CTL-5: by way of the replica, what drives runs and the scheduler; the task that had begun is not told."""
+    asked_before = len(models.requests)
+    models.pause()
+    try:
+        endpoint.ask("POST", "/runs", {"ensemble": "team", "inputs": {"topic": "x"}, "run_id": "told"})
+        models.wait_arrived(asked_before + 1, timeout_s=120)
+        status, run = endpoint.ask("POST", "/runs/told/inject", {"text": "Write in French"})
+        assert (status, run["status"]) == (200, "running")
+    finally:
+        models.resume()
+    assert [kind for _, kind, _ in endpoint.follow("told")][-1] == "ensemble_completed"
+    told = ["## Active Directives\n- Write in French" in each.text for each in models.requests[asked_before:]]
+    assert told == [False, True]
+
+
+def test_a_tool_of_the_operator_is_called(endpoint: Endpoint) -> None:
+    """S-SRV-206, S-SRV-207: in the process that drives runs."""
+    status, reply = endpoint.ask("POST", "/tools/shout/invoke", {"arguments": {"text": "Ray"}})
+    assert (status, reply["outcome"], reply["output"]) == (200, "success", "RAY")
+    assert [each["name"] for each in endpoint.ask("GET", "/capabilities")[1]["tools"]] == ["shout"]
+
+
 @pytest.mark.parametrize(("team", "calls"), [("team", 2), ("many", 6)])
 def test_runs_are_gone_on_with_when_what_drives_them_dies(
     endpoint: Endpoint, models: ModelServer, team: str, calls: int
@@ -214,6 +246,92 @@ def test_runs_are_gone_on_with_when_what_drives_them_dies(
     assert endpoint.ask("GET", f"/runs/{run_id}")[1]["result"]["raw"] == "a line"
     # What was on its way when the process died may be asked twice; nothing else is.
     assert len(models.requests) <= asked_before + calls + (3 if team == "many" else 0)
+
+
+def test_keys_hold_for_a_served_team(endpoint: Endpoint) -> None:
+    """S-SRV-151, S-SRV-152, S-SRV-154, S-SRV-161, S-SRV-170: through Serve, from the request after they were made or revoked."""
+    file = KeyFile(endpoint.records)
+    try:
+        assert endpoint.run({"ensemble": "team", "inputs": {"topic": "Ray"}})[0] == 200
+        mine = make_key(file, teams=["team"])
+        assert endpoint.ask("GET", "/ensembles")[0] == 401
+        connection = endpoint.send("GET", "/ensembles", **mine)
+        answer = connection.getresponse()
+        assert [each["name"] for each in json.loads(answer.read())["ensembles"]] == ["team"]
+        assert answer.headers["cache-control"] == "no-store"
+        assert len(answer.headers.get_all("x-request-id", [])) == 1
+        connection.close()
+        scraped = endpoint.send("GET", "/metrics", **make_key(file, "prometheus")).getresponse().read().decode()
+        assert 'ensemble_ray_requests_refused_total{code="UNAUTHENTICATED"} 1' in scraped
+        assert 'ensemble_ray_runs{team="team",status="running"} 0' in scraped
+        file.revoke("ann")
+        assert endpoint.send("GET", "/ensembles", **mine).getresponse().status == 401
+        assert endpoint.is_up()
+        assert mine["authorization"].removeprefix("Bearer ") not in endpoint.program.text
+    finally:
+        file.path.unlink()
+
+
+def test_a_run_that_waits_goes_on_when_it_is_decided(endpoint: Endpoint) -> None:
+    """S-SRV-26, S-SRV-27, S-SRV-41: also when what drives it died meanwhile."""
+    body = {"ensemble": "asking", "inputs": {"topic": "x"}, "run_id": "asked"}
+    status, answer = endpoint.run(body)
+    assert (status, answer["status"]) == (202, "waiting"), endpoint.program.text
+    endpoint.kill("ray::RunDriver")
+    status, found = endpoint.ask("GET", "/runs/asked")
+    assert (status, found["status"]) == (200, "waiting")
+    (gate,) = found["reviews"]
+    decide("asked", gate["gate_id"], ReviewDecision.edit("mine"), runtime=InlineRuntime(home=endpoint.records))
+    events = list(endpoint.follow("asked"))
+    assert events[-1][2]["exit_reason"] == "completed", str(endpoint.ask("GET", "/runs/asked")[1]["error"])[:900]
+    assert [kind for _, kind, _ in events].count("review_decided") == 1
+    tasks = endpoint.ask("GET", "/runs/asked")[1]["result"]["tasks"]
+    assert [each["text"] for each in tasks] == ["mine", "a line"]
+
+
+def test_a_served_team_is_a_model_of_the_openai_api(endpoint: Endpoint, models: ModelServer) -> None:
+    """S-SRV-100, S-SRV-110, S-SRV-120: through Serve's proxy; its tokens come as they are said, and a failure is an error."""
+    hi: Any = [{"role": "user", "content": "Ray"}]
+    asked_before = len(models.requests)
+    with OpenAI(base_url=f"http://127.0.0.1:{endpoint.port}/v1", api_key="any") as client:
+        assert [each.id for each in client.models.list()] == ["asking", "many", "said", "team"]
+        found = client.chat.completions.create(model="team", messages=hi)
+        chunks = list(client.chat.completions.create(model="said", messages=hi, stream=True))
+        response = client.responses.create(model="said", input="Ray")
+        *_, last = client.responses.create(model="said", input="Ray", stream=True)
+        assert len(models.requests) == asked_before + 8
+        with pytest.raises(APIStatusError, match="too much") as failed:
+            client.chat.completions.create(model="team", messages=[{"role": "user", "content": "failure"}])
+    assert (found.choices[0].message.content, response.output_text) == ("a line", "a line")
+    assert "".join(each.choices[0].delta.content or "" for each in chunks) == "a line"
+    assert endpoint.ask("GET", f"/runs/{found.id}")[1]["result"]["raw"] == "a line"
+    assert last.type == "response.completed"
+    assert failed.value.status_code == 502
+    assert endpoint.ask("GET", f"/runs/{failed.value.response.headers['x-run-id']}")[1]["status"] == "failed"
+    assert len(models.requests) == asked_before + 9
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_run_ends_with_the_connection_of_its_client(
+    endpoint: Endpoint,
+    models: ModelServer,
+    is_streamed: bool,  # noqa: FBT001  a case
+) -> None:
+    """S-SRV-130: Serve tells the replica that the client went away."""
+    asked_before = len(models.requests)
+    tag = f"gone-{is_streamed}"
+    messages = [{"role": "user", "content": "x"}]
+    body = {"model": "team", "messages": messages, "metadata": {"of": tag}, "stream": is_streamed}
+    models.pause()
+    try:
+        connection = endpoint.send("POST", "/v1/chat/completions", body)
+        models.wait_arrived(asked_before + 1, timeout_s=120)
+        (run,) = endpoint.ask("GET", f"/runs?tag=of:{tag}")[1]["runs"]
+        connection.close()
+        events = list(endpoint.follow(run["run_id"]))
+    finally:
+        models.resume()
+    assert events[-1][2]["exit_reason"] == "cancelled"
 
 
 def test_a_failure_is_answered_as_json(endpoint: Endpoint) -> None:

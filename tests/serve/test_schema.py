@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,19 +22,29 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from ensemble_ray import InlineRuntime
+from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
+from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from ensemble_ray.serve.driving.ledger import Ledger
+from ensemble_ray.serve.key_check import OPEN_PATHS
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.team import served_team
 from ensemble_ray.testing import ScriptedModel
+from tests.serve.keys import make_key
 from tests.serve.teams import pair
 
 
 @pytest.fixture
-def schema(home: str) -> Any:
-    """The document of an endpoint in this process."""
+def key(home: str) -> dict[str, str]:
+    """The header of a key that may do everything."""
+    return make_key(KeyFile(Path(home)))
+
+
+@pytest.fixture
+def schema(home: str, key: dict[str, str]) -> Any:
+    """The document of an endpoint in this process that asks for keys."""
     runs = DrivenRuns(
         {"team": served_team("team", pair(ScriptedModel(otherwise="fine")))}, InlineRuntime(), Ledger(None)
     )
@@ -42,9 +53,9 @@ def schema(home: str) -> Any:
     async def service() -> AsyncGenerator[RunService]:
         yield runs
 
-    api = build_api(service())
+    api = build_api(service(), callers=KeptCallers(KeyFile(Path(home))))
     api.state.service = runs
-    yield schemathesis.openapi.from_asgi("/openapi.json", api)
+    yield schemathesis.openapi.from_asgi("/openapi.json", api, headers=key)
     run_blocking(runs._close())
 
 
@@ -57,7 +68,11 @@ CHECKS = [
 ]
 OPERATIONS = [
     *("GET /ensembles", "POST /runs", "GET /runs", "GET /runs/{run_id}", "POST /runs/{run_id}/cancel"),
-    *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz"),
+    *("POST /runs/{run_id}/inject", "GET /reviews", "POST /reviews/{run_id}/{gate_id}"),
+    *("GET /capabilities", "POST /tools/{name}/invoke"),
+    *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics"),
+    *("GET /v1/models", "GET /v1/models/{model}", "POST /v1/chat/completions"),
+    *("POST /v1/responses", "GET /v1/responses/{response_id}"),
 ]
 
 
@@ -68,15 +83,22 @@ def test_every_operation_is_tried(schema: Any) -> None:
 
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize("label", OPERATIONS)
-def test_every_answer_is_as_the_document_says(schema: Any, label: str, mode: GenerationMode) -> None:
-    """S-SRV-4, S-SRV-60: no 5xx, and no answer that the document does not know."""
+@pytest.mark.parametrize("has_key", [True, False])
+def test_every_answer_is_as_the_document_says(
+    *, schema: Any, key: dict[str, str], label: str, mode: GenerationMode, has_key: bool
+) -> None:
+    """S-SRV-4, S-SRV-60: no 5xx, and no answer that the document does not know; with a key, and without."""
     method, _, path = label.partition(" ")
 
     @seed(20)
     @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=schema[path][method].as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
-        case.call_and_validate(checks=CHECKS)
+        # What is made up for the key is taken away in one case and replaced in the other.
+        others = {name: value for name, value in (case.headers or {}).items() if name.lower() != "authorization"}
+        case.headers = others | (key if has_key else {})
+        answer = case.call_and_validate(checks=CHECKS)
+        assert has_key or path in OPEN_PATHS or answer.status_code in {401, 405}
 
     with contextlib.suppress(Unsatisfiable):  # there is nothing to be wrong in it
         ask()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ensemble_ray.cli.commands.submit import JobAddress
 from ensemble_ray.cli.view.terminal import FAILED, FINE, show, show_json
 
 if TYPE_CHECKING:
@@ -17,6 +19,13 @@ _MARKS = {"ok": "ok  ", "note": "note", "failed": "FAIL"}
 
 
 def doctor(
+    team: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TARGET]", help="With --cluster: a team whose modules and endpoints are looked at, too."
+        ),
+    ] = None,
+    *,
     llm: Annotated[
         str | None,
         typer.Option(
@@ -24,12 +33,21 @@ def doctor(
         ),
     ] = None,
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Start a small run on Ray (about 10 s).")] = True,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Check the nodes of a cluster instead: that of --address or RAY_ADDRESS.")
+    ] = False,
+    address: JobAddress = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
     """Check what runs need, and say what to do.
 
-    Python, packages, records, models, Ray. Exit code 1 if a check failed.
+    Python, packages, records, models, Ray. With --cluster: the same versions on every node, the modules of a team, its
+    endpoints; takes at most 30 s and asks no model. Exit code 1 if a check failed.
     """
+    if cluster:
+        return _check_cluster(team, address, as_json=as_json)
+    if team is not None or address is not None:
+        raise typer.BadParameter("a team and --address are for --cluster")
     from ensemble_ray.cli.commands.checks import all_checks
 
     findings: list[Finding] = []
@@ -44,6 +62,52 @@ def doctor(
     if not as_json:
         show(f"\n{failed} failed." if failed else "\nEverything that was checked works.")
     return FAILED if failed else FINE
+
+
+def _check_cluster(team: str | None, address: str | None, *, as_json: bool) -> int:
+    """Check the nodes of a cluster, from a process of it: this one joins, or a job does it."""
+    from ensemble_ray.runtime import ray_runtime_class
+
+    if address is not None and "://" in address:
+        return _check_by_job(team, address, as_json=as_json)
+    place = address or os.environ.get("RAY_ADDRESS", "").strip()
+    if not place:
+        from ensemble_ray.errors import ValidationError
+
+        raise ValidationError(
+            "There is no cluster to check. What to do: --address http://HOST:8265 for its job server, or RAY_ADDRESS on a "
+            "machine of the cluster"
+        )
+    from ensemble_ray.cli.view.node_table import node_data, node_lines
+    from ensemble_ray.loader import load_runnable
+    from ensemble_ray.process.loop import run_blocking
+
+    definition = None if team is None else load_runnable(team, needs_keys=False)
+    found = run_blocking(ray_runtime_class()(place).check_nodes(definition))
+    if as_json:
+        show_json(node_data(found))
+    else:
+        show("\n".join(node_lines(found)))
+    return FINE if found.is_fine else FAILED
+
+
+def _check_by_job(team: str | None, address: str, *, as_json: bool) -> int:
+    import secrets
+
+    from ensemble_ray.cli.jobs.command import ClusterCommand, ships
+    from ensemble_ray.runtime import ray_runtime_class
+
+    directory, words = None, ["doctor", "--cluster"]
+    if team is not None:
+        directory, name = ships(team, None)
+        words.append(name)
+    command = ClusterCommand(
+        words=[*words, "--json"] if as_json else words,
+        job_id=f"ensemble-ray-doctor-{secrets.token_hex(4)}",
+        working_dir=directory,
+        on_interrupt=lambda: True,
+    )
+    return command.carry_out(ray_runtime_class().job_server(address))
 
 
 def finding_lines(finding: Finding) -> list[str]:

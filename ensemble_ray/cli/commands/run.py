@@ -117,6 +117,10 @@ def run(
     max_cost: MaxCost = None,
     as_json: AsJson = False,
     trace: TraceFile = None,
+    nodes_checked: Annotated[
+        bool,
+        typer.Option("--check-nodes", help="Ask every node of the cluster first whether the team can run there."),
+    ] = False,
     quiet: Quiet = False,
 ) -> int:
     """Run a team and print its output.
@@ -145,7 +149,14 @@ def run(
             say(line)
     from ensemble_ray.process.config import Settings
 
-    title = f"{Path(target).name} on {runtime.value if runtime else Settings.from_environment().runtime}"
+    place = runtime.value if runtime else Settings.from_environment().runtime
+    if nodes_checked:
+        if place != "ray":
+            raise ValidationError(f"--check-nodes: the runtime {place} has no nodes. What to do: --runtime ray")
+        from ensemble_ray.cli.jobs.nodes import check_nodes
+
+        check_nodes(ensemble, is_quiet=quiet)
+    title = f"{Path(target).name} on {place}"
     return carry_out(
         ensemble,
         values,

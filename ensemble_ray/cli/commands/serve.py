@@ -33,11 +33,32 @@ def serve(
         list[str] | None,
         typer.Option("--allowed-host", metavar="NAME", help="A name that requests may be for; repeatable."),
     ] = None,
+    cancel_on_disconnect: Annotated[
+        bool,
+        typer.Option(
+            "--cancel-on-disconnect/--no-cancel-on-disconnect",
+            help="Whether a run that was asked for through the OpenAI API ends with its connection.",
+        ),
+    ] = True,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-origin", metavar="URL", help="An origin whose pages may ask; repeatable."),
+    ] = None,
+    keys: Annotated[
+        str,
+        typer.Option("--keys", help="Which requests need a key: auto, required, none."),
+    ] = "auto",
 ) -> None:
     """Serve teams over HTTP on Ray Serve.
 
-    Says the address when it answers; Ctrl-C stops it. Joins the cluster of RAY_ADDRESS, or starts one.
+    Says the address when it answers; Ctrl-C stops it. Joins the cluster of RAY_ADDRESS, or starts one. Beyond loopback
+    it needs keys: ensemble-ray keys add.
     """
+    from ensemble_ray.access.admission import KeyPolicy
+    from ensemble_ray.errors import ValidationError
+
+    if keys not in set(KeyPolicy):
+        raise ValidationError(f"--keys: unknown '{keys}'. Known: [{', '.join(KeyPolicy)}]")
     options = {
         "host": host,
         "port": port,
@@ -45,6 +66,9 @@ def serve(
         "teams": targets,
         "replicas": replicas,
         "allowed_hosts": allowed_host or [],
+        "cancel_on_disconnect": cancel_on_disconnect,
+        "allowed_origins": allowed_origin or [],
+        "keys": keys,
     }
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "ensemble_ray.serve", json.dumps(options)]

@@ -54,7 +54,7 @@ class Display:
         clock: Callable[[], float] = time.monotonic,
         is_live: bool | None = None,
     ) -> None:
-        self.listener = _make_listener(self._show, progress.event_types)
+        self.listener = _make_listener(self.show, progress.event_types)
         self._progress = progress
         self._is_quiet = is_quiet
         self._is_live = not is_quiet and (is_terminal() if is_live is None else is_live)
@@ -62,6 +62,7 @@ class Display:
         self._clock = clock
         self._began = clock()
         self._note = ""
+        self._is_catching_up = False
         self._lock = threading.Lock()
         #: held while events wait for what comes before them
         self._turn = threading.Lock()
@@ -143,12 +144,27 @@ class Display:
         with self._lock:
             return f"{self._progress.counts(is_complete=is_complete)} in {at:.1f} s: {self._progress.pace(at)}"
 
-    def _show(self, event: Event) -> None:
+    @contextlib.contextmanager
+    def catch_up(self) -> Generator[None]:
+        """Count events inside the block without a line for each: they happened before anybody watched."""
+        self._is_catching_up = True
+        try:
+            yield
+        finally:
+            self._is_catching_up = False
+
+    def standing(self) -> str:
+        """Return the counts so far in one line."""
+        with self._lock:
+            return self._progress.counts()
+
+    def show(self, event: Event) -> None:
+        """Count the next event, and show its line if it gets one."""
         with self._turn:
             at = self.elapsed_s
             with self._lock:
                 line = self._progress.receive(event, at, is_live=self._live is not None)
-            if line is not None:
+            if line is not None and not self._is_catching_up:
                 self.note_line(f"{at:7.1f} s  {line}")
 
     def _render(self) -> RenderableType:

@@ -325,7 +325,9 @@ class TaskProgress:
         parts = [count_noun(self.model_calls, "model call")]
         if self._calls_open:
             parts[0] += f" (+{self._calls_open} open)"
-        parts.append(f"{self.input_tokens:,} + {self.output_tokens:,} tokens, {self.tokens_per_s(at):.0f} tokens/s")
+        # A record does not say when calls begin.
+        rate = "" if self.model_calls and self._first_call_at is None else f", {self.tokens_per_s(at):.0f} tokens/s"
+        parts.append(f"{self.input_tokens:,} + {self.output_tokens:,} tokens{rate}")
         if self.tool_calls:
             parts.append(count_noun(self.tool_calls, "tool call"))
         if self.delegations or self.refusals:

@@ -23,11 +23,13 @@ __all__ = [
     "FAILED",
     "FINE",
     "INTERRUPTED",
+    "MARK_VARIABLE",
     "PARTLY",
     "USAGE",
     "WAITING",
     "SafeFormatter",
     "flush_results",
+    "frame_results",
     "guard_streams",
     "is_terminal",
     "own_command",
@@ -44,6 +46,10 @@ __all__ = [
 FINE, FAILED, USAGE, PARTLY, WAITING, INTERRUPTED = 0, 1, 2, 3, 4, 130
 #: Where results go once standard output is kept for them alone.
 _reserved: list[IO[str]] = []
+#: Has the mark of results in the environment of a command that runs as a job, whose log has both streams.
+MARK_VARIABLE = "ENSEMBLE_RAY_RESULT_MARK"
+#: What stands before each result then.
+_marks: list[str] = []
 
 
 def show(text: str) -> None:
@@ -85,7 +91,8 @@ def _results() -> IO[str]:
 
 
 def _write(text: str) -> None:
-    _put(_results(), f"{text}\n")
+    line = f"{_marks[-1]}{json.dumps(text)}" if _marks else text
+    _put(_results(), f"{line}\n")
 
 
 def _put(stream: IO[str], text: str = "") -> None:
@@ -157,6 +164,18 @@ def reserve_stdout() -> None:
     # A copy is not handed on to other programs, and nobody else knows its number.
     _reserved.append(open(os.dup(1), "w", encoding=encoding, errors=errors))  # noqa: PTH123, SIM115  to the end of the process
     os.dup2(2, 1)
+
+
+def frame_results() -> None:
+    """Write results as lines of JSON behind the mark that the environment names, where it does (S-CLU-14).
+
+    The mark is for this process alone: commands that tools start write as ever.
+    """
+    mark = os.environ.pop(MARK_VARIABLE, "")
+    if mark:
+        if not _reserved:
+            reserve_stdout()
+        _marks.append(mark)
 
 
 def flush_results() -> None:

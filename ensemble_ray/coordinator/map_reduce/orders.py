@@ -27,6 +27,7 @@ from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ensemble_ray.coordinator.directives import RunDirectives
     from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
     from ensemble_ray.coordinator.map_reduce.ports import RecordedTasks, TaskFactories
@@ -99,6 +100,7 @@ class OrderMaker:
         factories: TaskFactories,
         maker: TaskMaker,
         items: ItemBuffer,
+        directives: RunDirectives,
         store: MapReduceOutputs,
         record: RecordedTasks | None,
         item_count: int | None,
@@ -111,6 +113,7 @@ class OrderMaker:
             factories: The user's.
             maker: Makes what they give ready to be done.
             items: Has the items.
+            directives: What people told the run.
             store: Has the outputs.
             record: What is recorded of a run that goes on.
             item_count: How many items there are, where that is known.
@@ -121,6 +124,7 @@ class OrderMaker:
         self._maker = maker
         self._templates = AgentTemplates()
         self._items = items
+        self.directives = directives
         self._store = store
         self._record = record
         self._item_count = item_count or 0
@@ -232,6 +236,7 @@ class OrderMaker:
             is_streaming=node.is_streaming,
             input_guardrails=len(task.input_guardrails),
             output_guardrails=len(task.output_guardrails),
+            directives=self.directives.active(),
         )
 
     async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
@@ -276,5 +281,6 @@ class OrderMaker:
             is_streaming=prepared.is_streaming,
             input_guardrails=len(task.input_guardrails),
             output_guardrails=len(task.output_guardrails),
+            directives=self.directives.active(),
         )
         return PreparedOrder(level=level, number=number, unit_type=unit_type, order=order)

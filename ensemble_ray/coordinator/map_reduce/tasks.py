@@ -66,7 +66,7 @@ class MapReduceTasks:
         self._journal = journal
         self._parts = parts
         self.depends_on_order = False  # its groups are on record themselves
-        self._orders, self._record = parts.orders, parts.record
+        self._orders, self._record, self.directives = parts.orders, parts.record, parts.orders.directives
         self._reporter: TaskReporter[TaskOrder]
         self._started_at = journal.now()
         #: tasks that an executor has, by instance

@@ -25,6 +25,7 @@ from ensemble_ray.execute.agent.steps import (
     ToolsReturned,
 )
 from ensemble_ray.execute.agent.structured import StructuredMachine
+from ensemble_ray.execute.directives import recall_directives
 from ensemble_ray.execute.effects import ToolEffect, captured
 from ensemble_ray.execute.memory import recall
 from ensemble_ray.execute.reflection.reflecting import recall_notes
@@ -74,8 +75,9 @@ class AgentLoop:
     async def run(self) -> tuple[str, object]:
         """Return the answer's text and, with an output type, the parsed object."""
         memory, notes = await recall(self._scope), await recall_notes(self._scope)
+        directives = await recall_directives(self._scope)
         tools = await ToolCalls.of(self._scope, self._agent)
-        self._begin(memory, notes, tools)
+        self._begin(memory, notes, directives, tools)
         self._announce_input(tools)
         return await self._answered(self._machine.start())
 
@@ -101,16 +103,22 @@ class AgentLoop:
             return text, None
         return text, await self._structured(text)
 
-    def _begin(self, memory: RecalledMemory | None, notes: TaskReflection | None, tools: ToolCalls) -> None:
+    def _begin(
+        self,
+        memory: RecalledMemory | None,
+        notes: TaskReflection | None,
+        directives: Sequence[str],
+        tools: ToolCalls,
+    ) -> None:
         """Build the prompts and begin the conversation, as much of it as the context budget allows (S-MEM-131)."""
         clock, order = self._scope.ports.clock, self._order
         began = clock.now()
         system_prompt = build_system_prompt(self._agent)
         budget = order.task.context_budget or self._scope.context.context_budget
         if budget is None:
-            user_prompt = build_user_prompt(order.task, order.context, memory, notes)
+            user_prompt = build_user_prompt(order.task, order.context, memory, notes, directives)
         else:
-            parts = user_prompt_parts(order.task, order.context, memory, notes)
+            parts = user_prompt_parts(order.task, order.context, memory, notes, directives)
             self._window = ContextWindow(order.key, budget, parts=parts, history=order.task.history, tools=tools.specs)
             user_prompt = render_parts(parts)
         self._tools, self._system_prompt = tools, system_prompt

@@ -252,6 +252,7 @@ class Delegations:
             caller_role=self._order.agent_role,
             delegation_id=decision.request.task_id,
             is_again=self._order.is_again,
+            directives=self._order.directives,
         )
 
     def _failed_result(self, order: TaskOrder, error: BaseException, trace: TaskTrace | None) -> TaskResult:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     #: rows are tuples of whatever the columns hold; that is how the driver types them
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["SCHEMA", "ensure_tables", "has_tables", "vector_schema"]
+__all__ = ["SCHEMA", "ensure_reflections", "ensure_tables", "has_tables", "vector_schema"]
 
 SCHEMA = "ensemble_ray_memory"
 #: Of the tables below; later ones are refused.
@@ -67,6 +67,9 @@ SELECT EXISTS (
     WHERE n.nspname = 'ensemble_ray_memory' AND c.relname = 'version'
 )
 """
+#: Made when it is first needed: databases of `PostgresMemory` need not have it.
+_REFLECTIONS = "CREATE TABLE ensemble_ray_memory.reflections (key text PRIMARY KEY, body text NOT NULL)"
+_HAS_REFLECTIONS = _EXISTS.replace("'version'", "'reflections'")
 _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'ensemble_ray_memory')"
 _IS_OFFERED = "SELECT EXISTS (SELECT FROM pg_catalog.pg_available_extensions WHERE name = 'vector')"
 _EXTENSION_SCHEMA = """
@@ -123,6 +126,16 @@ def ensure_tables(connection: Connection, place: str) -> None:
         for statements in (_TABLES, _FUNCTION):
             connection.execute(statements.replace("{vector_type}", vector_type).encode())
         connection.execute("INSERT INTO ensemble_ray_memory.version VALUES (%s)", [_VERSION])
+
+
+def ensure_reflections(connection: Connection) -> None:
+    """Make the table of reflections beside those of memory unless it is there; several processes may do so at once."""
+    if _asked(connection, _HAS_REFLECTIONS):  # else the right to make tables is not needed
+        return
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
+        if not _asked(connection, _HAS_REFLECTIONS):
+            connection.execute(_REFLECTIONS)
 
 
 def vector_schema(connection: Connection) -> str | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.facts.directives import DirectiveGiven
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import kinds_of
@@ -23,6 +24,7 @@ from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.run_head import HEAD_KINDS
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
+from ensemble_ray.record.view.directives import directive_data, directive_rows
 from ensemble_ray.record.view.texts import format_count, format_seconds, format_tokens, row_text
 from ensemble_ray.record.view.tree import (
     TreeRow,
@@ -41,7 +43,14 @@ __all__ = ["VIEW_KINDS", "MapReduceView"]
 VIEW_KINDS = (
     *HEAD_KINDS,
     *kinds_of(
-        ItemsRecorded, GroupRecorded, ItemOutputRecorded, OutputRecorded, FailureRecorded, ExitRecorded, LossAccepted
+        ItemsRecorded,
+        GroupRecorded,
+        ItemOutputRecorded,
+        OutputRecorded,
+        FailureRecorded,
+        ExitRecorded,
+        LossAccepted,
+        DirectiveGiven,
     ),
     *UNKNOWN_KINDS,
 )
@@ -132,6 +141,7 @@ class MapReduceView:
         yield from map(lost_row, self._lost)
         yield from map(level_row, levels)
         yield from self._unknown.rows(self._is_over)
+        yield from directive_rows(self._recovery.directives)
         for key, text in failures.items():
             yield TreeRow(depth=1, kind="error", title=f"{row_text(key, _TITLE)}: {text}", is_bad=True)
         more = self._recovery.count(RecordedOutcome.FAILED) - len(failures)
@@ -152,6 +162,7 @@ class MapReduceView:
             "failed": self._recovery.count(RecordedOutcome.FAILED),
             "first_failures": self._standing_failures(),
             **({"lost": self._lost} if self._lost else {}),
+            **({"directives": directive_data(told)} if (told := self._recovery.directives) else {}),
             "unknown_outcomes": self._unknown.counts(self._is_over).total(),
             "first_unknown_outcomes": self._unknown.describe(self._is_over),
         }

@@ -64,6 +64,7 @@ RowKind = Literal[
     "context",
     "review",
     "reflection",
+    "directive",
     "model",
     "tool",
     "answer",

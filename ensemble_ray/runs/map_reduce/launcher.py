@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.coordinator.background import as_error
 from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.directives import RunDirectives
 from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories, DirectFactory
 from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.result import RunDescription
     from ensemble_ray.record.stores import OwnedRun
     from ensemble_ray.runs.ports import RunRequest
+    from ensemble_ray.values.directives import Directive
     from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["MapReduceLauncher"]
@@ -171,6 +173,10 @@ class MapReduceLauncher:
         elif self._opening is not None:
             self._opening.cancel()
 
+    async def inject(self, directive: Directive) -> bool:
+        """Tell the tasks that start from now on."""
+        return self._coordinator is not None and await self._coordinator.inject(directive)
+
     def close(self) -> None:
         """Tell readers of items that nothing comes any more."""
         self.items.close()
@@ -243,6 +249,7 @@ class MapReduceLauncher:
             rules = rules_of(self.definition, window=window, is_direct=is_direct)
             executor.failed.add_done_callback(coordinator.break_off_with)
             self._coordinator = coordinator
+            scope.begun.set()
             if owned is not None:
                 watching = asyncio.get_running_loop().create_task(
                     watch_for_cancel(owned, run_id, self._cancel_from_outside(scope))
@@ -315,6 +322,7 @@ class MapReduceLauncher:
             factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
             maker=TaskMaker(definition, self._inputs, recorded=record_calls),
             items=items,
+            directives=RunDirectives(journal, () if record is None else record.facts.directives),
             store=self._outputs,
             record=record,
             item_count=definition.item_source.count,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Never, TypeAlias
 
@@ -102,6 +102,7 @@ class Conducting:
         preamble: Sequence[Fact] = (),
         epoch: int = 0,
         resumed: Resumed[str, Failure] | None = None,
+        find_decided: Callable[[], Awaitable[Sequence[str]]] | None = None,
     ) -> None:
         self.clock = ManualClock(start=100.0)
         self.journal = SlowJournal("run")
@@ -117,7 +118,7 @@ class Conducting:
             preamble=preamble,
             resumed=resumed,
         )
-        self.coordinator = Coordinator(journal, self.tasks)
+        self.coordinator = Coordinator(journal, self.tasks, find_decided)
         self.end: asyncio.Task[RunOutcome[str, Failure]]
 
     async def start(self) -> None:

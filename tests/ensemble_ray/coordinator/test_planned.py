@@ -258,3 +258,35 @@ async def test_outputs_of_workers_come_in_the_order_in_which_they_were_done() ->
     ended = run.ended()
     assert [output for _, output in ended.delegated] == ["d1", "p", "d2"]
     assert list(ended.completed) == [("a#0", "A"), ("b#0", "B"), ("c#0", "output of c")]
+
+
+async def test_a_run_looks_for_decisions_before_it_waits() -> None:
+    """S-REV-124: what was decided goes on, and it waits where nothing was."""
+    found: list[list[str]] = [["b#0"], []]
+    run = Conducting(PAIR, find_decided=lambda: _value(found.pop(0)))
+    await run.start()
+    await run.report(ended_early("a", "waiting"), ended_early("b", "waiting"))
+    assert run.executor.keys == ["a", "b", "b"]
+    await run.report(done("b"))
+    assert (run.ended().state, found) == (RunState.WAITING, [])
+
+
+async def test_a_wish_to_cancel_is_heard_while_it_looks_for_decisions() -> None:
+    """S-REV-119: such a run ends as cancelled, and does not wait."""
+    looked = asyncio.Event()
+
+    async def look() -> list[str]:
+        await looked.wait()
+        return []
+
+    run = Conducting(PAIR, find_decided=look)
+    await run.start()
+    await run.report(ended_early("a", "waiting"), ended_early("b", "waiting"))
+    asking = run.coordinator.cancel()
+    looked.set()
+    await run.settled()
+    assert (asking.done(), run.ended().state) == (True, RunState.CANCELLED)
+
+
+async def _value(found: list[str]) -> list[str]:
+    return found

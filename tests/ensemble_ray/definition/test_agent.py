@@ -53,6 +53,7 @@ def test_defaults_hold_when_only_the_required_is_given() -> None:
     assert (agent.background, agent.tools, agent.is_streaming, agent.verbose) == (None, (), None, False)
     assert (agent.max_iterations, agent.response_format, agent.rate_limit) == (25, "", None)
     assert (agent.isolation, agent.replicas, agent.max_concurrency) == (None, 1, None)
+    assert (agent.num_cpus, agent.num_gpus, agent.resources, agent.labels) == (0, 0, {}, {})
     assert agent.allow_delegation is False
 
 
@@ -85,10 +86,24 @@ def test_defaults_hold_when_only_the_required_is_given() -> None:
         ),
         ({"max_concurrency": 0}, "Agent max_concurrency must be > 0 when set, got: 0"),
         ({"replicas": 0}, "Agent replicas must be > 0, got: 0"),
+        ({"num_cpus": -1}, "Agent num_cpus must be 0 or at least 0.0001, got: -1"),
+        ({"num_gpus": float("inf")}, "Agent num_gpus must be 0 or at least 0.0001, got: inf"),
+        ({"num_gpus": 1.5}, "Agent num_gpus must be whole where it is above 1, got: 1.5"),
+        ({"resources": {"GPU": 1}}, "Agent resources must not name 'GPU': use num_gpus"),
+        (
+            {"resources": {"memory": 1}},
+            "Agent resources must name resources that nodes were started with, got: 'memory'",
+        ),
+        ({"resources": {"desk": 0}}, "Agent resources['desk'] must be at least 0.0001, got: 0"),
+        ({"labels": {"-zone": "a"}}, "Agent labels must name labels of nodes, got: '-zone'"),
+        (
+            {"labels": {"zone": "in()"}},
+            "Agent labels['zone'] must be a value, '!value', 'in(a, b)' or '!in(a, b)', got: 'in()'",
+        ),
     ],
 )
 def test_agent_is_refused_with_the_exact_text_when_a_check_fails(changes: dict[str, object], message: str) -> None:
-    """S-DOM-1 to S-DOM-9, S-CONV-10, S-CONV-12, S-SET-41."""
+    """S-DOM-1 to S-DOM-9, S-CONV-10, S-CONV-12, S-SET-41, S-CLU-41."""
     with pytest.raises(ValidationError) as caught:
         Agent(**{**GIVEN, **changes})
     assert str(caught.value) == message

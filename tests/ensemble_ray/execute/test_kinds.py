@@ -110,6 +110,14 @@ def test_kinds_do_not_pile_up_when_each_agent_is_one() -> None:
     assert kinds.name_of(agents[1]) not in {first, second, third}
 
 
+def test_agents_that_ask_for_other_nodes_are_of_other_kinds() -> None:
+    """S-CLU-45, S-MR-142: each kind has one template, and its processes ask for what that says."""
+    kinds, model = AgentTemplates(), ScriptedModel()
+    agents = [worker(llm=model), worker(llm=model, num_gpus=1), worker(llm=model, labels={"zone": "a"})]
+    assert len({kinds.name_of(each) for each in agents}) == 3
+    assert kinds.name_of(worker(llm=model, resources={}, num_gpus=1.0)) == kinds.name_of(agents[1])
+
+
 def test_shelf_keeps_what_is_in_use_and_what_was_used_last() -> None:
     """S-MR-142: what is put stays until it is trimmed; dropping is told, once."""
     dropped: list[tuple[str, int]] = []

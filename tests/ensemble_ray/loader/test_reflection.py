@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import InMemoryReflectionStore, SqliteReflectionStore
+from ensemble_ray import InMemoryReflectionStore, PostgresReflectionStore, SqliteReflectionStore
 from ensemble_ray.loader import load_runnable
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.loader.conftest import Load, Refused
@@ -31,6 +31,12 @@ tasks:
   b: {description: do b, reflection_config: false}
   c: {description: do c, reflection_config: {model: local}}
   d: {description: do d, reflection_config: {strategy: own:learn}}
+"""
+IN_DATABASE = """
+llm: local
+reflection_store:
+  postgres: {url_env: TEAM_NOTES}
+tasks: {t: {description: d, reflection_config: true}}
 """
 MAPPED = """
 llm: local
@@ -64,6 +70,16 @@ def test_reflection_in_a_file(load: Load, folder: Path) -> None:
     assert with_strategy.strategy is not None
 
 
+def test_reflection_in_a_database(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-REFL-43: a URL with a password comes from the environment; nothing is connected yet."""
+    monkeypatch.setenv("TEAM_NOTES", "postgresql://me:secret@elsewhere:5433/team")
+    store = load(IN_DATABASE).reflection_store
+    assert isinstance(store, PostgresReflectionStore)
+    assert store.place == "postgresql://elsewhere:5433/team"
+    store = load(f"{REST}reflection_store: {{postgres: {{url: postgresql://db/team}}}}\n").reflection_store
+    assert isinstance(store, PostgresReflectionStore)
+
+
 def test_stores_by_word_and_by_name(load: Load) -> None:
     """S-REFL-37."""
     assert isinstance(load(f"{REST}reflection_store: in_memory\n").reflection_store, InMemoryReflectionStore)
@@ -90,9 +106,10 @@ def test_another_model_reflects_too_where_it_is_chosen(folder: Path) -> None:
         assert models == [chosen]
 
 
-@pytest.mark.parametrize("text", [FILED, MAPPED, f"{REST}reflection_store: own:Store\n"])
-def test_the_schema_knows_reflection(load: Load, text: str) -> None:
-    """S-REFL-37: editors accept what the loader takes."""
+@pytest.mark.parametrize("text", [FILED, IN_DATABASE, MAPPED, f"{REST}reflection_store: own:Store\n"])
+def test_the_schema_knows_reflection(load: Load, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-REFL-37, S-REFL-43: editors accept what the loader takes."""
+    monkeypatch.setenv("TEAM_NOTES", "postgresql://elsewhere/team")
     assert schema_errors(text) == []
     load_runnable_text(load, text)
 
@@ -107,9 +124,17 @@ def load_runnable_text(load: Load, text: str) -> None:
 
 
 def test_mistakes_are_told(refused: Refused) -> None:
-    """S-REFL-37: each with its place."""
+    """S-REFL-37, S-REFL-43: each with its place."""
     (line,) = [each for each in refused(f"{REST}reflection_store: sqlite\n") if "reflection_store" in each]
-    assert "must be `in_memory`, {sqlite: {path: FILE}}, or module:attribute" in line
+    assert "must be `in_memory`, {sqlite: {path: FILE}}, {postgres: {url: URL}}, or module:attribute" in line
+    for text, words in (
+        ("{sqlite: {path: a}, postgres: {url: postgresql:///a}}", "must have one of the keys 'sqlite' and 'postgres'"),
+        ("{}", "must have one of the keys 'sqlite' and 'postgres'"),
+        ("{postgres: {}}", "must have one of the keys 'url' and 'url_env'"),
+        ("{postgres: {url: 'postgresql://me:pw@db/a'}}", "a password does not belong in a file"),
+    ):
+        lines = refused(f"{REST}reflection_store: {text}\n")
+        assert any(words in each for each in lines), lines
     (line,) = [
         each
         for each in refused("llm: local\ntasks: {t: {description: d, reflection_config: often}}\n")

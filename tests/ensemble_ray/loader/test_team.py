@@ -52,6 +52,10 @@ agents:
     tools: [calculator, datetime, {file_read: {base_dir: .}}]
     max_iterations: 5
     isolation: shared
+    num_cpus: 2
+    num_gpus: 0.5
+    resources: {desk: 1}
+    labels: {zone: "in(a, b)"}
   checker:
     goal: Check facts
     llm: {model: local, temperature: 0, max_tokens: 64}
@@ -83,6 +87,8 @@ def test_every_value_arrives_when_a_file_is_whole(load: Load) -> None:
     assert loose.agent is None
     assert (writer.role, writer.goal, writer.background) == ("Writer", "Write plainly", "Ten years of it")
     assert (writer.max_iterations, writer.isolation) == (5, "shared")
+    assert (writer.num_cpus, writer.num_gpus) == (2, 0.5)
+    assert (writer.resources, writer.labels) == ({"desk": 1}, {"zone": "in(a, b)"})
     assert [getattr(tool, "name", None) for tool in writer.tools] == ["calculator", "datetime", "file_read"]
     assert facts.expected_output == Task.of("any").expected_output
     assert loose.max_iterations == 2
@@ -98,6 +104,12 @@ def test_every_value_arrives_when_a_file_is_whole(load: Load) -> None:
 def test_inputs_stay_as_written_when_they_look_like_numbers(load: Load) -> None:
     """An input is text for templates (S-DOM-70), so `1.10` must not become `1.1`."""
     assert load(WHOLE).inputs == {"topic": "tides", "version": "1.10", "loud": "true", "nothing": ""}
+
+
+def test_a_file_says_which_variable_takes_messages(load: Load) -> None:
+    """S-SRV-102: as in Python."""
+    assert load(f"chat_input: topic\n{WHOLE.lstrip()}").chat_input == "topic"
+    assert load(WHOLE).chat_input is None
 
 
 def test_models_are_resolved_when_they_are_strings_or_mappings(load: Load) -> None:

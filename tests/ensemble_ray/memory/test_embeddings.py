@@ -13,6 +13,8 @@ from ensemble_ray import (
     InMemoryEntityMemory,
     MemoryEntry,
     MemoryStore,
+    PostgresMemory,
+    SqliteMemory,
 )
 from tests.ensemble_ray.memory.doubles import WordsModel
 
@@ -22,6 +24,19 @@ AT = datetime(2026, 5, 1, tzinfo=UTC)
 def long_term(store: InMemoryEmbeddingStore | None = None) -> EmbeddingStoreLongTermMemory:
     """A long-term memory."""
     return EmbeddingStoreLongTermMemory(embedding_store=store or InMemoryEmbeddingStore(), embedding_model=WordsModel())
+
+
+def test_stores_and_models_are_given_by_name() -> None:
+    """S-MEM-32, S-MEM-61, S-MEM-116, S-MEM-140: which is which cannot be mixed up."""
+    model, store = WordsModel(), InMemoryEmbeddingStore()
+    for make, arguments in (
+        (EmbeddingStoreLongTermMemory, (store, model)),
+        (MemoryStore.embeddings, (model, store)),
+        (SqliteMemory, ("memory.db", model)),
+        (PostgresMemory, ("postgresql://db/team", model)),
+    ):
+        with pytest.raises(TypeError, match="positional argument"):
+            make(*arguments)  # type: ignore[operator]  what is refused
 
 
 def test_search_is_by_the_angle_between_vectors() -> None:

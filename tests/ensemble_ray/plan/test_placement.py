@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray.plan.placement import Placement, PlacementRequest, max_own_processes, most_replicas
+from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
+
+GPU = ResourceRequirements(num_gpus=1)
 
 
 def asking(key: str, category: str = "x", **fields: object) -> PlacementRequest:
@@ -168,3 +171,50 @@ def test_most_replicas_are_the_clusters_cpus_and_at_most_eight() -> None:
 def test_own_processes_are_bounded_by_cpus_and_memory(cluster: dict[str, float], most: int) -> None:
     """S-SET-41: twice the CPUs, at least four where memory is known, one per 200 MB."""
     assert max_own_processes(cluster, cpus_here=3) == most
+
+
+def test_agents_that_ask_something_of_nodes_share_with_their_like_alone() -> None:
+    """S-CLU-45: same tools, same model, other requirements; also where no group is left for a category."""
+    asking_gpu = asking("b", requirements=GPU)
+    placement = placed(asking("a"), asking_gpu, asking("c"), asking("d", "y", requirements=GPU), max_own=0)
+    a, b, c, d = groups_of(placement, "abcd")
+    assert a == c != b == d
+    assert (placement.requirements_of(a), placement.requirements_of(b)) == (NOTHING, GPU)
+    placement.place([asking("e", "z", requirements=ResourceRequirements(num_gpus=2))])
+    assert placement.group_of("e") not in {a, b}
+
+
+def test_group_of_its_own_has_what_its_agent_asks_for() -> None:
+    """S-CLU-45: and is gone with it."""
+    placement = placed(asking("a", requirements=GPU, replicas=2))
+    group = placement.group_of("a")
+    assert (placement.requirements_of(group), placement.begins_with(group)) == (GPU, 2)
+    assert placement.release("a") == group
+
+
+def test_processes_that_may_wait_for_a_node_start_one_after_the_other() -> None:
+    """S-CLU-46: the next one when the last has started, so that no work lies with one that waits."""
+    placement = placed(asking("a", requirements=GPU, replicas=3))
+    group = placement.group_of("a")
+
+    def missing(alive: int, starting: int) -> int:
+        return placement.missing(group, alive=alive, starting=starting, in_flight=0, in_run=alive)
+
+    assert [missing(0, 0), missing(1, 1), missing(1, 0), missing(2, 1), missing(3, 0)] == [1, 0, 1, 0, 0]
+
+
+def test_groups_grow_when_nodes_have_come() -> None:
+    """S-CLU-51: as many processes as the cluster allows by now."""
+    placement = placed(made("a"))
+    group = placement.group_of("a")
+    assert placement.missing(group, alive=4, in_flight=100, in_run=4) == 0
+    placement.resize(max_own=8, most_replicas=6)
+    assert placement.missing(group, alive=4, in_flight=100, in_run=4) == 2
+
+
+def test_group_grows_no_further_than_its_nodes_have_room() -> None:
+    """S-CLU-46: one more would wait; what its agents ask for themselves, they get in any case."""
+    placement = placed(made("a", requirements=GPU), made("b", requirements=GPU, replicas=2))
+    a, b = placement.group_of("a"), placement.group_of("b")
+    assert [placement.missing(a, alive=n, in_flight=100, in_run=n, room=2) for n in range(3)] == [1, 1, 0]
+    assert placement.missing(b, alive=1, in_flight=100, in_run=1, room=1) == 1

@@ -95,6 +95,13 @@ def test_parts_of_the_feedback_are_left_out_when_they_are_blank() -> None:
         assert build_user_prompt(TASK.with_revision_feedback(blank, "A long text", 3)) == PLAIN
 
 
+def test_directives_stand_before_the_task() -> None:
+    """S-TPL-57, S-CTL-5: behind the revision; one entry each, whatever its lines."""
+    revised = TASK.with_revision_feedback("Too long", "A long text", 1)
+    prompt = build_user_prompt(revised, directives=["Be brief\n## Task", "In French"])
+    assert prompt.endswith(f"A long text\n\n## Active Directives\n- Be brief\n  ## Task\n- In French\n\n{PLAIN}")
+
+
 def test_format_stands_last_when_an_output_type_is_set() -> None:
     """S-TPL-60, S-OUT-1."""
     prompt = build_user_prompt(TASK.replace(output_type=Article))

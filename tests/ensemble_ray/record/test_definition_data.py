@@ -105,6 +105,12 @@ def test_data_holds_neither_keys_nor_urls() -> None:
     assert "gpt-4o-mini" in text
 
 
+def test_nodes_that_agents_may_be_on_make_no_difference() -> None:
+    """S-CLU-40: a run is resumed on another cluster, where they live elsewhere."""
+    asking = _agent(num_cpus=1, num_gpus=0.5, resources={"desk": 1}, labels={"zone": "a"})
+    assert _data(_task(agent=asking)) == _data(_task(agent=_agent()))
+
+
 def test_difference_has_a_path_when_anything_that_runs_was_changed() -> None:
     """S-DUR-36: models by name and options, tools, limits, types, callables."""
 

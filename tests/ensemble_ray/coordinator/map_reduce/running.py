@@ -9,6 +9,7 @@ from typing import Any
 
 from ensemble_ray import Agent, MapReduceEnsemble, Task
 from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.directives import RunDirectives
 from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories
 from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
@@ -152,6 +153,7 @@ class Conducting:
             factories=DefinitionFactories(definition),
             maker=TaskMaker(definition, {}, recorded=None),
             items=items,
+            directives=RunDirectives(journal_of_run),
             store=self.store,
             record=record,
             item_count=None,

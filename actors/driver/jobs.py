@@ -1,0 +1,167 @@
+"""The job server of a cluster: programs that run there, their logs, how they ended. The only user of Ray's job client.
+
+In: the address of a job server. Out: jobs, as plain data and texts. No cluster is joined: all goes over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import ray.exceptions
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.ports.jobs import JobEnd
+
+__all__ = ["JobServer"]
+
+#: Ray's own variable, which wins over any argument.
+_ADDRESS = "RAY_API_SERVER_ADDRESS"
+#: How long a job that is stopped may take to end its run before it is killed, s.
+_STOP_S = 30
+#: How long a log that breaks off is asked for again, s.
+_PATIENCE_S = 60.0
+_PAUSE_S = 0.5
+#: Loggers of Ray that tell each step of a submission.
+_TALKATIVE = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
+
+
+class JobServer:
+    """Submits jobs to one cluster, and follows them; fulfils `Jobs`."""
+
+    def __init__(self, address: str | None = None) -> None:
+        """Connect.
+
+        Args:
+            address: `http://HOST:8265`, or the address of the cluster; None: `RAY_API_SERVER_ADDRESS`, `RAY_ADDRESS`, or the
+                cluster of this machine.
+
+        Raises:
+            EnsembleError: it cannot be reached, or refuses.
+        """
+        shown = address or os.environ.get(_ADDRESS) or os.environ.get("RAY_ADDRESS") or "this machine"
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        try:
+            with _addressed(address):
+                self._client = JobSubmissionClient()
+        except ray.exceptions.AuthenticationError:
+            raise EnsembleError(
+                f"The job server at {shown} refuses: the cluster demands its token. Set RAY_AUTH_MODE=token, and "
+                "RAY_AUTH_TOKEN_PATH to the file that has it"
+            ) from None  # a class of that name is also the error of a model's endpoint
+        except Exception as error:  # Ray raises RuntimeError, ValueError, ConnectionError and those of its HTTP client
+            raise EnsembleError(
+                f"No job server answers at {shown}: {message_of(error).rstrip('.')}. It is the cluster's dashboard, on port 8265 of "
+                "the head node unless it was started otherwise, and needs 'ray[default]' there and here "
+                "(pip install 'ray[default]'); ray dashboard CLUSTER.yaml forwards it"
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Its URL."""
+        return str(self._client.get_address())
+
+    def submit(
+        self,
+        entrypoint: str,
+        *,
+        job_id: str,
+        working_dir: Path | None = None,
+        pip: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a program on the cluster's head; see `Jobs.submit`."""
+        runtime_env: dict[str, Any] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S), **(env or {})}}
+        if working_dir is not None:
+            runtime_env["working_dir"] = str(working_dir)
+        if pip:
+            runtime_env["pip"] = list(pip)
+        try:
+            self._client.submit_job(
+                entrypoint=entrypoint, submission_id=job_id, runtime_env=runtime_env, metadata=dict(metadata or {})
+            )
+        except Exception as error:  # as above, and what is wrong with the directory
+            where = "" if working_dir is None else f" with '{working_dir}'"
+            raise EnsembleError(f"The job cannot be submitted{where}: {message_of(error)}") from error
+
+    def follow(self, job_id: str, show: Callable[[str], None]) -> JobEnd:
+        """Show a job's log to its end; see `Jobs.follow`."""
+        seen = 0
+
+        def show_new(text: str) -> None:
+            nonlocal seen
+            seen += len(text)
+            show(text)
+
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            before = seen
+            try:
+                asyncio.run(self._tail(job_id, seen, show_new))
+                if (end := self._end(job_id)) is not None:
+                    if rest := self._client.get_job_logs(job_id)[seen:]:
+                        show(rest)
+                    return end
+            except Exception as error:  # the server is restarted, the network is gone
+                if seen > before:
+                    deadline = time.monotonic() + _PATIENCE_S
+                if time.monotonic() > deadline:
+                    raise EnsembleError(f"The log of job {job_id} cannot be read: {message_of(error)}") from error
+            time.sleep(_PAUSE_S)
+
+    async def _tail(self, job_id: str, skipped: int, show: Callable[[str], None]) -> None:
+        """Show a log behind so many characters, until the server closes it."""
+        left = skipped
+        async for text in self._client.tail_job_logs(job_id):
+            new = text[left:]
+            left = max(0, left - len(text))
+            if new:
+                show(new)
+
+    def _end(self, job_id: str) -> JobEnd | None:
+        """Return how it ended; None: it goes on."""
+        info = cast("Any", self._client.get_job_info(job_id))
+        if not info.status.is_terminal():
+            return None
+        return JobEnd(
+            exit_code=0 if info.status == JobStatus.SUCCEEDED else info.driver_exit_code,
+            is_stopped=info.status == JobStatus.STOPPED,
+            message=str(info.message or ""),
+        )
+
+    def stop(self, job_id: str) -> None:
+        """Ask a job to end; see `Jobs.stop`."""
+        try:
+            self._client.stop_job(job_id)
+        except Exception as error:  # as above
+            raise EnsembleError(f"Job {job_id} cannot be stopped: {message_of(error)}") from error
+
+
+@contextlib.contextmanager
+def _addressed(address: str | None) -> Generator[None]:
+    """Have Ray's client use this address, which its own variables would win over."""
+    if address is None:
+        yield
+        return
+    before = os.environ.get(_ADDRESS)
+    os.environ[_ADDRESS] = address
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ADDRESS]
+        else:
+            os.environ[_ADDRESS] = before

@@ -1,0 +1,137 @@
+"""Whether all nodes of a cluster fit a team, found out before anything is asked of a model (S-CLU-1 to S-CLU-6).
+
+In: what would travel of a team. Out: what each node says of itself, beside this process. One task per node, pinned to it; what
+has not answered in time is named. `preflight` makes what travels, `scheduler.loading` loads a run's own bytes once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import ray
+import ray.cloudpickle
+import ray.exceptions
+
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.driver.loading import is_everywhere
+from ensemble_ray.actors.driver.preflight import dump_all
+from ensemble_ray.actors.link.failures import last_line
+from ensemble_ray.actors.worker import node_report
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.map_reduce import MapDefinition
+from ensemble_ray.process.threads import threads
+from ensemble_ray.values.node_reports import EndpointQuestion, NodeQuestion, NodeReport, NodesReport
+
+if TYPE_CHECKING:
+    from ensemble_ray.llm.openai import OpenAIChatModel
+
+__all__ = ["ask_nodes", "question_about"]
+
+#: Distributions whose objects travel between processes, so that their versions count.
+_PACKAGES = ("ensemble-ray", "ray", "cloudpickle", "pydantic", "pydantic-core", "openai")
+#: How long an endpoint may take to answer a node, s; below the patience with the node.
+_ENDPOINT_S = 10.0
+
+
+def question_about(definition: object | None) -> NodeQuestion:
+    """Return what a team needs on each node; None: what any team needs.
+
+    Raises:
+        ValidationError: something that must travel cannot (S-CONV-34).
+    """
+    payloads: dict[str, bytes] = {}
+    modules: set[str] = set()
+    endpoints: list[EndpointQuestion] = []
+    for name, value in _travelling(definition):
+        found = dump_all(value, name)
+        if needed := {module for module in found.modules if not is_everywhere(module)}:
+            payloads[name] = found.body
+            modules |= needed
+        endpoints += [each for each in map(_endpoint_of, found.models) if each not in endpoints]
+    return NodeQuestion(
+        packages=(*_PACKAGES, *_distributions_of(modules)),
+        payloads=payloads,
+        endpoints=tuple(dict.fromkeys(endpoints)),
+    )
+
+
+def _travelling(definition: object | None) -> Iterator[tuple[str, object]]:
+    """Return what travels of a team, by what its user calls it."""
+    if isinstance(definition, EnsembleDefinition):
+        agents = (*(definition.agents or ()), *(task.agent for task in definition.all_tasks if task.agent is not None))
+        for agent in dict.fromkeys(agents):
+            yield f"Agent '{agent.role}'", agent
+        for number, task in enumerate(definition.all_tasks, start=1):
+            yield f"Task '{task.name or number}'", task.model_copy(update={"agent": None, "context": ()})
+        yield "llm", (definition.llm, definition.manager_llm)
+    elif isinstance(definition, MapDefinition):
+        # Factories stay in the caller's process; what they make of the items cannot be known before.
+        yield "llm", definition.llm
+
+
+def _endpoint_of(model: OpenAIChatModel) -> EndpointQuestion:
+    url = model.declared_url
+    if url:
+        parts = urlsplit(url)
+        url = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
+    return EndpointQuestion(url=url, has_key=model.has_own_key)
+
+
+def _distributions_of(modules: Iterable[str]) -> list[str]:
+    """Return the installed distributions that have these modules, without those that are looked at anyhow."""
+    known = importlib.metadata.packages_distributions()
+    found = {name for module in modules for name in known.get(module.partition(".")[0], ())}
+    return sorted(found - {*_PACKAGES})
+
+
+async def ask_nodes(question: NodeQuestion, *, timeout_s: float) -> NodesReport:
+    """Ask every living node; those that have not answered in time are in the report, too.
+
+    Args:
+        question: What to look at.
+        timeout_s: How long all of it may take.
+    """
+    arguments = (
+        tuple(question.packages),
+        dict(question.payloads),
+        tuple((each.url, each.has_key) for each in question.endpoints),
+        min(_ENDPOINT_S, timeout_s / 2),
+    )
+    began = time.monotonic()
+    # By value: a node may have another version of this package, or none.
+    pickling = cast("Any", ray.cloudpickle)
+    pickling.register_pickle_by_value(node_report)
+    try:
+        nodes = await threads.run(_living)
+        asked = {node_id: spawn.on_node(node_report.describe_node, node_id).remote(*arguments) for node_id in nodes}
+        here = threads.run(lambda: node_report.describe_node(arguments[0], {}, (), 0))
+        answers = await asyncio.gather(*(_answer(asked[node], nodes[node], node, timeout_s) for node in nodes))
+    finally:
+        pickling.unregister_pickle_by_value(node_report)
+    return NodesReport(here=_report("this process", "", await here), nodes=answers, duration_s=time.monotonic() - began)
+
+
+def _living() -> dict[str, str]:
+    """Return the addresses of the living nodes by their ids; several on one machine have one address."""
+    nodes = cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
+    return {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]}
+
+
+async def _answer(reference: Any, address: str, node_id: str, timeout_s: float) -> NodeReport:
+    try:
+        data = cast("Mapping[str, object]", await asyncio.wait_for(reference, timeout_s))
+    except TimeoutError:
+        ray.cancel(reference, force=True)
+        return NodeReport(address=address, node_id=node_id, refusal=f"did not answer within {timeout_s:.0f} s")
+    except ray.exceptions.RayError as error:
+        return NodeReport(address=address, node_id=node_id, refusal=f"cannot be asked: {last_line(error)}")
+    return _report(address, node_id, data)
+
+
+def _report(address: str, node_id: str, data: Mapping[str, object]) -> NodeReport:
+    return NodeReport(address=address, node_id=node_id, **cast("dict[str, Any]", dict(data)))

@@ -1,0 +1,88 @@
+"""What a node says of itself, found out in a process of that node. Travels by value.
+
+In: names of distributions, pickles, endpoints. Out: plain data. Only Python's own library is used here, since a node
+may have another version of this package, or none; nothing is asked of a model, and no key is sent.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.metadata
+import os
+import pickle
+import platform
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+__all__ = ["describe_node"]
+
+_OPENAI = "https://api.openai.com/v1"
+
+
+def describe_node(
+    packages: Sequence[str], payloads: Mapping[str, bytes], endpoints: Sequence[tuple[str, bool]], timeout_s: float
+) -> dict[str, object]:
+    """Return versions, what cannot be loaded and endpoints that cannot be used, of this process's node.
+
+    Args:
+        packages: Names of distributions.
+        payloads: Pickles to load, by what their user calls them.
+        endpoints: Base URLs, and whether the model has a key of its own; an empty one: as this environment says.
+        timeout_s: How long an endpoint may take to answer.
+    """
+    began = time.monotonic()
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version_of(name) for name in packages},
+        "unloadable": {name: reason for name, body in payloads.items() if (reason := _load(body))},
+        "endpoints": dict(_reach(url, has_key=has_key, timeout_s=timeout_s) for url, has_key in endpoints),
+        "duration_s": time.monotonic() - began,
+    }
+
+
+def _version_of(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _load(body: bytes) -> str:
+    """Load a pickle; return why it cannot be, empty where it can."""
+    try:
+        pickle.loads(body)  # noqa: S301  bytes of our own driver
+    except Exception as error:  # noqa: BLE001  whatever a user's module raises is the answer
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Takes any answer as it is: a server that answers is there."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """Follow none."""
+
+
+def _reach(url: str, *, has_key: bool, timeout_s: float) -> tuple[str, str]:
+    """Ask an endpoint without a key; return its URL as it may be shown, and why it cannot be used."""
+    whole = (url or os.environ.get("OPENAI_BASE_URL", "").strip() or _OPENAI).rstrip("/")
+    parts = urlsplit(whole)
+    host = parts.netloc.rpartition("@")[2]
+    shown = f"{parts.scheme}://{host}{parts.path}"
+    if whole == _OPENAI and not has_key and not os.environ.get("OPENAI_API_KEY", "").strip():
+        return shown, "OPENAI_API_KEY is not set on the node"
+    handlers: dict[str, str] | None = {} if parts.hostname in {"localhost", "127.0.0.1", "::1"} else None
+    opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler(handlers))  # as calls of models do
+    try:
+        with opener.open(f"{shown}/models", timeout=timeout_s):
+            return shown, ""
+    except urllib.error.HTTPError as error:  # it answers; without a key it may refuse
+        error.close()
+        return shown, ""
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        # A reason, since other texts repeat parts of the URL.
+        reason = (getattr(error, "reason", None) or error) if isinstance(error, OSError) else type(error).__name__
+        return shown, f"cannot be reached: {reason}"

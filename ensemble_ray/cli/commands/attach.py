@@ -1,0 +1,156 @@
+"""`ensemble-ray attach`: watch a run that another process drives, to its end. Package: cli.
+
+Everything is read from the run's record, so it does not matter who drives the run, and when one comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.commands.run import AsJson, Quiet
+from ensemble_ray.cli.inputs.records import RunName, own_store, say_where
+from ensemble_ray.cli.view.terminal import FAILED, FINE, INTERRUPTED, WAITING, own_command, say, show_answer, show_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ensemble_ray.cli.view.display import Display
+    from ensemble_ray.cli.view.followed import FollowedEvents
+    from ensemble_ray.cli.view.run_end import RecordedEnd
+    from ensemble_ray.events.wire import WireEvent
+    from ensemble_ray.record.following import RunFollower
+    from ensemble_ray.record.stores import RunStore
+
+__all__ = ["attach"]
+
+#: How long a read waits for news, s.
+_READ_S = 60.0
+#: How often a run that nobody works on is looked at, s.
+_LOOK_S = 1.0
+
+_CODES = {"completed": FINE, "cancelled": INTERRUPTED, "waiting": WAITING}
+
+
+def attach(
+    run: RunName,
+    *,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="URL", help="Watch it on the cluster of that job server: http://HOST:8265."),
+    ] = None,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Stay also while the run is interrupted, or waits for reviews, until it goes on."),
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Watch a run that another process drives, and print its output when it ends.
+
+    Read from the run's record: this machine's, the database's, or with --address that of a cluster. Of a run that has
+    ended the output is printed at once. Ctrl-C ends the watching, never the run.
+
+    Exit codes: as run; 1 also where nobody works on it any more, 130 also after Ctrl-C.
+    """
+    if address is not None:
+        return _attach_by_job(run, address, is_waiting=wait, as_json=as_json, is_quiet=quiet)
+    from ensemble_ray.cli.view.run_end import read_end
+    from ensemble_ray.process.loop import run_blocking
+
+    store = own_store()
+    found = run_blocking(store.find(run))
+    try:
+        if not found.state.is_final:
+            run_blocking(_Watch(store, found.run_id, is_quiet=quiet).follow(is_waiting=wait))
+        end = run_blocking(read_end(store, found.run_id))
+    except KeyboardInterrupt:
+        say(f"The run goes on. Watch it again: {own_command()} attach {found.run_id}")
+        return INTERRUPTED
+    return _show_end(end, as_json=as_json, is_quiet=quiet)
+
+
+def _show_end(end: RecordedEnd, *, as_json: bool, is_quiet: bool) -> int:
+    if as_json:
+        show_json(end.to_dict())
+    elif end.text is not None:
+        show_answer(end.text)
+    for error in end.errors:
+        say(f"Error: {error}")
+    if not is_quiet:
+        if end.state != "completed":
+            say(f"The run is {end.state}")
+        say_where(end.run_id)
+    return _CODES.get(end.state, FAILED)
+
+
+class _Watch:
+    """Shows one run while it goes on."""
+
+    def __init__(self, store: RunStore, run_id: str, *, is_quiet: bool) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._is_quiet = is_quiet
+
+    async def follow(self, *, is_waiting: bool) -> None:
+        """Show what happens until the run has ended; `is_waiting`: also through times in which nobody works on it."""
+        from ensemble_ray.cli.view.display import Display
+        from ensemble_ray.cli.view.followed import FollowedEvents
+        from ensemble_ray.cli.view.item_progress import ItemProgress
+        from ensemble_ray.cli.view.progress import TaskProgress
+        from ensemble_ray.record.following import RunFollower
+        from ensemble_ray.record.resume.run_head import read_head
+
+        head = await read_head(self._store, self._run_id)
+        progress = ItemProgress(self._run_id) if head.is_dynamic else TaskProgress(self._run_id)
+        events = FollowedEvents()
+        follower = RunFollower(self._store, self._run_id)
+        with Display(progress, is_quiet=self._is_quiet) as display:
+            # What happened before is counted, and told in one line.
+            with display.catch_up():
+                while messages := await follower.read(0):
+                    _show(display, events, messages)
+            display.note_line(f"{self._run_id}: {display.standing()}")
+            while not await self._read_to_end(follower, display, events) and is_waiting:
+                display.note(await self._wait_until_it_goes_on())
+                follower = RunFollower(self._store, self._run_id, after=follower.cursor)
+
+    async def _read_to_end(self, follower: RunFollower, display: Display, events: FollowedEvents) -> bool:
+        """Show messages until no more come; return whether the run has ended for good."""
+        while not follower.is_over:
+            _show(display, events, await follower.read(_READ_S))
+        found = await self._store.summary(self._run_id)
+        return found is None or found.state.is_final
+
+    async def _wait_until_it_goes_on(self) -> str:
+        """Return when somebody works on the run again, or it has ended; with what to say of it."""
+        while True:
+            found = await self._store.summary(self._run_id)
+            if found is None or found.state.is_going_on or found.state.is_final:
+                return "the run goes on"
+            await asyncio.sleep(_LOOK_S)
+
+
+def _show(display: Display, events: FollowedEvents, messages: Sequence[WireEvent]) -> None:
+    for message in messages:
+        event = events.event_of(message)
+        if event is not None:
+            display.show(event)
+
+
+def _attach_by_job(run: str, address: str, *, is_waiting: bool, as_json: bool, is_quiet: bool) -> int:
+    """Watch it from a process of the cluster's head, where its record is."""
+    import secrets
+
+    from ensemble_ray.cli.jobs.command import ClusterCommand
+    from ensemble_ray.runtime import ray_runtime_class
+
+    flags = (("--wait", is_waiting), ("--json", as_json), ("--quiet", is_quiet))
+    command = ClusterCommand(
+        words=["attach", run, *(flag for flag, is_set in flags if is_set)],
+        job_id=f"ensemble-ray-attach-{secrets.token_hex(4)}",
+        on_interrupt=lambda: True,  # ends the watching there, never the run
+    )
+    return command.carry_out(ray_runtime_class().job_server(address))

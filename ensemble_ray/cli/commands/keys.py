@@ -1,0 +1,125 @@
+"""`ensemble-ray keys`: who may ask the endpoints of this home. Package: cli."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.inputs.records import age_of
+from ensemble_ray.cli.view.terminal import FINE, say, show, show_json
+
+if TYPE_CHECKING:
+    from ensemble_ray.access.key_file import KeyFile
+    from ensemble_ray.access.keys import ApiKey
+
+__all__ = ["keys"]
+
+keys = typer.Typer(
+    help="Make, list and revoke the keys of an endpoint's callers.",
+    no_args_is_help=True,
+    epilog="Examples: ensemble-ray keys add ann --rights run,read --teams letters; ensemble-ray keys revoke ann",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+
+
+@keys.command("add", epilog="Example: ensemble-ray keys add ann --rights run,read --teams letters,orders --rate 60/min")
+def add_key(
+    name: Name,
+    *,
+    teams: Annotated[
+        str, typer.Option("--teams", metavar="TEAM,...", help="Teams that it may use; '*' for all.", show_default=False)
+    ],
+    rights: Annotated[
+        str, typer.Option("--rights", metavar="RIGHT,...", help="What it may do: run, read, review, admin.")
+    ] = "run,read",
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="N/PERIOD", help="Requests it may send: 10/s, 60/min, 1000/h.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Make a key, and show it this one time.
+
+    From then on every request to an endpoint of this home needs one. It holds at once, without a restart.
+    """
+    from ensemble_ray.access.keys import new_key, parse_rate, parse_rights
+    from ensemble_ray.values.value import utc_now
+
+    text, key = new_key(
+        name,
+        rights=parse_rights(rights.split(",")),
+        teams=teams.split(","),
+        rate=None if rate is None else parse_rate(rate),
+        created_at=utc_now(),
+    )
+    file = _file()
+    file.add(key)
+    if as_json:
+        show_json({"key": text, **_as_data(key)})
+    else:
+        show(text)
+    say(f"This is the only time that the key of '{name}' is shown. What is kept of it: {file.path}")
+    return FINE
+
+
+@keys.command("ls", epilog="Example: ensemble-ray keys ls --json")
+def list_keys(*, as_json: AsJson = False) -> int:
+    """List the keys: names, last characters, rights, teams, rates."""
+    from ensemble_ray.access.keys import render_rate
+    from ensemble_ray.values.value import utc_now
+
+    file = _file()
+    found = file.read()
+    if as_json:
+        show_json([_as_data(key) for key in found or ()])
+        return FINE
+    if not found:
+        say(f"There is no key in {file.path}. Make one: ensemble-ray keys add NAME --teams TEAM,...")
+        return FINE
+    now = utc_now()
+    rows = [
+        (
+            key.name,
+            f"...{key.last_four}",
+            ",".join(sorted(key.rights)),
+            "*" if key.teams is None else ",".join(sorted(key.teams)),
+            "-" if key.rate is None else render_rate(key.rate),
+            age_of(key.created_at, now),
+        )
+        for key in found
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        show("  ".join(f"{each:<{width}}" for each, width in zip(row, widths, strict=True)).rstrip())
+    return FINE
+
+
+@keys.command("revoke", epilog="Example: ensemble-ray keys revoke ann")
+def revoke_key(name: Name) -> int:
+    """Revoke a key: the next request with it is refused, and answers that go on end within seconds."""
+    key = _file().revoke(name)
+    show(f"Revoked the key of '{name}' (...{key.last_four})")
+    return FINE
+
+
+def _file() -> KeyFile:
+    from ensemble_ray.access.key_file import KeyFile
+    from ensemble_ray.process.config import home_directory
+
+    return KeyFile(home_directory())
+
+
+def _as_data(key: ApiKey) -> dict[str, object]:
+    """Return a key as JSON data, without what it is recognised by."""
+    from ensemble_ray.access.keys import render_rate
+
+    return {
+        "name": key.name,
+        "last_four": key.last_four,
+        "rights": sorted(key.rights),
+        "teams": None if key.teams is None else sorted(key.teams),
+        "rate": None if key.rate is None else render_rate(key.rate),
+        "created_at": key.created_at.isoformat(),
+    }

@@ -1,0 +1,83 @@
+"""How a recorded run stands, and what it gave, without its team: who attaches to it has only the record. Package: cli."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble_ray.facts.ends import OutputRecorded
+from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
+from ensemble_ray.record.resume.run_head import located, read_head
+from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.outputs import ExitReason, RunState
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.stores import RunStore
+
+__all__ = ["RecordedEnd", "read_end"]
+
+_WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedEnd:
+    """How a run stands."""
+
+    run_id: str
+    state: str
+    #: why it ended; empty: it has not
+    exit_reason: str = ""
+    #: None: it gave none
+    text: str | None = None
+    #: why it failed
+    errors: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it as JSON data."""
+        return {
+            "run_id": self.run_id,
+            "state": self.state,
+            "exit_reason": self.exit_reason or None,
+            "raw": self.text,
+            "errors": list(self.errors),
+        }
+
+
+async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
+    """Read how a run stands, and its text where it ended with one.
+
+    Raises:
+        RecordError: the record is damaged, or was removed meanwhile.
+    """
+    found = await store.find(run_id)
+    head = await read_head(store, run_id)
+    end = head.end
+    text = None
+    if found.state in _WITH_TEXT:
+        with located(found.place):
+            text = await (_last_text(store, run_id) if head.is_dynamic else _planned_text(store, run_id))
+    reason = None if end is None else end.exit_reason or (ExitReason.ERROR if found.state is RunState.FAILED else None)
+    errors = () if end is None else end.errors
+    return RecordedEnd(
+        run_id=run_id,
+        state=found.state.value,
+        exit_reason="" if reason is None else reason.value,
+        text=text,
+        errors=tuple(f"task '{each.key}': {each.message}" if each.key else each.message for each in errors),
+    )
+
+
+async def _planned_text(store: RunStore, run_id: str) -> str:
+    return RunFold(await store.facts(run_id)).output({}, {}).raw
+
+
+async def _last_text(store: RunStore, run_id: str) -> str | None:
+    """Return the text of a map-reduce's last reduce; None where there is none, as of a map."""
+    text = None
+    async for page in store.read(run_id):
+        for fact in page:
+            if isinstance(fact.data, OutputRecorded) and node_key(fact.instance) in {FINAL, DIRECT}:
+                text = str(fact.data.output_data()["raw"])
+    return text

@@ -1,0 +1,45 @@
+"""What people told a run while it went on, and which tasks were told. Package: facts. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ensemble_ray.facts.fact import FactData, Key
+from ensemble_ray.facts.shapes import INSTANT, TEXT, list_of, optional
+
+__all__ = ["DirectiveGiven", "DirectivesShown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectiveGiven(FactData):
+    """A person gave a run a directive; tasks that start later are told."""
+
+    KIND: ClassVar = "directive"
+    IS_OF_RUN: ClassVar = True
+    KEYS: ClassVar = {
+        "text": Key(TEXT, "", is_needed=True),
+        "expires_at": Key(optional(INSTANT), is_optional=True),
+        "given_by": Key(TEXT, "", is_optional=True),
+    }
+
+    text: str
+    #: Unix time, s; tasks that start then or later are not told; None: it does not expire
+    expires_at: float | None = None
+    #: empty: nobody asked who it is
+    given_by: str = ""
+
+    def is_active(self, at: float) -> bool:
+        """Return whether a task that starts at that time is told."""
+        return self.expires_at is None or at < self.expires_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectivesShown(FactData):
+    """The directives that a task's prompt shows; it shows them again where the task goes on."""
+
+    KIND: ClassVar = "directives_shown"
+    IS_EFFECT: ClassVar = True
+    KEYS: ClassVar = {"texts": Key(list_of(TEXT), (), is_needed=True, read=tuple, write=list)}
+
+    texts: tuple[str, ...]

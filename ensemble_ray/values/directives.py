@@ -1,0 +1,45 @@
+"""Directive: what a person tells a run that goes on. Package: values. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from ensemble_ray.errors import ValidationError
+
+__all__ = ["LONGEST_DIRECTIVE", "Directive", "check_directive"]
+
+#: Characters of one directive: it stands in each prompt from then on.
+LONGEST_DIRECTIVE = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directive:
+    """A text for the tasks of a run that start while it is active."""
+
+    text: str
+    #: s from when the run takes it; None: until the run ends
+    ttl_s: float | None = None
+    #: who gave it; empty: nobody asked who it is
+    given_by: str = ""
+
+
+def check_directive(text: str, ttl: timedelta | float | None, given_by: str = "") -> Directive:
+    """Return the directive that a caller gives (S-CTL-4).
+
+    Args:
+        text: What tasks are told.
+        ttl: How long it is active, a timedelta or seconds; None: until the run ends.
+        given_by: Who gives it.
+
+    Raises:
+        ValidationError: the text is blank or too long, or the time is not positive.
+    """
+    if not text.strip():
+        raise ValidationError("A directive must have a text")
+    if len(text) > LONGEST_DIRECTIVE:
+        raise ValidationError(f"A directive may have {LONGEST_DIRECTIVE:,} characters; this one has {len(text):,}")
+    ttl_s = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+    if ttl_s is not None and not 0 < ttl_s < float("inf"):
+        raise ValidationError(f"ttl must be positive, a timedelta or seconds; was {ttl}")
+    return Directive(text=text, ttl_s=None if ttl_s is None else float(ttl_s), given_by=given_by)

@@ -1,0 +1,112 @@
+"""Tools that an operator offers over HTTP: loaded by name, called one at a time. Package: serve.
+
+In: `module:attribute` names of the application's arguments. Out: descriptions, and what calls gave. Only what is named there can be called,
+whatever tools the teams have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray import ExitEarlyError, IllegalStateError, ValidationError
+from ensemble_ray.loader.references import find_attribute, make_importable
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.serve.capability_schemas import ToolInfo, ToolReply
+from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.tools.call import call_tool
+from ensemble_ray.tools.registry import BoundAgentTool, ResolvedTools, resolve_tools
+from ensemble_ray.tools.tool import ToolContext
+from ensemble_ray.values.ids import new_object_id
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+__all__ = ["ToolCatalog", "load_catalog"]
+
+_log = bounded_logger(__name__)
+#: How long one call may take, s.
+_CALL_S = 30.0
+#: Calls at a time: those that are given up may hold a thread for longer.
+_MOST_CALLS = 10
+#: After how long a client that was refused for want of room may ask again, s.
+_RETRY_S = 5
+
+
+class ToolCatalog:
+    """The tools of one endpoint."""
+
+    def __init__(self, tools: ResolvedTools | None = None, *, time_limit_s: float = _CALL_S) -> None:
+        """Offer tools, or none."""
+        self._tools = tools or ResolvedTools()
+        self._time_limit_s = time_limit_s
+        self._running = 0
+
+    @property
+    def infos(self) -> list[ToolInfo]:
+        """What clients are told of them."""
+        return [
+            ToolInfo(name=each.name, description=each.description, parameters=cast("JsonValue", each.parameters))
+            for each in self._tools.specs
+        ]
+
+    async def invoke(self, name: str, arguments: Mapping[str, JsonValue]) -> ToolReply:
+        """Call a tool once, as a model would; what it says of a failure is an answer, too.
+
+        Raises:
+            Refusal: there is no such tool, too many calls go on, it took too long, or it is set up wrongly.
+        """
+        bound = self._tools.get(name)
+        if bound is None:
+            shown = ", ".join(self._tools.names)
+            text = f"There is no tool '{name[:200]}'. There are: [{shown}]"
+            raise Refusal(HTTPStatus.BAD_REQUEST, "TOOL_NOT_FOUND", text)
+        if self._running >= _MOST_CALLS:
+            text = f"{self._running} calls of tools go on: ask again later"
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "QUEUE_FULL", text, retry_after_s=_RETRY_S)
+        context = ToolContext(tool_name=name, agent_role="endpoint", idempotency_key=new_object_id())
+        started_s = time.perf_counter()
+        self._running += 1
+        try:
+            async with asyncio.timeout(self._time_limit_s):
+                outcome = await call_tool(bound, json.dumps(arguments), context=context)
+        except TimeoutError:
+            text = f"The tool '{name}' did not answer within {self._time_limit_s:g} s"
+            raise Refusal(HTTPStatus.GATEWAY_TIMEOUT, "TOOL_TIMEOUT", text) from None
+        except ExitEarlyError as error:
+            text = f"The tool '{name}' ends the run that calls it, and there is none: {error}"
+            raise Refusal(HTTPStatus.BAD_REQUEST, "TOOL_ENDS_RUN", text) from error
+        except IllegalStateError as error:
+            _log.error("Tool '%s' is set up wrongly: %s", name, error)
+            text = f"The tool '{name}' is set up wrongly. The endpoint's log says more"
+            raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "TOOL_CONFIGURATION_ERROR", text) from error
+        finally:
+            self._running -= 1
+        return ToolReply(
+            name=name, outcome=outcome.outcome, output=outcome.text, duration_s=time.perf_counter() - started_s
+        )
+
+
+def load_catalog(references: Sequence[str]) -> ToolCatalog:
+    """Return the tools that these names name: each a tool, or a list of them.
+
+    Raises:
+        ValidationError: a name is not found, names no tool, or one that asks a person first; or two have one name.
+    """
+    entries: list[object] = []
+    if references:
+        make_importable(Path.cwd())
+    for reference in references:
+        found = find_attribute(reference)
+        entries += cast("Sequence[object]", found) if isinstance(found, list | tuple) else [found]
+    tools = resolve_tools(entries)
+    bound = [tools.get(name) for name in tools.names]
+    asking = [each.name for each in bound if isinstance(each, BoundAgentTool) and each.asks_first]
+    if asking:
+        raise ValidationError(f"Tools that ask a person before each call cannot be offered over HTTP: {asking}")
+    return ToolCatalog(tools)

@@ -1,0 +1,111 @@
+"""What people say to runs while these go on: directives, and decisions at gates. Package: serve.
+
+In: runs that are driven here, and the store of their records. Out: what the run or its record took; a `Refusal` where neither takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from ensemble_ray import IllegalStateError, ReviewDecidedError, ReviewDecision, RunExistsError, ValidationError
+from ensemble_ray.record.open_reviews import fold_gates
+from ensemble_ray.recovery.deciding import find_pending, record_decision
+from ensemble_ray.serve.control_schemas import (
+    DecidedReview,
+    FirstDecision,
+    NewDecision,
+    NewDirective,
+    ReviewConflict,
+    ReviewOfEnsemble,
+    Verdict,
+)
+from ensemble_ray.serve.driving.outcomes import as_open_review, status_of_state
+from ensemble_ray.serve.failures import failure_of
+from ensemble_ray.serve.refusals import Refusal
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.serve.driving.active import ActiveRun
+
+__all__ = ["decide_gate", "inject_directive", "open_gates"]
+
+#: Who decides where nobody is asked who they are.
+_ANYBODY = "a client of the endpoint"
+
+
+async def inject_directive(active: ActiveRun, directive: NewDirective, by: str) -> None:
+    """Tell the tasks of a run that start from now on.
+
+    Raises:
+        Refusal: no task of it would be told.
+    """
+    run_id = active.entry.run_id
+    if active.run is not None:
+        try:
+            await active.run.ainject(directive.text, directive.ttl_s, given_by=by)
+        except IllegalStateError:
+            pass  # as one that has not begun
+        else:
+            return
+    text = f"Run '{run_id}' does not run just now, so that no task of it would be told. Ask again when it does"
+    raise Refusal(HTTPStatus.CONFLICT, "RUN_NOT_RUNNING", text, run_id=run_id)
+
+
+async def open_gates(
+    store: RunStore, runs: Mapping[str, ActiveRun], ensembles: frozenset[str] | None
+) -> Sequence[ReviewOfEnsemble]:
+    """Return the gates at which these runs wait, oldest first.
+
+    Args:
+        store: Has their records.
+        runs: By their ids.
+        ensembles: Names of teams; None: all.
+    """
+    teams = {run_id: active.entry.ensemble for run_id, active in runs.items()}
+    shown = {run_id: team for run_id, team in teams.items() if ensembles is None or team in ensembles}
+    if not shown:
+        return ()
+    return [
+        ReviewOfEnsemble(**dict(as_open_review(each.review)), ensemble=shown[each.review.run_id])
+        for each in await find_pending(store)
+        if each.review.run_id in shown
+    ]
+
+
+async def decide_gate(
+    store: RunStore, run_id: str, gate_id: str, decision: NewDecision, by: str
+) -> DecidedReview | ReviewConflict:
+    """Record a decision; return it, or the one that came first.
+
+    Raises:
+        Refusal: the gate is none of the run's, waits no more, or is asked elsewhere.
+    """
+    # The beginning of an id, which a terminal takes, is none here.
+    if gate_id not in {gate.gate_id for gate in fold_gates(await store.gates_of(run_id))}:
+        text = f"Run '{run_id}' has no gate '{gate_id[:200]}'. GET /reviews lists those that wait"
+        raise Refusal(HTTPStatus.NOT_FOUND, "REVIEW_NOT_FOUND", text, run_id=run_id)
+    by, asked = by or _ANYBODY, _decision_of(decision)
+    try:
+        run, _ = await record_decision(store, run_id, gate_id, asked, by=by, comment=decision.comment)
+    except ReviewDecidedError as error:
+        first = FirstDecision(
+            decision=error.verdict, by=error.by, decided_at=error.decided_at, comment=error.comment or ""
+        )
+        return ReviewConflict(**dict(failure_of(error, run_id)), first=first)
+    except RunExistsError as error:
+        raise Refusal(HTTPStatus.BAD_REQUEST, "REVIEW_ASKED_ELSEWHERE", str(error), run_id=run_id) from error
+    except ValidationError as error:
+        raise Refusal(HTTPStatus.NOT_FOUND, "REVIEW_NOT_FOUND", str(error), run_id=run_id) from error
+    return DecidedReview(run_id=run_id, gate_id=gate_id, decision=decision.decision, status=status_of_state(run.state))
+
+
+def _decision_of(asked: NewDecision) -> ReviewDecision:
+    match asked.decision:
+        case Verdict.APPROVE:
+            return ReviewDecision.continue_execution()
+        case Verdict.EDIT:
+            return ReviewDecision.edit(asked.text or "")
+        case Verdict.EXIT:
+            return ReviewDecision.exit_early()

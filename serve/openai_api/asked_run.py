@@ -1,0 +1,158 @@
+"""AskedRun: a run that a client of the OpenAI API waits for. Package: serve. Holds nothing of it but its id.
+
+A client of this API knows its request alone. So a run ends with the connection, unless the operator says otherwise or the request has an
+`Idempotency-Key`, under which it can be sent again (S-SRV-130).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from anyio import CancelScope
+from pydantic import BaseModel
+
+from ensemble_ray.serve.openai_api.said_text import SaidText
+from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.run_schemas import RunStatus
+from ensemble_ray.values.ids import new_run_id
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
+    from ensemble_ray.serve.run_schemas import NewRun, RunDetail
+    from ensemble_ray.serve.run_service import RunService
+
+__all__ = ["AskedRun"]
+
+#: One look at a run lasts so long, s.
+_LOOK_S = 600.0
+
+
+class _Token(BaseModel):
+    """Data of the event of a token, as far as it matters here."""
+
+    token: str
+    instance: str | None
+    iteration_index: int
+
+
+class AskedRun:
+    """A run that was accepted, and whether its client has its answer."""
+
+    def __init__(self, service: RunService, run_id: str, *, ends_with_client: bool) -> None:
+        """Name the run.
+
+        Args:
+            service: Has it.
+            run_id: Its id.
+            ends_with_client: Whether it is cancelled when its client goes away.
+        """
+        self.run_id = run_id
+        self._service = service
+        self._ends_with_client = ends_with_client
+        self._is_answered = False
+
+    @classmethod
+    async def begin(
+        cls, service: RunService, asked: NewRun, *, idempotency_key: str | None, ends_with_client: bool
+    ) -> AskedRun:
+        """Begin a run, also where the client goes away meanwhile.
+
+        Raises:
+            Refusal: as `RunService.start`.
+        """
+        named = asked.model_copy(update={"run_id": new_run_id()})
+        starting = asyncio.ensure_future(service.start(named, idempotency_key=idempotency_key))
+        is_ended = ends_with_client and idempotency_key is None
+        try:
+            taken = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait({starting})
+            await cls(service, named.run_id or "", ends_with_client=is_ended).leave()
+            raise
+        return cls(service, taken.run_id, ends_with_client=is_ended)
+
+    async def end(self) -> RunDetail:
+        """Return the run when it has ended, or waits for a person."""
+        while True:
+            found = await self._service.wait(self.run_id, _LOOK_S)
+            if found.status.is_final or found.status is RunStatus.WAITING:
+                self._is_answered = True
+                return found
+
+    async def end_for(self, receive: Receive) -> RunDetail:
+        """Return the run as `end` does.
+
+        Args:
+            receive: Says when the client goes away.
+
+        Raises:
+            Refusal: the client went away before; nobody reads the answer.
+        """
+        ending = asyncio.ensure_future(self.end())
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({ending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                raise Refusal(HTTPStatus.REQUEST_TIMEOUT, "CLIENT_GONE", "The client went away", run_id=self.run_id)
+            return await ending
+        finally:
+            ending.cancel()
+            leaving.cancel()
+            await self.leave()
+
+    async def answer(self, streamed_task: str | None, said: SaidText) -> AsyncGenerator[str | RunDetail]:
+        """Yield pieces of the answer while it is said, then the run as `end` does.
+
+        Args:
+            streamed_task: Instance of the task whose tokens they are; None: nothing is said before the end.
+            said: Takes what was yielded.
+        """
+        ending = asyncio.ensure_future(self.end())
+        try:
+            if streamed_task is not None:
+                async with aclosing(self._tokens(ending)) as tokens:
+                    async for each in tokens:
+                        if each.instance == streamed_task:
+                            yield said.add(each.token, turn=each.iteration_index)
+            yield await ending
+        finally:
+            ending.cancel()
+
+    async def leave(self) -> None:
+        """Take notice that the client has its answer, or went away; without an answer the run ends."""
+        if self._is_answered or not self._ends_with_client:
+            return
+        with CancelScope(shield=True), contextlib.suppress(Refusal):  # it is over, or never began
+            await self._service.cancel(self.run_id)
+
+    async def _tokens(self, ending: asyncio.Future[RunDetail]) -> AsyncGenerator[_Token]:
+        """Yield tokens until nothing comes any more, or the run waits for a person."""
+        async with aclosing(self._service.events(self.run_id)) as events:
+            while True:
+                step = asyncio.ensure_future(anext(events, None))
+                both: set[asyncio.Future[Any]] = {step, ending}
+                try:
+                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                    if not step.done() and ending.done() and ending.result().status is RunStatus.WAITING:
+                        return
+                    event = await step
+                finally:
+                    if not step.done():
+                        step.cancel()
+                        await asyncio.wait({step})
+                if event is None:
+                    return
+                if event.type == "token":
+                    yield _Token.model_validate(event.data)
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client went away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,226 @@
+"""Answers of `/v1/responses`, and the events that tell of one while it is made. Package: serve. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, JsonValue
+
+from ensemble_ray.serve.openai_api.endings import Answer, answer_of
+from ensemble_ray.serve.openai_api.errors import api_error
+from ensemble_ray.serve.run_schemas import RunStatus
+from ensemble_ray.serve.schemas import Text, Wire
+
+if TYPE_CHECKING:
+    from ensemble_ray.serve.run_schemas import RunDetail
+    from ensemble_ray.serve.schemas import Failure, Metrics
+
+__all__ = ["ResponseEvents", "ResponseObject", "answered", "begun", "failed", "response_of"]
+
+_Status = Literal["completed", "failed", "in_progress", "cancelled", "queued", "incomplete"]
+_GOING_ON: Mapping[RunStatus, _Status] = {
+    RunStatus.ACCEPTED: "queued",
+    RunStatus.RUNNING: "in_progress",
+    RunStatus.WAITING: "in_progress",
+    RunStatus.CANCELLED: "cancelled",
+}
+
+
+class ResponseText(Wire):
+    """A text of an answer."""
+
+    type: Literal["output_text"] = "output_text"
+    text: Text
+    annotations: list[JsonValue] = Field(default_factory=list[JsonValue])
+    logprobs: list[JsonValue] = Field(default_factory=list[JsonValue])
+
+
+class ResponseMessage(Wire):
+    """What the team said."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"] = "assistant"
+    content: list[ResponseText]
+
+
+class ResponseFailure(Wire):
+    """Why there is no answer."""
+
+    code: Literal["server_error"] = "server_error"
+    message: Text
+
+
+class InputDetails(Wire):
+    """What is not known of a run's input."""
+
+    cached_tokens: int = 0
+
+
+class OutputDetails(Wire):
+    """What is not known of a run's output."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Wire):
+    """Tokens of all tasks of a run."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails = InputDetails()
+    output_tokens: int
+    output_tokens_details: OutputDetails = OutputDetails()
+    total_tokens: int
+
+
+class IncompleteDetails(Wire):
+    """Why an answer is not whole: the team's budget was spent."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseObject(Wire):
+    """Answer to `POST /v1/responses` and `GET /v1/responses/{response_id}`.
+
+    Attributes:
+        id: The run's id.
+        created_at: Unix time, s.
+        usage: Null where a provider did not count, and before the end.
+    """
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: _Status
+    model: str
+    output: list[ResponseMessage]
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: Text | None = None
+    metadata: dict[str, str]
+    usage: ResponseUsage | None = None
+    parallel_tool_calls: bool = False
+    previous_response_id: None = None
+    temperature: None = None
+    tool_choice: Literal["auto"] = "auto"
+    tools: list[JsonValue] = Field(default_factory=list[JsonValue])
+    top_p: None = None
+
+
+def begun(
+    run_id: str, *, model: str, created_at: int, metadata: Mapping[str, str], instructions: str | None
+) -> ResponseObject:
+    """Return the response of a run that has just been accepted."""
+    return ResponseObject(
+        id=run_id,
+        created_at=created_at,
+        status="in_progress",
+        model=model,
+        output=[],
+        instructions=instructions,
+        metadata=dict(metadata),
+    )
+
+
+def answered(response: ResponseObject, answer: Answer) -> ResponseObject:
+    """Return a response with its answer."""
+    state: Literal["completed", "incomplete"] = "incomplete" if answer.is_cut else "completed"
+    return response.model_copy(
+        update={
+            "status": state,
+            "output": [message_of(response.id, state, answer.text)],
+            "incomplete_details": IncompleteDetails() if answer.is_cut else None,
+            "usage": _usage(answer.metrics),
+        }
+    )
+
+
+def failed(response: ResponseObject, failure: Failure) -> ResponseObject:
+    """Return a response without an answer."""
+    return response.model_copy(
+        update={"status": "failed", "error": ResponseFailure(message=api_error(failure).error.message)}
+    )
+
+
+def response_of(run: RunDetail) -> ResponseObject:
+    """Return a run, however it stands, as a response (S-SRV-126)."""
+    response = begun(
+        run.run_id,
+        model=run.ensemble,
+        created_at=int(run.created_at.timestamp()),
+        metadata=run.tags,
+        instructions=None,
+    )
+    if (status := _GOING_ON.get(run.status)) is not None:
+        return response.model_copy(update={"status": status})
+    found = answer_of(run)
+    return answered(response, found) if isinstance(found, Answer) else failed(response, found)
+
+
+def message_of(run_id: str, status: Literal["in_progress", "completed", "incomplete"], *texts: str) -> ResponseMessage:
+    """Return the one message of a response."""
+    return ResponseMessage(id=f"msg_{run_id}", status=status, content=[ResponseText(text=text) for text in texts])
+
+
+class ResponseEvents:
+    """Makes the events of one response, in the order that this API has (S-SRV-125)."""
+
+    def __init__(self, response: ResponseObject) -> None:
+        """Begin a response."""
+        self._response = response
+        self._number = -1
+        self._is_said = False
+        self._place: dict[str, object] = {"item_id": f"msg_{response.id}", "output_index": 0, "content_index": 0}
+
+    def first(self) -> list[dict[str, object]]:
+        """Return what begins a response."""
+        return [self._whole("response.created"), self._whole("response.in_progress")]
+
+    def piece(self, text: str) -> list[dict[str, object]]:
+        """Return a piece of the text, with what begins the text where it is the first one."""
+        events = [] if self._is_said else self._begin_text()
+        return [*events, self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])]
+
+    def last(self, answer: Answer) -> list[dict[str, object]]:
+        """Return what ends a response that has an answer."""
+        events = [] if self._is_said else self._begin_text()
+        self._response = answered(self._response, answer)
+        (message,) = self._response.output
+        (part,) = message.content
+        return [
+            *events,
+            self._event("response.output_text.done", **self._place, text=part.text, logprobs=[]),
+            self._event("response.content_part.done", **self._place, part=part.model_dump()),
+            self._event("response.output_item.done", output_index=0, item=message.model_dump()),
+            self._whole(f"response.{self._response.status}"),
+        ]
+
+    def failed(self, failure: Failure) -> list[dict[str, object]]:
+        """Return what ends a response without an answer."""
+        self._response = failed(self._response, failure)
+        return [self._whole("response.failed")]
+
+    def _begin_text(self) -> list[dict[str, object]]:
+        self._is_said = True
+        item = message_of(self._response.id, "in_progress").model_dump()
+        return [
+            self._event("response.output_item.added", output_index=0, item=item),
+            self._event("response.content_part.added", **self._place, part=ResponseText(text="").model_dump()),
+        ]
+
+    def _whole(self, kind: str) -> dict[str, object]:
+        return self._event(kind, response=self._response.model_dump())
+
+    def _event(self, kind: str, **data: object) -> dict[str, object]:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number, **data}
+
+
+def _usage(metrics: Metrics) -> ResponseUsage | None:
+    """Return the tokens of a run; None where a provider did not count."""
+    tokens_in, tokens_out = metrics.input_tokens, metrics.output_tokens
+    if tokens_in is None or tokens_out is None:
+        return None
+    return ResponseUsage(input_tokens=tokens_in, output_tokens=tokens_out, total_tokens=tokens_in + tokens_out)

@@ -1,0 +1,32 @@
+"""`/capabilities` and `/tools/{name}/invoke`: what is there, and one call of a tool (S-SRV-205 to S-SRV-207). Package: serve."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from ensemble_ray.serve.answers import FAILURES, answer
+from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
+from ensemble_ray.serve.rights import CallerDependency, Right
+from ensemble_ray.serve.routes.service import ServiceDependency
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["capabilities"], responses=FAILURES)
+
+
+@router.get("/capabilities", response_model=Capabilities)
+async def get_capabilities(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """List the tools that can be called, and the tasks of the teams."""
+    caller.check(Right.READ)
+    found = await service.capabilities()
+    return answer(found.model_copy(update={"tasks": [each for each in found.tasks if caller.sees(each.ensemble)]}))
+
+
+@router.post("/tools/{name}/invoke", response_model=ToolReply)
+async def post_tool_call(
+    name: str, body: ToolCallBody, service: ServiceDependency, caller: CallerDependency
+) -> JSONResponse:
+    """Call a tool once, outside of any run."""
+    caller.check(Right.ADMIN)
+    return answer(await service.invoke_tool(name, body))

@@ -1,0 +1,198 @@
+"""Callers without a key, with a wrong or a revoked one, and with one of another team: on every route that is served.
+
+The routes are those of the OpenAPI document, so that one that is added is tried here too; one with a body is named in BODIES.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from httpx import AsyncClient, Response
+
+from ensemble_ray.access.rights import Right
+from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.key_check import OPEN_PATHS
+from ensemble_ray.testing import ScriptedModel
+from tests.serve.driving import driven
+from tests.serve.keys import Guarded, guarded, make_key
+from tests.serve.teams import INPUTS, pair
+
+#: What is sent to routes that take a body; its team is the other one.
+BODIES: dict[str, object] = {"POST /runs": {"ensemble": "secret", "inputs": INPUTS, "run_id": "taken"}}
+#: The rights of which a route asks for one; the first is the one that it names.
+RIGHTS: dict[str, tuple[Right, ...]] = {
+    "GET /ensembles": (Right.READ,),
+    "POST /runs": (Right.RUN,),
+    "GET /runs": (Right.READ,),
+    "GET /runs/{run_id}": (Right.READ,),
+    "GET /runs/{run_id}/events": (Right.READ,),
+    "POST /runs/{run_id}/cancel": (Right.RUN,),
+    "GET /metrics": (Right.READ,),
+}
+#: What stands in paths: the other team's run.
+PARAMETERS = {"run_id": "theirs"}
+#: What a caller of another team must find nowhere.
+SECRETS = ("secret", "hidden-tag", "swordfish")
+
+
+def _document() -> dict[str, Any]:
+    return build_api(driven({})).openapi()
+
+
+def _operations() -> list[str]:
+    found = _document()["paths"]
+    return sorted(
+        f"{method.upper()} {path}" for path, methods in found.items() for method in methods if path not in OPEN_PATHS
+    )
+
+
+OPERATIONS = _operations()
+
+
+@pytest_asyncio.fixture
+async def endpoint(home: str) -> AsyncGenerator[Guarded]:
+    """Two teams, and a run of the one that is nobody else's."""
+    teams = {
+        "public": pair(ScriptedModel(otherwise="fine")),
+        "secret": pair(ScriptedModel(otherwise="swordfish")),
+    }
+    async with guarded(Path(home), teams) as opened:
+        owner = make_key(opened.file, "owner", teams=["secret"])
+        body = {"ensemble": "secret", "inputs": INPUTS, "run_id": "theirs", "tags": {"of": "hidden-tag"}}
+        ended = await opened.client.post("/runs?wait=60", json=body, headers=owner)
+        assert ended.json()["result"]["raw"] == "swordfish"
+        yield opened
+
+
+async def _ask(client: AsyncClient, operation: str, headers: dict[str, str]) -> Response:
+    """Ask for a route as its document has it, about the other team's run."""
+    method, _, path = operation.partition(" ")
+    asked = path.format_map(PARAMETERS)
+    takes_body = "requestBody" in _document()["paths"][path][method.lower()]
+    assert not takes_body or operation in BODIES, f"{operation} takes a body: name one in BODIES"
+    return await client.request(method, asked, json=BODIES.get(operation), headers=headers)
+
+
+def test_every_route_asks_for_a_right() -> None:
+    """S-SRV-156: a new route belongs into RIGHTS; the document says that it needs a key."""
+    assert sorted(RIGHTS) == OPERATIONS
+    for operation in OPERATIONS:
+        method, _, path = operation.partition(" ")
+        assert _document()["paths"][path][method.lower()]["security"] == [{"key": []}], operation
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, "GET /openapi.json", "GET /nowhere", "PUT /runs", "GET //healthz"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        {"authorization": ""},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer erk_" + "a" * 43},
+        {"authorization": "Bearer " + "x" * 100_000},
+        {"authorization": "Basic YW5uOmFubg=="},
+        {"authorization": "Bearer *"},
+        {"cookie": "key={key}"},
+        {"x-api-key": "{key}"},
+        {"authorization": "Bearer {key}x"},
+        {"authorization": "Bearer x{key}"},
+        {"authorization": "{key}"},
+        {"authorization": "Bearer {digest}"},
+        {"authorization": "Bearer erk_{digest}"},
+    ],
+    ids=lambda sent: next((f"{k}: {v[:20]}" for k, v in sent.items()), "nothing"),
+)
+async def test_nobody_is_let_in_without_a_key(home: str, sent: dict[str, str], operation: str) -> None:
+    """S-SRV-151, S-SRV-154, S-SRV-159: 401 with a challenge, before anything is looked up; what is kept of a key is none."""
+    async with guarded(Path(home), pair(ScriptedModel())) as endpoint:
+        key = make_key(endpoint.file)["authorization"].removeprefix("Bearer ")
+        (kept,) = endpoint.file.read() or ()
+        headers = {name: value.replace("{key}", key).replace("{digest}", kept.digest) for name, value in sent.items()}
+        method, _, path = operation.partition(" ")
+        answer = await endpoint.client.request(method, path, headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (401, "UNAUTHENTICATED")
+        assert answer.headers["www-authenticate"].startswith("Bearer realm=")
+        assert ("invalid_token" in answer.headers["www-authenticate"]) == ("authorization" in headers)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_a_revoked_key_opens_nothing(endpoint: Guarded, operation: str) -> None:
+    """S-SRV-154: from the next request on."""
+    headers = make_key(endpoint.file)
+    assert (await endpoint.client.get("/ensembles", headers=headers)).status_code == 200
+    endpoint.file.revoke("ann")
+    endpoint.file.revoke("owner")
+    assert (await _ask(endpoint.client, operation, headers)).status_code == 401
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_a_key_of_another_team_sees_nothing_of_it(endpoint: Guarded, operation: str) -> None:
+    """S-SRV-5, S-SRV-156: its runs are 404 as one that never was; lists leave them out; nothing changes."""
+    headers = make_key(endpoint.file, teams=["public"])
+    answer = await _ask(endpoint.client, operation, headers)
+    sent = str(BODIES.get(operation))
+    assert not [each for each in SECRETS if each in answer.text and each not in sent], answer.text
+    if "{run_id}" in operation:
+        assert (answer.status_code, answer.json()["code"]) == (404, "RUN_NOT_FOUND")
+        method, _, path = operation.partition(" ")
+        never = await endpoint.client.request(
+            method, path.format_map({**PARAMETERS, "run_id": "never"}), json=BODIES.get(operation), headers=headers
+        )
+        assert answer.json() | {"message": "", "run_id": ""} == never.json() | {"message": "", "run_id": ""}
+    elif operation in BODIES:
+        assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_a_key_without_the_right_is_told_which_it_lacks(endpoint: Guarded, operation: str) -> None:
+    """S-SRV-156: 403, also where the team is its own; every other right together is not enough."""
+    headers = make_key(endpoint.file, rights=set(Right) - set(RIGHTS[operation]), teams=["secret"])
+    answer = await _ask(endpoint.client, operation, headers)
+    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
+    assert f"'{RIGHTS[operation][0]}'" in answer.json()["message"]
+    assert "swordfish" not in answer.text
+
+
+async def test_filters_and_ids_do_not_lead_to_another_team(endpoint: Guarded) -> None:
+    """S-SRV-5: neither by name, by tag, by id, nor by another's idempotency key."""
+    headers = make_key(endpoint.file, teams=["public"])
+    for query in ("ensemble=secret", "tag=of:hidden-tag", "status=completed", "ensemble=secret&ensemble=public"):
+        assert (await endpoint.client.get(f"/runs?{query}", headers=headers)).json()["runs"] == []
+    mine = {"ensemble": "public", "inputs": INPUTS}
+    owner = make_key(endpoint.file, "other")
+    named = {"idempotency-key": "same"}
+    theirs = await endpoint.client.post("/runs", json=mine, headers={**owner, **named})
+    other = await endpoint.client.post("/runs", json=mine, headers={**headers, **named})
+    assert theirs.json()["run_id"] != other.json()["run_id"]
+    taken = await endpoint.client.post("/runs", json={**mine, "run_id": "theirs"}, headers=headers)
+    assert (taken.status_code, taken.json()["code"]) == (409, "RUN_EXISTS")
+    assert not [each for each in SECRETS if each in taken.text]
+
+
+async def test_a_key_is_in_no_log_no_answer_and_nothing_behind_the_check(
+    endpoint: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-SRV-162: neither one that is known nor one that is not, nor its digest."""
+    known = make_key(endpoint.file, rights=[Right.READ])
+    wrong = {"authorization": known["authorization"][:-3] + "xyz"}
+    answers: list[str] = []
+
+    async def leak(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError(str(scope))
+
+    endpoint.api.mount("/leak", leak)
+    with caplog.at_level(logging.DEBUG):
+        for headers in (known, wrong):
+            for method, path in (("GET", "/ensembles"), ("POST", "/runs"), ("GET", "/runs/never"), ("GET", "/leak/it")):
+                answer = await endpoint.client.request(method, path, headers=headers, json={})
+                answers += [answer.text, str(answer.headers)]
+    digests = [each.digest for each in endpoint.file.read() or ()]
+    seen = caplog.text + "".join(answers)
+    assert "Refused GET /ensembles: UNAUTHENTICATED" in caplog.text
+    for secret in (*digests, *(each["authorization"].removeprefix("Bearer ") for each in (known, wrong))):
+        assert secret not in seen

@@ -1,0 +1,58 @@
+"""Directives of a run with its coordinator: who is told, for how long, and what is on record."""
+
+from __future__ import annotations
+
+from ensemble_ray.execute.outcomes import Resumed
+from ensemble_ray.facts.directives import DirectiveGiven
+from ensemble_ray.values.directives import Directive
+from tests.ensemble_ray.coordinator.planned_runs import Conducting, Failure, conducting, done
+from tests.ensemble_ray.schedule.plans import sequence
+
+
+def told(run: Conducting) -> dict[str, tuple[str, ...]]:
+    """What each task was told that was started."""
+    return {order.key: order.directives for order in run.executor.started}
+
+
+async def test_tasks_that_start_later_are_told_while_it_is_active() -> None:
+    """S-CTL-4, S-CTL-5: in the order in which they were given, on record first; expired ones are not told any more."""
+    run = await conducting(sequence("a", "b", "c"))
+    assert await run.coordinator.inject(Directive(text="Soon", ttl_s=60, given_by="Ann"))
+    assert await run.coordinator.inject(Directive(text="Always"))
+    assert run.journal.committed[-2:] == ["directive run", "directive run"]
+    await run.report(done("a"))
+    run.clock.advance(60)
+    await run.report(done("b"))
+    assert told(run) == {"a": (), "b": ("Soon", "Always"), "c": ("Always",)}
+    given = [fact.data for fact in run.journal.facts() if isinstance(fact.data, DirectiveGiven)]
+    assert given == [
+        DirectiveGiven(text="Soon", expires_at=160.0, given_by="Ann"),
+        DirectiveGiven(text="Always"),
+    ]
+
+
+async def test_one_that_is_given_again_is_told_once() -> None:
+    """S-CTL-4: for as long as it was given last."""
+    run = await conducting(sequence("a", "b"))
+    await run.coordinator.inject(Directive(text="Again", ttl_s=1))
+    await run.coordinator.inject(Directive(text="Again"))
+    run.clock.advance(60)
+    await run.report(done("a"))
+    assert told(run)["b"] == ("Again",)
+
+
+async def test_a_run_that_ended_takes_none() -> None:
+    """S-CTL-7: nothing is recorded behind its end."""
+    run = await conducting(sequence("a"))
+    await run.report(done("a"))
+    facts = run.fact_lines
+    assert not await run.coordinator.inject(Directive(text="Late"))
+    assert run.fact_lines == facts
+
+
+async def test_a_run_that_goes_on_has_what_is_recorded() -> None:
+    """S-CTL-6: what expired meanwhile is not told."""
+    recorded = [DirectiveGiven(text="Expired", expires_at=99.0), DirectiveGiven(text="Always")]
+    resumed: Resumed[str, Failure] = Resumed(started_at=50.0, stimuli=(), results={}, directives=recorded)
+    run = await conducting(sequence("a"), resumed=resumed)
+    assert told(run) == {"a": ("Always",)}

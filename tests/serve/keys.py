@@ -1,0 +1,71 @@
+"""An endpoint in the process of the test that asks for keys."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from httpx import ASGITransport, AsyncClient
+
+from ensemble_ray import RateLimit
+from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray.access.keys import new_key
+from ensemble_ray.access.rights import Right
+from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.driving.kept_callers import KeptCallers
+from tests.serve.driving import driven
+
+__all__ = ["Guarded", "guarded", "make_key"]
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """An endpoint and its keys."""
+
+    api: FastAPI
+    file: KeyFile
+    client: AsyncClient
+
+    def client_at(self, address: str, port: int = 8000) -> AsyncClient:
+        """A client whose connection arrives at that address; it names the same host."""
+        return AsyncClient(
+            transport=ASGITransport(self.api, raise_app_exceptions=False), base_url=f"http://{address}:{port}"
+        )
+
+
+def make_key(
+    file: KeyFile,
+    name: str = "ann",
+    *,
+    rights: Collection[Right] = Right,
+    teams: Collection[str] = "*",
+    rate: RateLimit | None = None,
+) -> dict[str, str]:
+    """Make a key, and return the header that brings it."""
+    text, key = new_key(
+        name, rights=frozenset(rights), teams=teams, rate=rate, created_at=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    file.add(key)
+    return {"authorization": f"Bearer {text}"}
+
+
+@asynccontextmanager
+async def guarded(
+    home: Path, teams: Any, policy: KeyPolicy = KeyPolicy.AUTO, **options: Any
+) -> AsyncGenerator[Guarded]:
+    """An endpoint of teams whose keys are those of a home, and a client that comes by loopback."""
+    file = KeyFile(home)
+    runs = driven(teams)
+    api = build_api(runs, callers=KeptCallers(file, policy), **options)
+    transport = ASGITransport(api, raise_app_exceptions=False)
+    async with (
+        api.router.lifespan_context(api),
+        AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+    ):
+        yield Guarded(api=api, file=file, client=client)
