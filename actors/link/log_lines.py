@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ensemble_ray.text.foreign_text import one_line
 
-__all__ = ["CLUSTER_LOGGER", "LineBudget", "LineService", "LogLine", "warning_line"]
+__all__ = ["CLUSTER_LOGGER", "LineBudget", "LineService", "LogLine", "scheduler_line"]
 
 #: Logger of what the scheduler tells a run's driver of the cluster.
 CLUSTER_LOGGER = "ensemble_ray.cluster"
@@ -43,9 +43,9 @@ class LogLine:
     traceback: str = ""
 
 
-def warning_line(text: str, logger: str) -> LogLine:
-    """Return a warning of the scheduler's own; people read their driver's log, and not the scheduler's."""
-    return LogLine(text=str(one_line(text)), agent_role="", logger=logger, level=logging.WARNING)
+def scheduler_line(text: str, logger: str, level: int = logging.WARNING) -> LogLine:
+    """Return a line of the scheduler's own; people read their driver's log, and not the scheduler's."""
+    return LogLine(text=str(one_line(text)), agent_role="", logger=logger, level=level)
 
 
 class LineBudget:

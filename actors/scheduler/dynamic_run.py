@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ensemble_ray.actors.link.log_lines import CLUSTER_LOGGER, LogLine, warning_line
+from ensemble_ray.actors.link.log_lines import CLUSTER_LOGGER, LogLine, scheduler_line
 from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, WireResult
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.requirements import check_comer
@@ -58,7 +58,7 @@ class DynamicRun:
             hub=hub,
             limits=limits,
             check=check_comer,
-            warn=(lambda text: say([warning_line(text, CLUSTER_LOGGER)])) if opening.context.forwards_logs else None,
+            warn=(lambda text: say([scheduler_line(text, CLUSTER_LOGGER)])) if opening.context.forwards_logs else None,
         )
         #: numbers of batches that came, as far as one before them has not; the lowest that has not come
         self._early: set[int] = set()

@@ -17,7 +17,7 @@ import ray
 from ensemble_ray.actors.link.accounts import close_account
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.events import HubSink
-from ensemble_ray.actors.link.log_lines import CLUSTER_LOGGER, LogLine, warning_line
+from ensemble_ray.actors.link.log_lines import CLUSTER_LOGGER, LogLine, scheduler_line
 from ensemble_ray.actors.link.packing import pack_failure, pack_result
 from ensemble_ray.actors.link.run_memory import RemoteMemoryResets
 from ensemble_ray.actors.link.undone import undone
@@ -150,15 +150,15 @@ class PlannedRun:
             announce=_tell_nobody if announcements is None else announcements.announce,
             failure_of=_failure_of,
             memory=None if hub is None else RemoteMemoryResets(RemoteDriverServices(hub, self.run_id)),
-            warn=self._warn_driver if self._submission.context.forwards_logs else None,
+            say=self._say_to_driver if self._submission.context.forwards_logs else None,
         )
 
-    def _warn_driver(self, text: str) -> None:
-        """Have the driver log a warning of the run's source."""
-        self._say([warning_line(text, PLANNED_LOGGER)])
+    def _say_to_driver(self, level: int, text: str) -> None:
+        """Have the driver log what the run's source says."""
+        self._say([scheduler_line(text, PLANNED_LOGGER, level)])
 
     def _warn_of_cluster(self, text: str) -> None:
-        self._say([warning_line(text, CLUSTER_LOGGER)])
+        self._say([scheduler_line(text, CLUSTER_LOGGER)])
 
     def resize(self, limits: SessionLimits) -> None:
         """Use the cluster as it is now: nodes came or went."""

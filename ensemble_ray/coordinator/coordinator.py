@@ -27,6 +27,7 @@ from ensemble_ray.schedule.instructions import (
     End,
     Evaluate,
     Forget,
+    Inform,
     Instruction,
     Skip,
     Start,
@@ -274,8 +275,8 @@ class Coordinator(Generic[Order, Result, Outcome]):
                     self._tasks.forget(instruction.instances)
                 case Announce():
                     self._tasks.announce(instruction.what)
-                case Warn() | WarnLeftOut() | WarnOversized():
-                    self._tasks.warn(instruction)
+                case Inform() | Warn() | WarnLeftOut() | WarnOversized():
+                    self._tasks.say(instruction)
                 case End():
                     self._ending = instruction
                     self._woken.set()

@@ -6,6 +6,7 @@ recorded of a task is its report, and what else runs is handed out anew. Fulfils
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Never, TypeVar
@@ -25,7 +26,7 @@ from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, ReflectOn, Start, Warn
+from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Inform, Instruction, ReflectOn, Start, Warn
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOGGER", "PlannedTasks"]
 
-#: Where warnings of planned runs are logged, in whichever process.
+#: Where what sources of planned runs say is logged, in whichever process.
 LOGGER = __name__
 _log = bounded_logger(LOGGER)
 #: How a task is held: the object itself inline, its bytes in a scheduler actor. Outputs and failures alike.
@@ -96,7 +97,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self.source = machine_for(plan)
         self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
         self._later: LaterReflections[Task, Output] = LaterReflections(plan)
-        self._warn = None if units is None else units.warn
+        self._say = _log.say if units is None or units.say is None else units.say
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
         self._header = header
@@ -362,11 +363,10 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             raise TypeError(f"a run without units announces nothing: {what}")
         self._units.announce(what)
 
-    def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:
-        """Log a warning of the source's, where people read it."""
-        text = warning.text if isinstance(warning, Warn) else str(warning)
-        warn = self._warn or (lambda line: _log.warning("%s", line))
-        warn(text)
+    def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
+        """Log what the source says, where people read it."""
+        text = what.text if isinstance(what, Inform | Warn) else str(what)
+        self._say(logging.INFO if isinstance(what, Inform) else logging.WARNING, text)
 
     # The end.
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.instructions import (
         EdgeMatches,
         End,
+        Inform,
         Instruction,
         IterationEnded,
         Question,
@@ -156,8 +157,8 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
         """Tell listeners of an iteration or a step, before whatever the source wants after it."""
         ...
 
-    def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:
-        """Log a warning of the source's."""
+    def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
+        """Log what the source says."""
         ...
 
     def forget(self, instances: Sequence[str]) -> None:

@@ -49,8 +49,8 @@ class UnitPorts(Generic[Output, Failure]):
     failure_of: Callable[[EvaluationFailed], Failure]
     #: None: the ensemble has no memory
     memory: MemoryResets | None = None
-    #: tells people of a warning of the source's; None: this process's log does
-    warn: Callable[[str], None] | None = None
+    #: logs what the source says, of that level, where people read it; None: this process's log does
+    say: Callable[[int, str], None] | None = None
 
 
 class UnitEvaluations(Generic[Output, Failure]):

@@ -31,6 +31,10 @@ class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         self.logger.log(level, msg, *args, **kwargs)
 
+    def say(self, level: int, text: str) -> None:
+        """Log a text that was made elsewhere."""
+        self.log(level, "%s", text, stacklevel=2)
+
 
 def _bounded(value: object) -> object:
     if value is None or isinstance(value, bool | int | float):

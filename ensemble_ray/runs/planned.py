@@ -36,7 +36,7 @@ from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.context_budgets import check_context_budgets
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
-from ensemble_ray.runs.planned_result import conclude, loop_lines, manager_failure
+from ensemble_ray.runs.planned_result import conclude, manager_failure
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
 from ensemble_ray.runs.remembered import restore_reflections, restore_short_term
 from ensemble_ray.values.amounts import RunBudget
@@ -147,10 +147,7 @@ class PlannedLauncher:
         scope.begun.set()
         if scope.cancelled.is_set():
             await self._submitted.cancel()
-        conclusion = conclude(self._planned.plan, await self._submitted.wait())
-        for line in loop_lines(conclusion.results.loop_traces):
-            _log.info("%s", line)
-        return conclusion
+        return conclude(self._planned.plan, await self._submitted.wait())
 
     async def stop(self) -> None:
         """Ask the run to end, or the synthesis of its agents."""

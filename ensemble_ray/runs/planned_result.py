@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.outputs import TaskOutput
     from ensemble_ray.values.trace import DelegationTrace, ErrorTrace
-    from ensemble_ray.values.unit_traces import LoopTrace
 
-__all__ = ["conclude", "loop_lines", "manager_failure"]
+__all__ = ["conclude", "manager_failure"]
 
 
 def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
@@ -58,15 +57,6 @@ def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
     is_spent = outcome.state is RunState.BUDGET_EXHAUSTED
     warning = describe_exhaustion(each.error for _, each in outcome.unfinished) if is_spent else ""
     return Conclusion(end=end, results=_results_of(plan, outcome, ended), failure=failure, warning=warning)
-
-
-def loop_lines(traces: Sequence[LoopTrace]) -> Iterator[str]:
-    """Return what the log says of loops that came to an end (S-LOOP-132)."""
-    for each in traces:
-        if each.termination_reason == "predicate":
-            yield f"Loop '{each.loop_name}' stopped by predicate after iteration {each.iterations_run}/{each.max_iterations}"
-        elif each.termination_reason == "max_iterations":
-            yield f"Loop '{each.loop_name}' reached its cap of {each.max_iterations} iterations: {each.on_max_iterations}"
 
 
 def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResults:

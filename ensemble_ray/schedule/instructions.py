@@ -19,6 +19,7 @@ __all__ = [
     "Evaluate",
     "FailureReason",
     "Forget",
+    "Inform",
     "Instruction",
     "IterationEnded",
     "MapItem",
@@ -234,6 +235,13 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inform:
+    """Say this to people, as an INFO."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Warn:
     """Say this to people, as a WARN."""
 
@@ -275,5 +283,5 @@ class End:
 
 
 Instruction = Union[  # noqa: UP007  a name for the union, also at run time
-    Start, Skip, Cancel, Evaluate, Wait, Forget, Announce, Warn, WarnLeftOut, WarnOversized, End
+    Start, Skip, Cancel, Evaluate, Wait, Forget, Announce, Inform, Warn, WarnLeftOut, WarnOversized, End
 ]

@@ -23,6 +23,7 @@ from ensemble_ray.schedule.instructions import (
     ContextPart,
     End,
     Evaluate,
+    Inform,
     Instruction,
     IterationEnded,
     ResetMemory,
@@ -291,7 +292,18 @@ class LoopMachine:
         state, exit_reason = self._how()
         if exit_reason is ExitReason.COMPLETED:
             self._show_bodies()
+        self._tell_end(done)
         done.append(End(state=state, exit_reason=exit_reason, units=(result,), unit_failures=failures))
+
+    def _tell_end(self, done: list[Instruction]) -> None:
+        """Tell people of the predicate or the cap that ended it (S-LOOP-132)."""
+        unit = self._unit
+        if self._state is LoopState.CONVERGED:
+            after = f"{len(self._history)}/{unit.max_iterations}"
+            done.append(Inform(text=f"Loop '{unit.name}' stopped by predicate after iteration {after}"))
+        elif self._state is LoopState.CAPPED:
+            cap = f"its cap of {unit.max_iterations} iterations: {unit.on_max_iterations}"
+            done.append(Inform(text=f"Loop '{unit.name}' reached {cap}"))
 
     def _show_bodies(self) -> None:
         """Let each task of the body be named alone: by what it gave in the last iteration (S-LOOP-174)."""

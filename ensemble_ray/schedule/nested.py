@@ -34,6 +34,7 @@ from ensemble_ray.schedule.instructions import (
     End,
     Evaluate,
     Forget,
+    Inform,
     Instruction,
     Question,
     Skip,
@@ -253,7 +254,7 @@ class NestedSource:
                 done.append(instruction)
             case End():
                 self._end(unit, instruction, at, done)
-            case Skip() | Announce() | Forget() | Wait() | Warn() | WarnLeftOut() | WarnOversized():
+            case Skip() | Announce() | Forget() | Wait() | Inform() | Warn() | WarnLeftOut() | WarnOversized():
                 done.append(instruction)
             case _:
                 assert_never(instruction)

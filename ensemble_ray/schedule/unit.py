@@ -7,7 +7,7 @@ A machine schedules members: tasks or units, by instance. It knows nothing of wh
    the `Scopes`. The output of a member that completed is in the scope of the member's parent path before the machine hears
    of it. `Start.changes` of a unit go to its machine; `prior` is then an earlier execution of the same unit.
 3. It asks with `Evaluate` and is told the answer with `Evaluated`. Everything else that it may want: `Skip`, `Cancel` of a
-   member, `Announce`, `Warn`, `Forget`.
+   member, `Announce`, `Inform`, `Warn`, `Forget`.
 4. It ends once, with `End` as its last instruction: completed, failed, exited (the exit reason of what asked for that) or
    cancelled. Its result is in `End.units`, and in `End.unit_failures` why it failed where no member did.
 5. `CancelRequested`: it cancels what runs, and ends when nothing runs. `StopRequested`: the run is ending around it; it

@@ -26,7 +26,7 @@ from ensemble_ray.execute.exits import describe_exhaustion
 from ensemble_ray.facts.ends import ExitRecorded
 from ensemble_ray.facts.items import ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.schedule.instructions import CountTokens, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
+from ensemble_ray.schedule.instructions import CountTokens, Inform, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled
 from ensemble_ray.values.ids import RUN, key_of
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
@@ -129,20 +129,22 @@ class MapReduceTasks:
         """Refuse: the outputs of a map-reduce are what it gives."""
         raise NotImplementedError(f"a map-reduce keeps the outputs of {instances}")
 
-    def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:
-        """Log a warning of the machine's."""
-        match warning:
+    def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
+        """Log what the machine says."""
+        match what:
+            case Inform():
+                _log.info("%s", what.text)
             case Warn():
-                _log.warning("%s", warning.text)
+                _log.warning("%s", what.text)
             case WarnLeftOut():
-                reason = self._why.pop(warning.instance, "")
-                key = key_of(warning.instance)
+                reason = self._why.pop(what.instance, "")
+                key = key_of(what.instance)
                 _log.warning("Run %s: %s failed and is left out%s", self._journal.run_id, key, reason)
             case _:
-                role, key = self._parts.store.output(*warning.output).agent_role, self._orders.key(*warning.output)
+                role, key = self._parts.store.output(*what.output).agent_role, self._orders.key(*what.output)
                 _log.warning(
                     "An output of '%s' (%s) has %d tokens, more than the budget of %d: it has a group of its own",
-                    role, key, warning.tokens, warning.budget_tokens,
+                    role, key, what.tokens, what.budget_tokens,
                 )  # fmt: skip
 
     # The user's code.
@@ -206,8 +208,7 @@ class MapReduceTasks:
             is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
             left = record.exit_reason(level, number)
             return (self._complete(start.instance, position, output, is_final=is_final, exit_reason=left),)
-        failure = record.failure(level, number)
-        if failure is None:
+        if (failure := record.failure(level, number)) is None:
             return ()
         self._failures.add(failure)
         if not level:
@@ -253,9 +254,8 @@ class MapReduceTasks:
             if isinstance(prepared, FailedMap):
                 now = self._journal.now()
                 self._why[prepared.instance] = f": {brief(message_of(prepared.error))}"
-                self._lose_item(
-                    prepared.number, f"Item {self._parts.items.index(prepared.number)}", prepared.error, now
-                )
+                about = f"Item {self._parts.items.index(prepared.number)}"
+                self._lose_item(prepared.number, about, prepared.error, now)
                 self._reporter.notify(Failed(at=now, instance=prepared.instance))
             elif isinstance(prepared, PreparedLoop):
                 self._loops.begin(prepared)

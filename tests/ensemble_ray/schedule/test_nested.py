@@ -8,7 +8,16 @@ import pytest
 
 from ensemble_ray.plan.units import EdgeEntry, GraphUnit, PhaseUnit, StateEntry
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import ContextPart, End, Instruction, Skip, Start, TaskChanges, UntilHolds
+from ensemble_ray.schedule.instructions import (
+    ContextPart,
+    End,
+    Inform,
+    Instruction,
+    Skip,
+    Start,
+    TaskChanges,
+    UntilHolds,
+)
 from ensemble_ray.schedule.nested import NestedSource
 from ensemble_ray.schedule.parallel import ParallelMachine
 from ensemble_ray.schedule.results import GraphResult, LoopResult
@@ -182,7 +191,10 @@ def test_others_go_on_when_a_loop_fails_and_the_strategy_says_so() -> None:
     nest = Nest(plan=plan)
     nest.begin()
     done = nest.complete("loop:a#0/x#0")
-    assert done[1:] == [Skip(instance="after#0", reason="context task 'loop:a' did not complete")]
+    assert done[1:] == [
+        Inform(text="Loop 'a' reached its cap of 1 iterations: throw"),
+        Skip(instance="after#0", reason="context task 'loop:a' did not complete"),
+    ]
     nest.play()
     assert nest.end.state is RunState.FAILED
     assert [(each.unit, each.reason) for each in nest.end.unit_failures] == [("loop:a", "cap")]

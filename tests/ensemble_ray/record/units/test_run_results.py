@@ -10,7 +10,6 @@ from ensemble_ray.plan.units import EdgeEntry
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.units.replayed import Verdict, verdicts_of
-from ensemble_ray.runs.planned_result import loop_lines
 from ensemble_ray.schedule.instructions import CountTokens, EdgeMatches, UntilHolds
 from ensemble_ray.schedule.stimuli import Evaluated
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
@@ -235,15 +234,3 @@ def test_verdicts_say_when_and_of_what() -> None:
         Verdict(path="loop:refine#1", edge=None, answer=None, at=4.0, error="RuntimeError: boom"),
     ]
     assert RunFold(walked(loop_plan(CAPPED)).facts).verdicts() == ()
-
-
-def test_log_says_how_loops_ended() -> None:
-    """S-LOOP-132: by the predicate after which iteration, or by the cap and what that does."""
-    capped = walked(loop_plan(CAPPED, POLISH)).output().trace.loop_traces
-    assert list(loop_lines(capped)) == [
-        "Loop 'refine' reached its cap of 3 iterations: return_with_flag",
-        "Loop 'polish' reached its cap of 2 iterations: return_last",
-    ]
-    stopped = capped[0].replace(termination_reason="predicate", iterations_run=2)
-    assert list(loop_lines([stopped])) == ["Loop 'refine' stopped by predicate after iteration 2/3"]
-    assert list(loop_lines([capped[0].replace(termination_reason=None)])) == []
