@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -112,7 +112,7 @@ class KeyFile:
             replace_private_file(self.path, json.dumps(data, indent=1).encode())
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Generator[None]:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = Ownership(self.path.with_suffix(".lock"))
         for _ in range(_TRIES):

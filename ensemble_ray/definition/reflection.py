@@ -62,10 +62,18 @@ class ReflectionConfig(Value):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.strategy is None:
-            return (_rebuilt, (self.model, None))
+            return (ReflectionConfig._rebuilt, (self.model, None))
         if self._held is None:
             self._held = HeldObject(self.strategy)
-        return (_rebuilt, (self.model, self._held))
+        return (ReflectionConfig._rebuilt, (self.model, self._held))
+
+    @classmethod
+    def _rebuilt(cls, model: ChatModel | None, held: HeldObject | None) -> ReflectionConfig:
+        """Return what a pickle stands for: at home with the strategy itself, elsewhere with the way to it."""
+        strategy = None if held is None else held.thing if held.is_here else _away
+        config = cls(model=model, strategy=strategy)
+        config._held = held
+        return config
 
     @property
     def is_strategy_here(self) -> bool:
@@ -76,14 +84,6 @@ class ReflectionConfig(Value):
     def needs_this_process(self) -> bool:
         """Whether other processes come back to this one for its strategy."""
         return self.strategy is not None and self.is_strategy_here
-
-
-def _rebuilt(model: ChatModel | None, held: HeldObject | None) -> ReflectionConfig:
-    """Return what a pickle stands for: at home with the strategy itself, elsewhere with the way to it."""
-    strategy = None if held is None else held.thing if held.is_here else _away
-    config = ReflectionConfig(model=model, strategy=strategy)
-    config._held = held  # noqa: SLF001  made a line above
-    return config
 
 
 def _away(_asked: object) -> TaskReflection:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import uuid4
 
 from ensemble_ray.errors import RecordError
@@ -118,6 +118,6 @@ async def record_decision(
 
 
 async def _rows(
-    connection: Connection, query: str, values: Sequence[object] | Mapping[str, object]
+    connection: Connection, query: LiteralString, values: Sequence[object] | Mapping[str, object]
 ) -> list[tuple[Any, ...]]:
     return await (await connection.execute(query, values)).fetchall()

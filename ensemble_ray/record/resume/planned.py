@@ -269,12 +269,12 @@ class PlannedRecovery:
             started_at=self.head.started_at,
             stimuli=self.stimuli,
             results=LazyResults(self.ended, lambda instance: self.result(instance, output_of, failure_of)),
-            stopped=self._stopped(failure_of),
+            stopped=cast("dict[str, TaskResult[Output, Failure]]", self._stopped(failure_of)),
             is_restart=is_restart,
             directives=self._directives,
         )
 
-    def _stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[Output, Failure]]:
+    def _stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[TaskOutput, Failure]]:
         """Return what tasks did that did not end, each as if it had been stopped."""
         folds = {each: self._fold_of(each) for each in self._stoppable}
         results = {
@@ -282,7 +282,7 @@ class PlannedRecovery:
         }
         return {
             each: replace(
-                cast("TaskResult[Output, Failure]", result),
+                cast("TaskResult[TaskOutput, Failure]", result),
                 failure=None if result.failure is None else failure_of(result.failure),
             )
             for each, result in results.items()
