@@ -17,6 +17,7 @@ from ensemble_ray.serve.answers import add_failure_handlers
 from ensemble_ray.serve.key_check import KeyCheck
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
 from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
+from ensemble_ray.serve.openai_api.errors import refusal_error
 from ensemble_ray.serve.response_headers import ResponseHeaders
 from ensemble_ray.serve.rights import Callers
 from ensemble_ray.serve.routes import capabilities, control, ensembles, events, health, metrics, reviews, runs
@@ -76,7 +77,7 @@ def build_api(
     # The one that is added last comes first.
     api.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     if callers is not None:
-        api.add_middleware(KeyCheck, callers=callers)
+        api.add_middleware(KeyCheck, callers=callers, forms={"/v1/": refusal_error})
     if allowed_origins:
         api.add_middleware(
             CORSMiddleware,

@@ -42,12 +42,12 @@ class EndpointOptions(BaseModel):
         max_body_bytes: Longer bodies of requests are refused; None: what `ENSEMBLE_RAY_MAX_BODY_BYTES` says, else 8 MiB.
         allowed_hosts: Names that requests may be for besides those of loopback, as a list or with commas between them;
             `*` for any.
+        tools: `module:attribute` names of tools that clients with the right `admin` may call, as a list or with commas
+            between them.
         cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
         allowed_origins: Origins whose pages may ask, as a list or with commas between them; every request needs a key then.
         keys: Which requests need a key: `auto`, all once a key was made, and before that all that do not come by loopback;
             `required`, all; `none`, none, for something before the endpoint that knows the callers.
-        tools: `module:attribute` names of tools that clients with the right `admin` may call, as a list or with commas
-            between them.
         replicas: Processes that answer requests.
         limits: What runs may use, and how many there may be.
     """
@@ -58,10 +58,10 @@ class EndpointOptions(BaseModel):
     teams: tuple[str, ...] = ()
     max_body_bytes: int | None = Field(default=None, gt=0)
     allowed_hosts: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
     cancel_on_disconnect: bool = True
     allowed_origins: tuple[str, ...] = ()
     keys: KeyPolicy = KeyPolicy.AUTO
-    tools: tuple[str, ...] = ()
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
 from anyio import CancelScope
+from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ensemble_ray.access.admission import Knock
@@ -21,8 +23,9 @@ from ensemble_ray.serve.middleware import headers_of, host_name, own_address
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.rights import Callers
 
-__all__ = ["OPEN_PATHS", "KeyCheck", "bearer_of", "is_local", "is_loopback"]
+__all__ = ["OPEN_PATHS", "KeyCheck", "RefusalForm", "bearer_of", "is_local", "is_loopback"]
 
+RefusalForm = Callable[[Refusal], JSONResponse]
 #: What probes ask, which have no key; nothing of teams or runs is in the answers.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 #: An answer that goes on is looked at again so often, s: its key may have been revoked meanwhile.
@@ -32,6 +35,7 @@ _FORWARDED = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x
 _POLICY_VIOLATION = 1008
 #: Stands in the place of what has another form than a key, which therefore none has.
 _NO_KEY = "-"
+_PLAIN: Mapping[str, RefusalForm] = {}
 _log = bounded_logger(__name__)
 
 
@@ -41,18 +45,22 @@ class KeyCheck:
     Args:
         app: What comes behind it.
         callers: Who is known.
+        forms: How refusals are answered, by how a path begins, for parts of the interface that have a form of their own; the
+            longest beginning decides.
     """
 
-    def __init__(self, app: ASGIApp, *, callers: Callers) -> None:
+    def __init__(self, app: ASGIApp, *, callers: Callers, forms: Mapping[str, RefusalForm] = _PLAIN) -> None:
         self._app = app
         self._callers = callers
+        self._forms = forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
         if scope["type"] == "websocket":  # none are served
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
-        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) in OPEN_PATHS:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or path in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         knock = Knock(digest=bearer_of(scope), is_local=is_local(scope))
@@ -60,7 +68,8 @@ class KeyCheck:
             caller = await self._callers.admit(knock)
         except Refusal as refusal:
             _log.warning("Refused %.10s %.200s: %s", scope["method"], scope["path"], refusal.code)
-            answer = refusal_answer(refusal)
+            begun = max((each for each in self._forms if path.startswith(each)), key=len, default="")
+            answer = self._forms.get(begun, refusal_answer)(refusal)
             if refusal.status is not HTTPStatus.TOO_MANY_REQUESTS:
                 answer.headers["connection"] = "close"  # its body is not read
             await answer(scope, receive, send)

@@ -258,8 +258,10 @@ class TaskEffects:
         )
 
     def stopped(self, trace: TaskTrace) -> TaskTrace | None:
-        """Return the trace of a task that was stopped; None where it had done nothing that its record tells of (S-DUR-138)."""
-        return trace.replace(metadata={**trace.metadata, "state": "cancelled"}) if self.is_recorded else None
+        """Return the trace of a task that was stopped; None inside a unit where its record tells of nothing (S-DUR-138)."""
+        if is_inside_unit(self.instance) and not self.is_recorded:
+            return None
+        return trace.replace(metadata={**trace.metadata, "state": "cancelled"})
 
     @property
     def metadata(self) -> dict[str, object]:

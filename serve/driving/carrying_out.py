@@ -86,7 +86,7 @@ class RunsTeam:
     async def wait_for_decision(self, active: ActiveRun) -> None:
         """Return when a run that waits for people goes on, or can go on, or is to end."""
         run_id = active.entry.run_id
-        while not active.is_cancelled and await self._is_waiting(run_id):  # noqa: ASYNC110  other processes write the record
+        while not active.is_cancelled and await self._is_waiting(run_id):  # noqa: ASYNC110  what is looked at is a record that other processes write
             await asyncio.sleep(_LOOK_S)
 
     async def _is_waiting(self, run_id: str) -> bool:

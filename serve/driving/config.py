@@ -21,7 +21,7 @@ class DriverConfig:
     limits: EndpointLimits
     #: when it was deployed, Unix time, s; the newer deployment takes the place of the older one
     deployed_at: float
-    #: which requests need a key
-    keys: KeyPolicy = KeyPolicy.AUTO
     #: `module:attribute` names of the tools that clients may call
     tools: tuple[str, ...] = ()
+    #: which requests need a key
+    keys: KeyPolicy = KeyPolicy.AUTO

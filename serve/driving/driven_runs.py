@@ -90,8 +90,8 @@ class DrivenRuns:
             runtime: Where runs live.
             ledger: What was accepted.
             limits: What is allowed; None: the defaults.
-            tally: Counts what happens; None: one of its own.
             tools: Those that clients may call; None: there are none.
+            tally: Counts what happens; None: one of its own.
         """
         self._teams = teams
         self._ledger = ledger

@@ -86,8 +86,7 @@ class RunDriver:
         teams = await threads.run(load_teams, config.teams)
         runtime = await RayRuntime().__aenter__()  # warm until this process ends
         path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
-        tools = await threads.run(load_catalog, config.tools)
-        ledger = await threads.run(Ledger, path)
+        tools, ledger = await threads.run(load_catalog, config.tools), await threads.run(Ledger, path)
         runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools)
         await runs.recover()
         return runs

@@ -106,10 +106,6 @@ class RemoteRuns:
         """Ask the run to end; see `RunService.cancel`."""
         return await self._ask(lambda driver: driver.cancel.remote(run_id))
 
-    async def admit(self, knock: Knock) -> Caller:
-        """Return who sends a request; see `Callers.admit`."""
-        return await self._ask(lambda driver: driver.admit.remote(knock))
-
     async def inject(self, run_id: str, directive: NewDirective, *, by: str = "") -> RunDetail:
         """Tell the tasks of a run that start from now on; see `RunService.inject`."""
         return await self._ask(lambda driver: driver.inject.remote(run_id, directive, by))
@@ -131,6 +127,10 @@ class RemoteRuns:
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
         """Call a tool once; see `RunService.invoke_tool`."""
         return await self._ask(lambda driver: driver.invoke_tool.remote(name, body))
+
+    async def admit(self, knock: Knock) -> Caller:
+        """Return who sends a request; see `Callers.admit`."""
+        return await self._ask(lambda driver: driver.admit.remote(knock))
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
         """Return what happens in a run; see `RunService.events`."""

@@ -145,7 +145,8 @@ class AskedRun:
                 finally:
                     if not step.done():
                         step.cancel()
-                        await asyncio.wait({step})
+                        with CancelScope(shield=True):  # the events cannot be closed while they are asked
+                            await asyncio.wait({step})
                 if event is None:
                     return
                 if event.type == "token":

@@ -27,6 +27,7 @@ __all__ = [
     "ApiErrorBody",
     "ApiRoute",
     "api_error",
+    "refusal_error",
     "run_error",
     "wrong_parameter",
 ]
@@ -90,6 +91,14 @@ def run_error(failure: Failure, run_id: str) -> JSONResponse:
     return answer(api_error(failure), HTTPStatus(failure.status), headers)
 
 
+def refusal_error(refusal: Refusal) -> JSONResponse:
+    """Return a refusal as the answer with its status and its headers."""
+    headers = dict(refusal.headers)
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
+    return answer(api_error(refused(refusal), refusal.param), HTTPStatus(refusal.status), headers)
+
+
 class ApiRoute(APIRoute):
     """A route whose refusals have the form of this API."""
 
@@ -101,8 +110,7 @@ class ApiRoute(APIRoute):
             try:
                 return await handle(request)
             except Refusal as refusal:
-                headers = {} if refusal.retry_after_s is None else {"retry-after": str(refusal.retry_after_s)}
-                return answer(api_error(refused(refusal), refusal.param), HTTPStatus(refusal.status), headers)
+                return refusal_error(refusal)
             except RequestValidationError as error:
                 return _invalid("; ".join(problems_of(error)), _place(error))
             except HTTPException as error:

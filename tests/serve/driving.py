@@ -28,7 +28,7 @@ async def driven(
     by_name = teams if isinstance(teams, Mapping) else {"team": teams}
     async with runtime or InlineRuntime() as entered:
         served = {name: served_team(name, each) for name, each in by_name.items()}
-        runs = DrivenRuns(served, entered, Ledger(ledger), limits, tools)
+        runs = DrivenRuns(served, entered, Ledger(ledger), limits, tools=tools)
         await runs.recover()
         yield runs
         await runs.close()

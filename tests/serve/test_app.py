@@ -120,7 +120,8 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
         said = directory / "said.yaml"
         said.write_text(f"{team.read_text(encoding='utf-8')}\nstream: true\n", encoding="utf-8")
         others = [write(directory, models.base_url) for write in (write_map_reduce, write_asking_team)]
-        application["args"] = {"teams": [str(team), str(said), *map(str, others)], "tools": ["team_tools:shout"]}
+        teams = [str(team), str(said), *map(str, others)]
+        application["args"] = {"teams": teams, "tools": ["team_tools:shout"]}
         (directory / "serve.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         # RAY_ADDRESS=local: it must not join a cluster that happens to run on this machine.
         env = own_environment(directory, RAY_ADDRESS="local", **PROXY, **{KEY_VARIABLE: KEY})

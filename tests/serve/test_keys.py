@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from httpx import AsyncClient
+from fastapi.responses import JSONResponse
+from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import RateLimit, ValidationError
 from ensemble_ray.access.admission import KeyPolicy, Knock
@@ -17,6 +18,7 @@ from ensemble_ray.serve import key_check
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from ensemble_ray.serve.key_check import KeyCheck, is_local
+from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.response_headers import HEADERS
 from ensemble_ray.serve.rights import Caller
 from ensemble_ray.serve.starting import EndpointPlace, check_keys
@@ -153,6 +155,24 @@ async def test_an_answer_that_goes_on_ends_when_its_key_is_revoked(home: str, mo
     assert [each.get("body") for each in sent] == [None, b"0", b"1", b"2", b""]
     assert not sent[-1]["more_body"]
     assert ended
+
+
+async def test_a_part_of_the_interface_has_its_form_of_refusals(home: str) -> None:
+    """S-SRV-156: the same status, challenge and time, in the words of another API."""
+
+    def form(refusal: Refusal) -> JSONResponse:
+        return JSONResponse({"oops": refusal.code}, refusal.status, dict(refusal.headers))
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError
+
+    callers = KeptCallers(KeyFile(Path(home)), KeyPolicy.REQUIRED)
+    check = KeyCheck(served, callers=callers, forms={"/v1/": form})
+    async with AsyncClient(transport=ASGITransport(check), base_url="http://127.0.0.1") as client:
+        other = await client.get("/v1/models")
+        assert (other.status_code, other.json()) == (401, {"oops": "UNAUTHENTICATED"})
+        assert other.headers["www-authenticate"].startswith("Bearer")
+        assert (await client.get("/v1")).json()["code"] == "UNAUTHENTICATED"
 
 
 async def test_a_web_socket_is_closed_and_its_key_unread(home: str) -> None:

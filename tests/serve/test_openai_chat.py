@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
@@ -13,6 +14,7 @@ from ensemble_ray import (
     Ensemble,
     GuardrailResult,
     MapReduceEnsemble,
+    Review,
     Task,
     TokenUsage,
     ToolCall,
@@ -173,6 +175,21 @@ def test_a_failed_team_is_an_error_and_asked_once() -> None:
     assert "boom" in error.message
     assert error.response.headers["x-run-id"]
     assert len(model.calls) == 1
+
+
+def test_a_run_that_waits_for_a_person_is_an_error_that_names_its_gate() -> None:
+    """S-SRV-112: and the run goes on waiting."""
+    task = Task(description="Answer {question}", expected_output="A line", review=Review.required())
+    team = Ensemble(tasks=[task], llm=ScriptedModel(otherwise="a line"), review_wait="detach")
+    with served_teams(team) as url, client(url) as asking:
+        error = refusal(url)
+        run_id = error.response.headers["x-run-id"]
+        run = httpx.get(f"{url.removesuffix('/v1')}/runs/{run_id}").json()
+        standing = asking.responses.retrieve(run_id)
+    assert (error.status_code, error.code) == (409, "run_waiting")
+    (gate,) = run["reviews"]
+    assert f"at [{gate['gate_id']}]" in error.message
+    assert (run["status"], standing.status) == ("waiting", "in_progress")
 
 
 def test_what_a_team_cannot_do_is_refused_by_its_name() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, OpenAI
 from starlette.types import Message
 
+from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.openai_api.asked_run import AskedRun
 from ensemble_ray.serve.openai_api.said_text import SaidText
-from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import NewRun, RunStatus
 from tests.serve.http_server import served
 from tests.serve.runs_double import RunsDouble, as_service, detail, token
@@ -133,19 +134,41 @@ async def test_a_run_ends_with_its_connection(is_streamed: bool) -> None:  # noq
     assert double.cancelled == [double.started[0].run_id]
 
 
-async def gone() -> Message:
-    """What a server says of a client that went away."""
-    return {"type": "http.disconnect"}
+async def ask_and_leave(double: RunsDouble, key: str | None, **options: Any) -> int:
+    """Send a request whose client goes away; gives the status that nobody reads."""
+    api = build_api(as_service(double), **options)
+    body = json.dumps({"model": "team", "messages": HI}).encode()
+    coming: list[Message] = [{"type": "http.request", "body": body}]
+    statuses: list[int] = []
+
+    async def receive() -> Message:
+        return coming.pop() if coming else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    headers = {"host": "localhost", "content-type": "application/json", **({"idempotency-key": key} if key else {})}
+    path = "/v1/chat/completions"
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    async with api.router.lifespan_context(api):
+        await api(scope, receive, send)
+    return statuses[0]
 
 
 @pytest.mark.parametrize(("key", "ends", "cancelled"), [(None, True, 1), (None, False, 0), ("k", True, 0)])
 async def test_a_run_goes_on_where_its_client_can_come_back(key: str | None, *, ends: bool, cancelled: int) -> None:
     """S-SRV-130: the operator says so, or the request has an `Idempotency-Key`."""
     double = RunsDouble()
-    run = await AskedRun.begin(double, NewRun(), idempotency_key=key, ends_with_client=ends)
-    with pytest.raises(Refusal, match="went away"):
-        await run.end_for(gone)
-    assert len(double.cancelled) == cancelled
+    assert await ask_and_leave(double, key, cancel_on_disconnect=ends) == 408
+    assert (len(double.started), len(double.cancelled)) == (1, cancelled)
 
 
 async def test_a_client_that_goes_while_its_run_begins_ends_it() -> None:

@@ -296,11 +296,15 @@ def _give(answer: object) -> object:
     return answer
 
 
-async def test_task_that_is_stopped_before_it_did_anything_leaves_no_trace() -> None:
-    """S-DUR-138: the record knows nothing of it either."""
+async def test_task_of_a_unit_that_is_stopped_before_it_did_anything_leaves_no_trace() -> None:
+    """S-DUR-138: the record knows nothing of it either. Of a plain task, what it was about to do is shown."""
     bench = Bench(agents={"draft": writer(ScriptedModel(asyncio.CancelledError()))})
-    result = await bench.run(is_stopped=True)
+    result = await bench.run(is_stopped=True, instance="graph:triage#0/draft#0")
     assert (result.status, result.trace, bench.named) == ("cancelled", None, [])
+    bench = Bench(agents={"draft": writer(ScriptedModel(asyncio.CancelledError()))})
+    plain = await bench.run(is_stopped=True)
+    assert plain.trace is not None
+    assert (plain.trace.task_description, plain.trace.metadata) == ("Do draft", {"state": "cancelled"})
 
 
 async def test_trace_of_a_stopped_task_says_so() -> None:

@@ -166,8 +166,11 @@ _TEAMS: list[Callable[[], Ensemble]] = [
 
 
 @pytest.mark.parametrize("make", _TEAMS, ids=lambda make: make.__name__)
-async def test_the_record_tells_what_listeners_heard(make: Callable[[], Ensemble], home: str) -> None:
+async def test_the_record_tells_what_listeners_heard(
+    make: Callable[[], Ensemble], home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S-SRV-31, S-SRV-37."""
+    monkeypatch.chdir(tmp_path)  # some of the teams write their traces
     heard = Heard()
     team = make().replace(listeners=[heard])
     inputs = {"topic": "tides"} if make is teams.sequential else {}
