@@ -13,7 +13,7 @@ import platformdirs
 
 from ensemble_ray.process.bounded_log import bounded_logger
 
-__all__ = ["VARIABLES", "Settings", "home_directory", "package_version", "unknown_variables"]
+__all__ = ["INTERNAL_VARIABLES", "VARIABLES", "Settings", "home_directory", "package_version", "unknown_variables"]
 
 _log = bounded_logger(__name__)
 _PREFIX = "ENSEMBLE_RAY_"
@@ -28,6 +28,9 @@ VARIABLES = (
     "ENSEMBLE_RAY_STORE",
     "ENSEMBLE_RAY_TEAM",
 )
+#: Those that programs of ours set for each other, and nobody else.
+INTERNAL_VARIABLES = ("ENSEMBLE_RAY_RESULT_MARK",)
+_ALL_VARIABLES = frozenset((*VARIABLES, *INTERNAL_VARIABLES))
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
@@ -36,7 +39,7 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
 
     warnings: list[str] = []
     for name in sorted(names):
-        if name.startswith(_PREFIX) and name not in VARIABLES:
+        if name.startswith(_PREFIX) and name not in _ALL_VARIABLES:
             words = [known.removeprefix(_PREFIX) for known in VARIABLES]
             near = difflib.get_close_matches(name.removeprefix(_PREFIX), words, n=1)
             meant = f" Did you mean {_PREFIX}{near[0]}?" if near else ""
@@ -49,7 +52,7 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
 @functools.cache
 def _warn_of_unknown_variables() -> None:
     """Log unknown variables, once in a process."""
-    if any(name.startswith(_PREFIX) and name not in VARIABLES for name in os.environ):
+    if any(name.startswith(_PREFIX) and name not in _ALL_VARIABLES for name in os.environ):
         for warning in unknown_variables(os.environ):
             _log.warning("%s", warning)
 
