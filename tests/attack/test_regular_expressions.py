@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ensemble_ray.definition.process_fields import _NAME, _SELECTOR
 from ensemble_ray.prompts.reflection import _HEADING
 from ensemble_ray.record.rendering import _LONG
 from ensemble_ray.text.control_characters import _CONTROL, _IN_JSON
@@ -28,6 +29,8 @@ LIMIT_S = 2.0
 SIZE = 40_000
 #: Patterns that are put together while their module is loaded, by the file where that is done and their name there.
 BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
+    ("ensemble_ray/definition/process_fields.py", "_NAME"): _NAME,
+    ("ensemble_ray/definition/process_fields.py", "_SELECTOR"): _SELECTOR,
     ("ensemble_ray/prompts/reflection.py", "_HEADING"): _HEADING,
     ("ensemble_ray/record/rendering.py", "_LONG"): _LONG,
     ("ensemble_ray/text/control_characters.py", "_CONTROL"): _CONTROL,

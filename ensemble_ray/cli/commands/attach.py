@@ -106,7 +106,7 @@ class _Watch:
         head = await read_head(self._store, self._run_id)
         progress = ItemProgress(self._run_id) if head.is_dynamic else TaskProgress(self._run_id)
         events = FollowedEvents()
-        follower = RunFollower(self._store, self._run_id)
+        follower = RunFollower(self._store, self._run_id, outcome=self._left_in)
         with Display(progress, is_quiet=self._is_quiet) as display:
             # What happened before is counted, and told in one line.
             with display.catch_up():
@@ -115,7 +115,16 @@ class _Watch:
             display.note_line(f"{self._run_id}: {display.standing()}")
             while not await self._read_to_end(follower, display, events) and is_waiting:
                 display.note(await self._wait_until_it_goes_on())
-                follower = RunFollower(self._store, self._run_id, after=follower.cursor)
+                follower = RunFollower(self._store, self._run_id, after=follower.cursor, outcome=self._left_in)
+
+    async def _left_in(self) -> str | None:
+        """Return the state of a run on which nobody works now, waiting ones included; None: somebody does."""
+        from ensemble_ray.values.outputs import RunState
+
+        found = await self._store.summary(self._run_id)
+        if found is None or found.state.is_going_on:
+            return None
+        return (found.state if found.state.is_final or found.state is RunState.WAITING else RunState.INTERRUPTED).value
 
     async def _read_to_end(self, follower: RunFollower, display: Display, events: FollowedEvents) -> bool:
         """Show messages until no more come; return whether the run has ended for good."""
