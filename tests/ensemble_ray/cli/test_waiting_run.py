@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ensemble_ray.cli.view.terminal import own_command
 from tests.command_line import Call
 
 TEAM = """
@@ -21,9 +22,9 @@ def test_a_waiting_run_says_what_it_waits_for_and_how_it_goes_on(folder: Path, c
     for called in (call("run", "team.yaml", "--run-id", "r"), call("resume", "r")):
         assert (called.code, called.printed) == (4, "")
         assert "The run waits for 1 review:\n  Apologise: Is it polite?\n" in called.said
-        assert "When it is decided: ensemble-ray resume r" in called.said
+        assert f"When it is decided: {own_command()} resume r" in called.said
     (gate,) = json.loads(call("resume", "r", "--json").printed)["open_reviews"]
-    assert f"ensemble-ray review r {gate['gate_id']} approve | edit FILE | exit" in called.said
+    assert f"{own_command()} review r {gate['gate_id']} approve | edit FILE | exit" in called.said
     assert "waiting" in call("runs").printed
     assert call("review", "r", gate["gate_id"], "approve").code == 0
     done = call("resume", "r")

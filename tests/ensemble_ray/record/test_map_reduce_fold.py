@@ -302,4 +302,5 @@ def test_fold_reads_only_what_it_looks_at() -> None:
         "output",
         "task_failed",
         "task_exited",
+        "directive",
     }
