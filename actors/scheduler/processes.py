@@ -31,6 +31,8 @@ __all__ = ["Process", "ProcessPool", "ProcessType"]
 _log = bounded_logger(__name__)
 #: How long an unused process is kept, s.
 IDLE_S = 120.0
+#: For how long others are taken before a node that lost a process, s: Ray may not know yet that the node itself is lost.
+_DOUBT_S = 30.0
 #: What a process is for; it is never used for anything else.
 ProcessType = Literal["agent", "manager", "callables"]
 _CLASSES: Mapping[ProcessType, type[object]] = {
@@ -71,6 +73,8 @@ class ProcessPool:
         self._scheduler = scheduler
         self._idle: list[Process] = []
         self._living: set[Process] = set()
+        #: id of a node that lost a process -> until when others are taken before it
+        self._doubted: dict[str, float] = {}
         self._board = EndpointBoard()
         self._watches = BackgroundTasks()
 
@@ -100,7 +104,7 @@ class ProcessPool:
             for process in [each for each in self._idle if each.requirements]:
                 self._expire(process)
         name = f"{process_type}-{new_object_id()[:8]}"
-        node_id = least_used(nodes, Counter(each.node_id for each in self._living)) if nodes else ""
+        node_id = least_used(self._trusted(nodes), Counter(each.node_id for each in self._living)) if nodes else ""
         handle = spawn.disposable(
             _CLASSES[process_type], name, self._scheduler, requirements=requirements, node_id=node_id
         )
@@ -110,6 +114,11 @@ class ProcessPool:
             process.handle.on_endpoint_update.remote(update)
         self._watches.start(self._watch(process))
         return process
+
+    def _trusted(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Return the nodes that lost no process lately; all, where each did. Ray knows of a lost node only after some time."""
+        now = asyncio.get_running_loop().time()
+        return [node for node in nodes if self._doubted.get(node.node_id, 0.0) <= now] or nodes
 
     def put_back(self, process: Process, *, keep: bool) -> None:
         """Keep it for the next run, or end it."""
@@ -150,6 +159,7 @@ class ProcessPool:
             if process in self._idle:
                 self._idle.remove(process)
             self.end(process)
+            self._doubt(process.node_id)
             if process.on_death is not None:
                 process.on_death(process, error)
 
@@ -167,9 +177,15 @@ class ProcessPool:
             self._living.discard(process)
             if process in self._idle:
                 self._idle.remove(process)
-            if was_alive and process.on_death is not None:
-                process.on_death(process, error)
+            if was_alive:
+                self._doubt(process.node_id)
+                if process.on_death is not None:
+                    process.on_death(process, error)
             _leave(process.name)
+
+    def _doubt(self, node_id: str) -> None:
+        if node_id:
+            self._doubted[node_id] = asyncio.get_running_loop().time() + _DOUBT_S
 
 
 def _leave(name: str) -> None:

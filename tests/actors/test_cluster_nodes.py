@@ -8,6 +8,7 @@ import pytest
 
 from ensemble_ray.actors.scheduler import cluster_nodes
 from ensemble_ray.actors.scheduler.cluster_nodes import ClusterNodes
+from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.plan.requirements import Node
 
@@ -37,3 +38,13 @@ async def test_runs_hear_of_nodes_that_stay_and_of_those_that_are_gone(monkeypat
     assert [limits.nodes for limits in heard] == [(ONE, TWO), (ONE,)]
     assert (heard[0].spread_over, heard[0].most_replicas, heard[0].max_own) == ((ONE, TWO), 4, 8)
     assert list(looks) == []
+
+
+async def test_a_node_that_lost_a_process_is_taken_after_the_others() -> None:
+    """S-CLU-52: Ray may not know yet that the node itself is lost; where each lost one, all count."""
+    pool, nodes = ProcessPool(), [Node(node_id=name, resources={"CPU": 2.0}, labels={}) for name in ("a", "b")]
+    assert pool._trusted(nodes) == nodes
+    pool._doubt("a")
+    assert pool._trusted(nodes) == nodes[1:]
+    pool._doubt("b")
+    assert pool._trusted(nodes) == nodes

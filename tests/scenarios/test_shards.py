@@ -34,7 +34,7 @@ def waiting(marks: Marks) -> Ensemble:
         marks.wait("go")
         return "done"
 
-    return Ensemble(tasks=[Task(description="wait", expected_output="a text", handler=work)])
+    return Ensemble(tasks=[Task(description="wait", expected_output="a text", handler=work, effect="idempotent")])
 
 
 async def states(name: str) -> dict[str, str]:
