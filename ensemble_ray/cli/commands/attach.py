@@ -30,6 +30,8 @@ __all__ = ["attach"]
 _READ_S = 60.0
 #: How often a run that nobody works on is looked at, s.
 _LOOK_S = 1.0
+#: How often the state of a run that has just ended is looked at, s.
+_END_S = 0.1
 
 _CODES = {"completed": FINE, "cancelled": INTERRUPTED, "waiting": WAITING}
 
@@ -131,6 +133,9 @@ class _Watch:
         while not follower.is_over:
             _show(display, events, await follower.read(_READ_S))
         found = await self._store.summary(self._run_id)
+        while found is not None and found.state.is_going_on:  # its end is in the record, its state not yet
+            await asyncio.sleep(_END_S)
+            found = await self._store.summary(self._run_id)
         return found is None or found.state.is_final
 
     async def _wait_until_it_goes_on(self) -> str:
