@@ -186,8 +186,9 @@ class ProcessGroups:
         for process in processes:
             process.on_death = None
             self._forget(process)
-        # One that still starts never had work; a run does not wait for it.
-        starting = [process for process in processes if keep and process.is_alive and not process.is_ready]
+        # One that still starts never had work; a run does not wait for it. One that may wait long for a node is ended.
+        unready = [each for each in processes if each.is_alive and not each.is_ready]
+        starting = [process for process in unready if keep and not process.requirements]
         for process in starting:
             self._tasks.start(self._put_back_started(process))
         await asyncio.gather(*(self._put_back(process, keep=keep) for process in processes if process not in starting))
