@@ -129,7 +129,11 @@ class StepsView:
 
     def _resume(self, *, is_restart: bool, at: float) -> None:
         self._is_over = False
-        if is_restart:
+        if is_restart:  # its work goes on where it was, in other processes
+            for state in self.states.values():
+                if state.status == "interrupted":
+                    state.status, state.ended_at = "running", None
+                    state.touch(self._seq)
             return
         for state in self.states.values():
             before = state.status

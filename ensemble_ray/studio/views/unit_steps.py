@@ -162,4 +162,3 @@ class UnitSteps:
     def _set(state: StepState, status: StepStatus, at: float | None) -> None:
         state.status = status
         state.ended_at = at if state.is_ended else None
-
