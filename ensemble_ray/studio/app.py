@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.studio.service import Studio
 
-__all__ = ["studio_app"]
+__all__ = ["mount_page", "mount_studio", "studio_app"]
 
 _HEADERS = {
     "cache-control": "no-store",
@@ -32,15 +32,37 @@ _HEADERS = {
 }
 
 
-def studio_app(studio: Studio) -> FastAPI:
-    """Return the application of one page."""
-    app = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
-    app.state.studio = studio
-    app.add_middleware(_Headers)
-    add_failure_handlers(app)
+def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
+    """Add what the page asks for to an application, at `BASE/api/studio`.
+
+    Args:
+        app: The application; routes that it has already come before these.
+        studio: What the page is served from.
+        base: A path such as `/studio`; empty: the application's root.
+    """
+    data = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
+    data.state.studio = studio
+    data.add_middleware(_Headers)
+    add_failure_handlers(data)
     for each in (live, runs):
-        app.include_router(each.router)
-    app.include_router(page_router())
+        data.include_router(each.router)
+    app.mount(f"{base}/api/studio", data)
+
+
+def mount_page(app: FastAPI, base: str = "") -> None:
+    """Add the page's files to an application, at `BASE/`; at its root this comes last, since it answers every path."""
+    page = FastAPI(title="page", openapi_url=None, docs_url=None, redoc_url=None)
+    page.add_middleware(_Headers)
+    add_failure_handlers(page)
+    page.include_router(page_router())
+    app.mount(base or "/", page)
+
+
+def studio_app(studio: Studio) -> FastAPI:
+    """Return an application that is the page and nothing else."""
+    app = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
+    mount_studio(app, studio)
+    mount_page(app)
     return app
 
 

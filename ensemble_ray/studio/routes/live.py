@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/studio")
+router = APIRouter()
 #: How often a record is looked at, s.
 _POLL_S = 0.3
 #: Comments that keep idle connections open come so often, s; and who takes nothing for so long is let go, s.

@@ -19,7 +19,7 @@ from ensemble_ray.text.foreign_text import whole_text
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/studio")
+router = APIRouter()
 _Short = Annotated[str, Query(max_length=1000)]
 _MILLIS_DIGITS = 11
 
