@@ -150,14 +150,22 @@ class StudioReader:
             ]
         return ReviewList(reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id)))
 
-    async def _see(self, run_id: str, visitor: Visitor) -> SeenRun:
-        """Return a run that the visitor may know of.
+    async def check_visible(self, run_id: str, visitor: Visitor) -> None:
+        """Refuse a run that the visitor may not know of.
 
         Raises:
             StudioRefusal: there is none.
         """
         if not visitor.may_see(await self._views.summary(run_id)):
             raise not_found("run", run_id)
+
+    async def _see(self, run_id: str, visitor: Visitor) -> SeenRun:
+        """Return a run that the visitor may know of.
+
+        Raises:
+            StudioRefusal: there is none.
+        """
+        await self.check_visible(run_id, visitor)
         return await self._views.see(run_id)
 
     async def _question(self, run_id: str, call: str) -> str:

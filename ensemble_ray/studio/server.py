@@ -15,6 +15,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.studio.app import studio_app
 from ensemble_ray.studio.http_server import HttpServer
 from ensemble_ray.studio.key_guard import KeyGuard
+from ensemble_ray.studio.local_actions import LocalActions
 from ensemble_ray.studio.loopback import LoopbackCheck
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.service import LocalGuard, Studio
@@ -59,6 +60,7 @@ class StudioServer:
             reader=StudioReader(store, can_decide=has_actions),
             title=_title(address),
             guard=LocalGuard() if is_local else KeyGuard(Path(address.home)),
+            actions=LocalActions(address) if has_actions else None,
             read_only_reason=None if has_actions else "Studio was started with --no-actions",
         )
         app: ASGIApp = studio_app(studio)

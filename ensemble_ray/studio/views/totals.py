@@ -24,7 +24,7 @@ from ensemble_ray.studio.schemas.runs import RunRow
 from ensemble_ray.studio.schemas.wire import Cost
 from ensemble_ray.studio.views.step_state import as_millis, title_of
 from ensemble_ray.studio.views.words import team_name, wire_status
-from ensemble_ray.values.ids import delegating_call
+from ensemble_ray.values.ids import delegating_call, node_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,6 +69,8 @@ class RunTotals:
         self.cursor = 0
         self._spent = SpentTally(None)
         self._first_task = ""
+        #: keys of tasks whose answers are decisions about phases
+        self._reviewers: set[str] = set()
         self._result = ""
         self._uncounted = 0
         self._calls = 0
@@ -92,6 +94,8 @@ class RunTotals:
             case PlanRecorded() as header:
                 self.budget = header.budget
                 nodes = [*map(as_mapping, as_sequence((header.plan or {}).get("nodes")))]
+                units = map(as_mapping, as_sequence((header.plan or {}).get("units")))
+                self._reviewers = {as_text(unit.get("review")) for unit in units}
                 self._first_task = title_of(as_text(nodes[0].get("description"))) if nodes else ""
             case RunResumed(is_restart=False, budget=budget) if budget is not None:
                 self.budget = budget
@@ -149,7 +153,7 @@ class RunTotals:
     def _take_output(self, fact: Fact, given: OutputRecorded) -> None:
         data = given.output_data()
         self._add_cost(as_mapping(data.get("metrics")).get("cost_estimate"))
-        if delegating_call(fact.name) is None:
+        if delegating_call(fact.name) is None and node_key(fact.name) not in self._reviewers:
             self._result = title_of(as_text(data.get("raw"))[:2000])
 
     def _add_cost(self, estimate: object) -> None:
