@@ -25,7 +25,7 @@ Point = tuple[float, float]
 _MARGIN = 16.0
 _PADDING = 16.0
 #: Height of a frame's title.
-_HEADER = 26.0
+_HEADER = 28.0
 #: With more lines than that, less is done against crossings: 300 lines take 0.2 s, 3,000 would take 16 s.
 _CAREFUL_LINES = 300
 _DIRECTIONS: dict[Direction, str] = {"down": "topbottom", "right": "leftright"}
