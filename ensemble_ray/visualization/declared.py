@@ -58,7 +58,8 @@ def dag_flow(dag: DagModel) -> Flow:
     elif dag.phases:
         maker.add_phases(dag.phases)
     else:
-        maker.add_members(dag.tasks, None, is_sequential=dag.workflow == "sequential" and dag.map_reduce_mode is None)
+        is_sequential = dag.workflow == "sequential" and dag.map_reduce_mode is None
+        maker.add_members(dag.tasks, is_sequential=is_sequential, shows_levels=not is_sequential)
     return fold_flow(maker.flow())
 
 
@@ -99,19 +100,21 @@ class _Maker:
 
     # Tasks and loops.
 
-    def add_members(self, tasks: Sequence[DagTaskNode], group: str | None = None, *, is_sequential: bool) -> None:
+    def add_members(
+        self, tasks: Sequence[DagTaskNode], group: str | None = None, *, is_sequential: bool, shows_levels: bool
+    ) -> None:
         """Add tasks and loops that stand in one frame, and what leads from one to the other."""
         inside = {task.id: task for task in tasks}
         waits_for = {task.id: [each for each in task.depends_on if each in inside] for task in tasks}
         order = in_waiting_order(list(inside), waits_for) if is_sequential else tuple(inside)
         for position, each in enumerate(order):
             rank = position if is_sequential else inside[each].parallel_group
-            self._add_member(inside[each], group, rank=rank, shows_level=not is_sequential)
+            self._add_member(inside[each], group, rank=rank, shows_level=shows_levels)
         steps = set(pairwise(self.dag.critical_path))
         for target, sources in waits_for.items():
             for source in sources:
                 ends = {"source": _key(inside[source]), "target": _key(inside[target])}
-                is_critical = not is_sequential and (source, target) in steps
+                is_critical = shows_levels and (source, target) in steps
                 self._edges.append(FlowEdge(**ends, is_critical=is_critical))
         if is_sequential:
             self._add_order([inside[each] for each in order if each])
@@ -182,7 +185,7 @@ class _Maker:
             self._groups.append(FlowGroup(id=phase.key, kind="phase", title=f"PHASE {title_of(phase.name)}"))
             tasks = [task for task in self.dag.tasks if task.phase == phase.name]
             members = [task for task in tasks if task.id != phase.review_id]
-            self.add_members(members, phase.key, is_sequential=phase.workflow == "sequential")
+            self.add_members(members, phase.key, is_sequential=phase.workflow == "sequential", shows_levels=True)
             self._add_review(phase, members, next((task for task in tasks if task.id == phase.review_id), None))
             self._edges += [FlowEdge(source=keys[name], target=phase.key) for name in phase.after if name in keys]
 
@@ -208,7 +211,8 @@ class _Maker:
         ranks = _ranks(dag, back)
         for task in dag.tasks:
             if task.loop_body:
-                title = loop_title(f"STATE {task.description}", task.loop_max_iterations)
+                name, _, loop = task.description.partition(": Loop: ")
+                title = f"STATE {title_of(name)}: {loop_title(loop, task.loop_max_iterations)}"
                 self._add_loop(task, None, title, rank=ranks[task.id])
                 continue
             kind = "end" if task.node_type == "graph-end" else "state"
@@ -237,7 +241,7 @@ class _Maker:
         tasks = [task for task in self.dag.tasks if task is not manager]
         if tasks:
             self._groups.append(FlowGroup(id=_TASKS_GROUP, kind="manager", title="TASKS"))
-            self.add_members(tasks, _TASKS_GROUP, is_sequential=False)
+            self.add_members(tasks, _TASKS_GROUP, is_sequential=False, shows_levels=False)
             self._edges.append(FlowEdge(source=_TASKS_GROUP, target=MANAGER_KEY, kind="unconditional"))
         title = "Manager" if manager is None else title_of(manager.description)
         self._nodes.append(FlowNode(id=MANAGER_KEY, kind="manager", title=title, agent=MANAGER_ROLE))

@@ -6,26 +6,31 @@ lacks has its initial value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
+from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.plan.nodes import DETERMINISTIC
-from ensemble_ray.plan.plan import MANAGER_KEY
-from ensemble_ray.values.ids import delegating_call, node_key
+from ensemble_ray.plan.plan import MANAGER_ROLE
+from ensemble_ray.values.ids import delegated_instance, effect_name, instance_of
 from ensemble_ray.values.trace import ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import Value, explain
 from ensemble_ray.visualization.dag_model import DagModel
 from ensemble_ray.visualization.ran import RanStep
 
+if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import Plan
+
 __all__ = ["read_dag", "read_trace", "trace_steps"]
 
 V = TypeVar("V", bound=Value)
 
-#: States of tasks that a trace tells; one that began and has no end is told as running.
-_STATES = frozenset({"cancelled", "exited", "failed", "skipped", "waiting"})
+#: How a run stands whose tasks without an end still go on; in any other they were cut off.
+_GOES_ON = frozenset({"running", "waiting"})
 
 
 def read_dag(path: str | Path) -> DagModel:
@@ -56,40 +61,79 @@ def _read(kind: type[V], path: str | Path) -> V:
         raise explain(error, f"{path} is no {kind.__name__}") from error
 
 
-def trace_steps(trace: ExecutionTrace) -> list[RanStep]:
-    """Return what ran, in the order in which it began, as `ran_flow` takes it."""
+def trace_steps(trace: ExecutionTrace, plan: Plan | None = None) -> list[RanStep]:
+    """Return what ran, in the order in which it began, as `ran_flow` takes it.
+
+    Args:
+        trace: Of a run.
+        plan: Of the same run: tells the names of tasks outside of units, which a trace leaves out.
+    """
     failed = {(error.agent_role, error.task_description) for error in trace.errors}
-    found = sorted(_with_workers(trace), key=lambda each: each[1].started_at)
-    return [_step(name, task, failed) for name, task in found]
+    names = _Names(plan)
+    found: list[RanStep] = []
+    for task in sorted(_own_tasks(trace), key=lambda each: each.started_at):
+        step = _step(names.name(task), task, is_failed=(task.agent_role, task.task_description) in failed)
+        found += [step, *_handed_on(step.id, task)]
+    return found
 
 
-def _with_workers(trace: ExecutionTrace) -> Iterator[tuple[str, TaskTrace]]:
-    """Yield tasks and the work that they handed on, by the names of their executions."""
-    for position, task in enumerate(trace.task_traces):
-        for each in task.with_workers():
-            yield str(each.metadata.get("instance", f"task-{position + 1}#0")), each
+class _Names:
+    """Names of executions: as a trace tells them, else as the plan has the tasks, else by number."""
+
+    def __init__(self, plan: Plan | None) -> None:
+        self._keys: dict[tuple[str, str], deque[str]] = {}
+        for node in () if plan is None else plan.nodes:
+            self._keys.setdefault((node.agent_role, node.description), deque()).append(node.key)
+        self._count = 0
+
+    def name(self, task: TaskTrace) -> str:
+        known = task.metadata.get("instance")
+        if known is not None:
+            return str(known)
+        self._count += 1
+        keys = self._keys.get((task.agent_role, task.task_description))
+        return instance_of(keys.popleft() if keys else f"task-{self._count}")
 
 
-def _step(name: str, task: TaskTrace, failed: set[tuple[str, str]]) -> RanStep:
+def _own_tasks(trace: ExecutionTrace) -> Iterable[TaskTrace]:
+    """Return the tasks of the run; a manager's workers, which stand beside it, are told as its delegations."""
+    if trace.workflow != Workflow.HIERARCHICAL:
+        return trace.task_traces
+    managers = [task for task in trace.task_traces if task.agent_role == MANAGER_ROLE]
+    return managers or trace.task_traces
+
+
+def _step(name: str, task: TaskTrace, *, is_failed: bool) -> RanStep:
     state = str(task.metadata.get("state", ""))
-    status = (state if state in _STATES else "running") if state else "completed"
-    if (task.agent_role, task.task_description) in failed:
-        status = "failed"
+    status = "completed" if not state else state if state in _GOES_ON else "cancelled"
     return RanStep(
         id=name,
-        kind=_kind(name, task),
+        kind=_kind(task),
         title=task.task_description,
         agent=task.agent_role,
-        status=status,
+        status="failed" if is_failed else status,
         level=task.map_reduce_level,
     )
 
 
-def _kind(name: str, task: TaskTrace) -> str:
-    if delegating_call(name) is not None:
-        return "delegation"
+def _kind(task: TaskTrace) -> str:
     if task.node_type is not None:
         return task.node_type
-    if node_key(name) == MANAGER_KEY:
+    if task.agent_role == MANAGER_ROLE:
         return "manager"
     return "handler" if task.agent_role == DETERMINISTIC else "task"
+
+
+def _handed_on(asker: str, task: TaskTrace) -> Iterator[RanStep]:
+    """Yield the work that a task handed on, and what those handed on who did it."""
+    for number, each in enumerate(task.delegations):
+        name = delegated_instance(effect_name(asker, 0, number))
+        yield RanStep(
+            id=name,
+            kind="delegation",
+            title=each.task_description,
+            agent=each.worker_role,
+            status="completed" if each.succeeded else "failed",
+        )
+        if each.worker_trace is not None:
+            yield from _handed_on(name, each.worker_trace)

@@ -16,7 +16,7 @@ __all__ = ["render_mermaid"]
 #: Longest line of a label.
 _LINE = 60
 _ARROWS = {"dependency": "-->", "conditional": "-->", "unconditional": "-.->", "delegation": "==>", "loop": "-.->"}
-_SAFE = frozenset(" .,:;!?+*/()[]{}=≤→…'")
+_SAFE = frozenset(" .,:!?+*/()=≤→…-_")
 
 
 def render_mermaid(flow: Flow) -> str:
