@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit
 from ensemble_ray.values.ids import delegating_call, key_of, node_key
-from ensemble_ray.visualization.declared import TREE_BADGES, loop_title, title_of
+from ensemble_ray.visualization.declared import TREE_BADGES, title_of
 from ensemble_ray.visualization.flow import EdgeKind, Flow, FlowEdge, FlowGroup, FlowNode, GroupKind
 from ensemble_ray.visualization.fold import fold_flow
 
@@ -245,7 +245,7 @@ class _Maker:
         name = _key(unit.path).partition(":")[2]
         count = len(unit.executions)
         if (loop := self.rules.loops.get(_key(unit.path))) is not None:
-            return f"{loop_title(loop.name, loop.max_iterations)}: {count}"
+            return f"LOOP {title_of(loop.name)}, {count} of {loop.max_iterations}"
         return f"{_group_kind(unit.path).upper()} {title_of(name)}"
 
     def _add_executions(self, unit: _Unit, scopes: Sequence[_Scope], frame: str, kind: GroupKind, *, rank: int) -> None:
