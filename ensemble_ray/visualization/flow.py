@@ -29,9 +29,8 @@ __all__ = [
 EdgeKind = Literal["dependency", "conditional", "unconditional", "delegation", "loop"]
 GroupKind = Literal["phase", "loop", "graph", "map-level", "manager"]
 
-#: Sizes of nodes, px.
-_WIDTH, _HEIGHT = 216.0, 64.0
-_SMALL_WIDTH, _SMALL_HEIGHT = 72.0, 32.0
+#: Size of a node, px.
+_WIDTH, _HEIGHT = 208.0, 72.0
 #: Of the label of an edge: width of a letter, the longest one, and its height.
 _LETTER, _LONGEST_LABEL, _LABEL_HEIGHT = 6.6, 28, 18.0
 
@@ -50,6 +49,8 @@ class FlowNode:
     agent: str = ""
     #: how many others at least come before it; of a map-reduce its level
     level: int | None = None
+    #: what comes before what, where there are too many nodes to show each
+    rank: int = 0
     is_critical: bool = False
     group: str | None = None
     #: keys or steps that a folded node stands for; empty: it stands for itself
@@ -87,9 +88,9 @@ class FlowGroup:
     #: key of the unit, such as `loop:refine`; of what ran its path, such as `loop:refine#1`
     id: str
     kind: GroupKind
+    #: `LOOP ≤5 refine`
     title: str
     parent: str | None = None
-    max_iterations: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ def place_flow(flow: Flow, *, direction: Direction = "down") -> PlacedFlow:
         IllegalStateError: the package that does it is not installed.
     """
     layout = lay_out(
-        [Box(id=node.id, width=_size(node)[0], height=_size(node)[1], frame=node.group) for node in flow.nodes],
+        [Box(id=node.id, width=_WIDTH, height=_HEIGHT, frame=node.group) for node in flow.nodes],
         [
             Line(source=edge.source, target=edge.target, label_size=_label_size(edge.label), is_back=edge.is_back)
             for edge in flow.edges
@@ -137,10 +138,6 @@ def place_flow(flow: Flow, *, direction: Direction = "down") -> PlacedFlow:
         direction=direction,
     )
     return PlacedFlow(flow=flow, layout=layout)
-
-
-def _size(node: FlowNode) -> tuple[float, float]:
-    return (_SMALL_WIDTH, _SMALL_HEIGHT) if node.kind == "end" else (_WIDTH, _HEIGHT)
 
 
 def _label_size(label: str | None) -> tuple[float, float] | None:
