@@ -115,7 +115,7 @@ class RunListing:
             read += sum(not self._is_known(each) for each in some)
             for summary, row in zip(some, await self.rows(some), strict=True):
                 position += 1
-                if _has(words, row.run_id, summary.origin, row.summary):
+                if _has(words, row.run_id, summary.origin, row.ensemble, row.summary):
                     found.append(row)
                     if len(found) == limit:
                         break
