@@ -43,7 +43,7 @@ from ensemble_ray.record.resume.run_head import head_facts
 from ensemble_ray.runs.claimed import claim_planned
 from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.runs.submission import SubmissionReason
-from ensemble_ray.values.directives import Directive
+from ensemble_ray.values.directives import RunDirective
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
@@ -195,7 +195,7 @@ class SchedulerActor(LineService, SessionService):
         if run is not None:
             await run.cancel()
 
-    async def inject(self, run_id: str, directive: Directive) -> bool:
+    async def inject(self, run_id: str, directive: RunDirective) -> bool:
         """Tell the tasks of a run that start from now on; False: it has ended."""
         await self.recovered()
         run = self._planned.get(run_id)

@@ -25,6 +25,7 @@ from ensemble_ray.serve.control_schemas import (
     DecidedReview,
     NewDecision,
     NewDirective,
+    NewModel,
     ReviewConflict,
     ReviewOfEnsemble,
 )
@@ -110,6 +111,10 @@ class RemoteRuns:
         """Tell the tasks of a run that start from now on; see `RunService.inject`."""
         return await self._ask(lambda driver: driver.inject.remote(run_id, directive, by))
 
+    async def switch_model(self, run_id: str, model: NewModel, *, by: str = "") -> RunDetail:
+        """Let the tasks of a run ask another model; see `RunService.switch_model`."""
+        return await self._ask(lambda driver: driver.switch_model.remote(run_id, model, by))
+
     async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
         """Return the gates at which runs wait; see `RunService.reviews`."""
         return await self._ask(lambda driver: driver.reviews.remote(ensembles))
@@ -121,7 +126,7 @@ class RemoteRuns:
         return await self._ask(lambda driver: driver.decide.remote(run_id, gate_id, decision, by))
 
     async def capabilities(self) -> Capabilities:
-        """Return the tools and the tasks; see `RunService.capabilities`."""
+        """Return the tools, the models and the tasks; see `RunService.capabilities`."""
         return await self._ask(lambda driver: driver.capabilities.remote())
 
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:

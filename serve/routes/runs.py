@@ -44,6 +44,8 @@ async def post_run(
 ) -> JSONResponse:
     """Begin a run. With `wait`, answer with its result if it ends in so many seconds."""
     caller.check(Right.RUN)
+    if asked.task_overrides is not None or asked.tasks is not None:
+        caller.check(Right.ADMIN)  # they say what agents do, and with which tools
     ensemble = await chosen_ensemble(service, caller, asked.ensemble)
     # Keys of several callers must not meet.
     key = None if idempotency_key is None else f"{caller.name}:{idempotency_key}"

@@ -44,6 +44,14 @@ def serve(
         list[str] | None,
         typer.Option("--allowed-origin", metavar="URL", help="An origin whose pages may ask; repeatable."),
     ] = None,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option("--tool", metavar="MODULE:ATTRIBUTE", help="A tool that clients may call; repeatable."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="NAME=MODEL", help="A model that runs can be told to ask; repeatable."),
+    ] = None,
     keys: Annotated[
         str,
         typer.Option("--keys", help="Which requests need a key: auto, required, none."),
@@ -69,6 +77,8 @@ def serve(
         "cancel_on_disconnect": cancel_on_disconnect,
         "allowed_origins": allowed_origin or [],
         "keys": keys,
+        "tools": tool or [],
+        "models": ",".join(model or []),
     }
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "ensemble_ray.serve", json.dumps(options)]
