@@ -96,7 +96,8 @@ class DrivenRuns:
             models: Those that runs of all teams can be told to ask, by name, beside the teams' own.
             tally: Counts what happens; None: one of its own.
         """
-        self._teams = {name: team.with_models(models or {}) for name, team in teams.items()}
+        self._teams: dict[str, ServedTeam] = {}
+        self._models = models or {}
         self._ledger = ledger
         self._tools = tools or ToolCatalog()
         self._limits = limits or EndpointLimits()
@@ -104,9 +105,16 @@ class DrivenRuns:
         self._runtime = runtime
         self._tally = tally or RunTally()
         self._active: dict[str, ActiveRun] = {}
-        self._turns = {name: Turns(self._limits.max_running, partial(self._tally.stand, name)) for name in teams}
+        self._turns: dict[str, Turns] = {}
         self._accepting = asyncio.Lock()
         self._followed = SharedEnds(self._store)
+        for name, team in teams.items():
+            self.serve(name, team)
+
+    def serve(self, name: str, team: ServedTeam) -> None:
+        """Let requests run a team from now on; runs of another one of that name are not concerned."""
+        self._teams[name] = team.with_models(self._models)
+        self._turns.setdefault(name, Turns(self._limits.max_running, partial(self._tally.stand, name)))
 
     @property
     def _store(self) -> RunStore:
@@ -213,7 +221,7 @@ class DrivenRuns:
             if found is not None:
                 return repeated(found, wanted)
             turns = self._turns[team.info.name]
-            if turns.queued >= self._limits.max_queued and turns.running >= self._limits.max_running:
+            if turns.running + turns.queued >= self._limits.max_running + self._limits.max_queued:
                 text = f"The team '{team.info.name}' has {turns.running} runs and {turns.queued} that wait: ask again later"
                 raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "QUEUE_FULL", text, retry_after_s=_RETRY_S)
             await threads.run(self._ledger.add, wanted)

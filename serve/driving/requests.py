@@ -31,6 +31,9 @@ def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:
     Raises:
         Refusal: there is none of that name, or several and none is named.
     """
+    if not teams:
+        text = "No ensemble is served here yet, so there is nothing to run"
+        raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NO_ENSEMBLE", text)
     known = ", ".join(sorted(teams))
     if name is None and len(teams) > 1:
         text = f"Several teams are served: say which one with 'ensemble'. There are: [{known}]"
