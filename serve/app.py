@@ -18,7 +18,9 @@ from ray.serve import Application
 
 from ensemble_ray import ValidationError
 from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.actors.driver.schedulers import check_namespace
 from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.config import Settings
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.catalog import load_catalog, load_models, named_models
 from ensemble_ray.serve.driving.config import DriverConfig
@@ -50,6 +52,8 @@ class EndpointOptions(BaseModel):
         allowed_origins: Origins whose pages may ask, as a list or with commas between them; every request needs a key then.
         keys: Which requests need a key: `auto`, all once a key was made, and before that all that do not come by loopback;
             `required`, all; `none`, none, for something before the endpoint that knows the callers.
+        namespace: Of the schedulers that have its runs; None: what `ENSEMBLE_RAY_NAMESPACE` says where it is deployed, else the
+            one without a name.
         replicas: Processes that answer requests.
         limits: What runs may use, and how many there may be.
     """
@@ -65,6 +69,7 @@ class EndpointOptions(BaseModel):
     cancel_on_disconnect: bool = True
     allowed_origins: tuple[str, ...] = ()
     keys: KeyPolicy = KeyPolicy.AUTO
+    namespace: str | None = None
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
 
@@ -79,6 +84,15 @@ class EndpointOptions(BaseModel):
     def _pair(cls, value: object) -> object:
         """Split names from models: on the command line all are one text."""
         return named_models(value.split(",")) if isinstance(value, str) else value
+
+    def chosen_namespace(self) -> str:
+        """Return the namespace of its runs; empty: the one without a name.
+
+        Raises:
+            ValidationError: it is none.
+        """
+        chosen = Settings.from_environment().namespace if self.namespace is None else self.namespace
+        return check_namespace(chosen.strip())
 
     def key_policy(self) -> KeyPolicy:
         """Return which requests need a key (S-SRV-152).
@@ -115,6 +129,7 @@ def app(options: EndpointOptions) -> Application:
         keys=policy,
         tools=options.tools,
         models=options.models,
+        namespace=options.chosen_namespace(),
     )
 
     def api() -> FastAPI:

@@ -124,7 +124,7 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
         stopped.set()
 
     checked = _checked(options)
-    policy = checked.key_policy()
+    policy, namespace = checked.key_policy(), checked.chosen_namespace()
     load_teams(team_names(checked.teams))
     load_catalog(checked.tools)
     load_models(checked.models)
@@ -147,5 +147,5 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     stopped.wait()
     give_notice("Stopping. Runs that have not ended go on with the next start")
     cast("Any", ray_serve).shutdown()
-    if (driver := spawn.existing(driver_name(name))) is not None:
+    if (driver := spawn.existing(driver_name(name, namespace))) is not None:
         ray.kill(driver, no_restart=True)

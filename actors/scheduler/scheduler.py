@@ -160,7 +160,7 @@ class SchedulerActor(LineService, SessionService):
     async def update_endpoint(self, source: str, update: EndpointUpdate) -> None:
         """Let all other processes of the cluster know what one knows of an endpoint (S-DUR-64, S-DUR-65)."""
         await self.hear_endpoint(source, update)
-        for name, other in spawn.existing_schedulers().items():
+        for name, other in spawn.existing_schedulers(spawn.namespace_of(self._name)).items():
             if name != self._name:
                 other.hear_endpoint.remote(source, update)
 

@@ -28,5 +28,7 @@ class DriverConfig:
     tools: tuple[str, ...] = ()
     #: models that runs can be told to ask, by name: `module:attribute`, or as a team file says a model
     models: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    #: of the schedulers that have its runs; empty: the one without a name
+    namespace: str = ""
     #: which requests need a key
     keys: KeyPolicy = KeyPolicy.AUTO

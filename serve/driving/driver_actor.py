@@ -86,8 +86,8 @@ class RunDriver:
     async def _open(self) -> DrivenRuns:
         config = self._config
         teams = await threads.run(load_teams, config.teams)
-        runtime = await RayRuntime().__aenter__()  # warm until this process ends
-        path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
+        runtime = await RayRuntime(namespace=config.namespace).__aenter__()  # warm until this process ends
+        path = Path(runtime.store_address.home) / "endpoint" / config.namespace / f"{config.name}.sqlite"
         tools, ledger = await threads.run(load_catalog, config.tools), await threads.run(Ledger, path)
         models = await threads.run(load_models, config.models)
         runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools, models=models)

@@ -29,6 +29,10 @@ def serve(
     name: Annotated[
         str, typer.Option("--name", help="Of the endpoint: what it had accepted under that name goes on.")
     ] = "endpoint",
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", help="Of the schedulers that have its runs; default ENSEMBLE_RAY_NAMESPACE."),
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option("--allowed-host", metavar="NAME", help="A name that requests may be for; repeatable."),
@@ -73,6 +77,7 @@ def serve(
         "name": name,
         "teams": targets,
         "replicas": replicas,
+        "namespace": namespace,
         "allowed_hosts": allowed_host or [],
         "cancel_on_disconnect": cancel_on_disconnect,
         "allowed_origins": allowed_origin or [],
