@@ -7,6 +7,7 @@ run is its outcome.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.resuming import begin_again
+from ensemble_ray.serve.driving.changed_team import change_team
 from ensemble_ray.serve.driving.limits import EndpointLimits, items_of, options_of
 from ensemble_ray.serve.driving.outcomes import (
     Outcome,
@@ -48,9 +50,17 @@ _GRACE_LOOKS = 10
 class RunsTeam:
     """Runs teams on one runtime."""
 
-    def __init__(self, runtime: Runtime, limits: EndpointLimits) -> None:
+    def __init__(self, runtime: Runtime, limits: EndpointLimits, tools: Mapping[str, object]) -> None:
+        """Make it.
+
+        Args:
+            runtime: Where runs live.
+            limits: What is allowed.
+            tools: Those that tasks of requests can name.
+        """
         self._runtime = runtime
         self._limits = limits
+        self._tools = tools
 
     @property
     def _store(self) -> RunStore:
@@ -133,10 +143,12 @@ class RunsTeam:
         )
 
     def _definition(self, active: ActiveRun) -> Runnable:
-        """Return the team over the items of the request, with who listens to its models."""
+        """Return the team with the items or the tasks of the request, and with who listens to its models."""
         items = items_of(active.asked, self._limits)
         team = active.team
-        definition = team.definition if items is None else team.with_items(items)
+        definition = (
+            change_team(team.definition, active.asked, self._tools) if items is None else team.with_items(items)
+        )
         if active.live is None:
             return definition
         return definition.model_copy(update={"listeners": (*definition.listeners, active.live)})

@@ -22,8 +22,9 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import submit
 from ensemble_ray.process.threads import threads
-from ensemble_ray.serve.catalog import load_catalog
-from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
+from ensemble_ray.serve.catalog import load_catalog, load_models
+from ensemble_ray.serve.driving.driven_runs import DrivenRuns
+from ensemble_ray.serve.driving.following import wire_event
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.ray_exporter import RayExporter
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         DecidedReview,
         NewDecision,
         NewDirective,
+        NewModel,
         ReviewConflict,
         ReviewOfEnsemble,
     )
@@ -84,10 +86,11 @@ class RunDriver:
     async def _open(self) -> DrivenRuns:
         config = self._config
         teams = await threads.run(load_teams, config.teams)
-        runtime = await RayRuntime().__aenter__()  # warm until this process ends
-        path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
+        runtime = await RayRuntime(namespace=config.namespace).__aenter__()  # warm until this process ends
+        path = Path(runtime.store_address.home) / "endpoint" / config.namespace / f"{config.name}.sqlite"
         tools, ledger = await threads.run(load_catalog, config.tools), await threads.run(Ledger, path)
-        runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools)
+        models = await threads.run(load_models, config.models)
+        runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools, models=models)
         await runs.recover()
         return runs
 
@@ -147,6 +150,10 @@ class RunDriver:
     async def inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail | Refusal:
         """Tell the tasks of a run that start from now on."""
         return await self._reply(lambda runs: runs.inject(run_id, directive, by=by))
+
+    async def switch_model(self, run_id: str, model: NewModel, by: str) -> RunDetail | Refusal:
+        """Let the tasks of a run that start from now on ask another model."""
+        return await self._reply(lambda runs: runs.switch_model(run_id, model, by=by))
 
     async def reviews(self, ensembles: frozenset[str] | None) -> Sequence[ReviewOfEnsemble] | Refusal:
         """Return the gates at which runs wait."""
