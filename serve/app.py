@@ -21,6 +21,7 @@ from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.catalog import load_catalog
+from ensemble_ray.serve.datasets import load_datasets, parse_datasets
 from ensemble_ray.serve.driving.config import DriverConfig
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.remote_runs import RemoteRuns
@@ -44,6 +45,8 @@ class EndpointOptions(BaseModel):
             `*` for any.
         tools: `module:attribute` names of tools that clients with the right `admin` may call, as a list or with commas
             between them.
+        datasets: Ray Datasets whose rows requests may map, as `NAME: module:attribute`, or with commas between
+            `NAME=module:attribute`.
         cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
         allowed_origins: Origins whose pages may ask, as a list or with commas between them; every request needs a key then.
         keys: Which requests need a key: `auto`, all once a key was made, and before that all that do not come by loopback;
@@ -59,6 +62,7 @@ class EndpointOptions(BaseModel):
     max_body_bytes: int | None = Field(default=None, gt=0)
     allowed_hosts: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    datasets: dict[str, str] = Field(default_factory=dict[str, str])
     cancel_on_disconnect: bool = True
     allowed_origins: tuple[str, ...] = ()
     keys: KeyPolicy = KeyPolicy.AUTO
@@ -70,6 +74,12 @@ class EndpointOptions(BaseModel):
     def _split(cls, value: object) -> object:
         """Split the names: on the command line they are one text."""
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+    @field_validator("datasets", mode="before")
+    @classmethod
+    def _parse(cls, value: object) -> object:
+        """Read the names: on the command line they are one text."""
+        return parse_datasets(value) if isinstance(value, str) else value
 
     def key_policy(self) -> KeyPolicy:
         """Return which requests need a key (S-SRV-152).
@@ -96,6 +106,7 @@ def app(options: EndpointOptions) -> Application:
     names = team_names([*([options.team] if options.team else []), *options.teams])
     load_teams(names, needs_keys=False)
     load_catalog(options.tools)
+    load_datasets(options.datasets)
     max_body_bytes = body_limit(options.max_body_bytes)
     config = DriverConfig(
         name="",
@@ -104,6 +115,7 @@ def app(options: EndpointOptions) -> Application:
         deployed_at=SystemClock().now(),
         keys=policy,
         tools=options.tools,
+        datasets=options.datasets,
     )
 
     def api() -> FastAPI:

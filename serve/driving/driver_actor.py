@@ -12,21 +12,20 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime
-from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray.access.key_store import open_keys
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import submit
 from ensemble_ray.process.threads import threads
 from ensemble_ray.serve.catalog import load_catalog
+from ensemble_ray.serve.datasets import load_datasets
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
-from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.ray_exporter import RayExporter
+from ensemble_ray.serve.driving.run_ledger import open_ledger
 from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.team import load_teams
@@ -77,7 +76,7 @@ class RunDriver:
         """Begin to load the teams, and to go on with what was left."""
         self._config = config
         self._readers: OrderedDict[str, RunFollower] = OrderedDict()
-        self._callers = KeptCallers(KeyFile(home_directory()), config.keys)
+        self._callers = KeptCallers(open_keys(), config.keys)
         self._tally = RunTally(RayExporter())
         self._opening: concurrent.futures.Future[DrivenRuns] = submit(self._open())
 
@@ -85,9 +84,10 @@ class RunDriver:
         config = self._config
         teams = await threads.run(load_teams, config.teams)
         runtime = await RayRuntime().__aenter__()  # warm until this process ends
-        path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
-        tools, ledger = await threads.run(load_catalog, config.tools), await threads.run(Ledger, path)
-        runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools)
+        tools = await threads.run(load_catalog, config.tools)
+        datasets = await threads.run(load_datasets, config.datasets)
+        ledger = await threads.run(open_ledger, runtime.store_address, config.name)
+        runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools, datasets=datasets)
         await runs.recover()
         return runs
 

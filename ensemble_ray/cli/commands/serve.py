@@ -44,6 +44,10 @@ def serve(
         list[str] | None,
         typer.Option("--allowed-origin", metavar="URL", help="An origin whose pages may ask; repeatable."),
     ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option("--dataset", metavar="NAME=REF", help="A Ray Dataset that requests may map; repeatable."),
+    ] = None,
     keys: Annotated[
         str,
         typer.Option("--keys", help="Which requests need a key: auto, required, none."),
@@ -68,6 +72,7 @@ def serve(
         "allowed_hosts": allowed_host or [],
         "cancel_on_disconnect": cancel_on_disconnect,
         "allowed_origins": allowed_origin or [],
+        "datasets": ",".join(dataset or []),
         "keys": keys,
     }
     sys.stdout.flush()
