@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 
-from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime
+from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime, RunExistsError
 from ensemble_ray.access.key_store import open_keys
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -33,6 +33,7 @@ from ensemble_ray.serve.team import load_teams
 if TYPE_CHECKING:
     from ensemble_ray.access.admission import Knock
     from ensemble_ray.record.following import RunFollower
+    from ensemble_ray.record.stores import StoreAddress
     from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
     from ensemble_ray.serve.control_schemas import (
         DecidedReview,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         ReviewOfEnsemble,
     )
     from ensemble_ray.serve.driving.config import DriverConfig
+    from ensemble_ray.serve.driving.run_ledger import RunLedger
     from ensemble_ray.serve.rights import Caller
     from ensemble_ray.serve.run_schemas import (
         AcceptedRun,
@@ -59,6 +61,8 @@ T = TypeVar("T")
 _log = bounded_logger(__name__)
 #: Readers of events that are kept between two pages; one that is lost is made again from its cursor.
 _KEPT_READERS = 2000
+#: How long a request waits for the teams to be loaded and the ledger to be there, s.
+_OPENING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +90,32 @@ class RunDriver:
         runtime = await RayRuntime().__aenter__()  # warm until this process ends
         tools = await threads.run(load_catalog, config.tools)
         datasets = await threads.run(load_datasets, config.datasets)
-        ledger = await threads.run(open_ledger, runtime.store_address, config.name)
+        ledger = await self._claim_ledger(runtime.store_address)
         runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools, datasets=datasets)
         await runs.recover()
         return runs
+
+    async def _claim_ledger(self, address: StoreAddress) -> RunLedger:
+        """Return the ledger, as soon as nobody else has it: the same endpoint on another cluster may be ending (S-SRV-46)."""
+        while True:
+            try:
+                return await threads.run(open_ledger, address, self._config.name)
+            except RunExistsError as error:
+                _log.warning("The endpoint '%s' cannot drive runs yet: %s", self._config.name, error)
 
     async def _runs(self) -> DrivenRuns:
         """Return the runs when they are there.
 
         Raises:
-            Refusal: they will not be: a team cannot be loaded here, or another endpoint has the ledger.
+            Refusal: they are not, since another endpoint has the ledger; or they will not be, since a team cannot be loaded.
         """
+        opening = asyncio.shield(asyncio.wrap_future(self._opening))
         try:
-            return await asyncio.shield(asyncio.wrap_future(self._opening))
+            async with asyncio.timeout(_OPENING_S):
+                return await opening
+        except TimeoutError:
+            text = "The endpoint is starting. Runs that were accepted are kept"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5) from None
         except (EnsembleError, IllegalStateError) as error:
             _log.error("The endpoint '%s' cannot drive runs: %s", self._config.name, describe(error))
             text = f"The endpoint could not start ({type(error).__name__}). Its log says more"
