@@ -27,7 +27,7 @@ def asking_team() -> Ensemble:
         return "a draft"
 
     task = Task(name="draft", description="d", expected_output="x", handler=write, review=Review.required("Ok?"))
-    return Ensemble(tasks=[task])
+    return Ensemble(tasks=[task], review_wait="detach")
 
 
 async def test_pages_need_no_key_and_data_does(records: Path) -> None:

@@ -38,7 +38,7 @@ def write(context):
 
 
 first = Task(name="first", description="first", expected_output="x", handler=write)
-waits = Task(name="waits", description="wait", expected_output="x", handler=write, context=[first], effect="none")
+waits = Task(name="waits", description="wait", expected_output="x", handler=write, context=[first], effect="idempotent")
 last = Task(name="last", description="last", expected_output="x", handler=write, context=[waits])
 team = Ensemble(tasks=[first, waits, last])
 """
@@ -191,12 +191,17 @@ def test_a_run_is_forked_with_a_word_before(
 
 @pytest.mark.program
 def test_a_run_is_cancelled(place: Path, begin: Callable[[str], subprocess.Popen[bytes]], serve: Serve) -> None:
-    """S-STU-50: whoever owns it ends it; one that has ended is refused."""
+    """S-STU-32, S-STU-50: its process is shown; whoever owns it ends it; one that has ended is refused."""
     program = begin("long")
     client = serve(home_of(place))
+    (node,) = client.get(f"{API}/actors").json()["nodes"]
+    (process,) = node["processes"]
+    assert (process["pid"], process["run_id"], process["in_flight"]) == (program.pid, "long", ["waits#0"])
+    assert process["memory_mb"] > 1
     assert client.post(f"{API}/runs/long/cancel").status_code == 202
     program.wait(PATIENCE_S)
     assert client.get(f"{API}/runs/long").json()["status"] == "cancelled"
+    assert client.get(f"{API}/runs/long/actors").json()["nodes"] == []
     assert client.post(f"{API}/runs/long/cancel").status_code == 400
 
 
