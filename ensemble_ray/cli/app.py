@@ -30,6 +30,7 @@ from ensemble_ray.cli.commands.run import run
 from ensemble_ray.cli.commands.runs import runs
 from ensemble_ray.cli.commands.schema import schema
 from ensemble_ray.cli.commands.serve import serve
+from ensemble_ray.cli.commands.studio import studio
 from ensemble_ray.cli.commands.submit import submit
 from ensemble_ray.cli.commands.trace import trace
 from ensemble_ray.cli.demo.command import demo
@@ -75,7 +76,7 @@ def version() -> None:
 
 app.command("map")(map_items)
 for command in (
-    run, submit, attach, plan, runs, trace, reviews, review, resume, fork, cancel, delete, prune, serve, demo, doctor, schema, version
+    run, submit, attach, plan, runs, trace, reviews, review, resume, fork, cancel, delete, prune, studio, serve, demo, doctor, schema, version
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(imports, name="import")
