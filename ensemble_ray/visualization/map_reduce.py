@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["map_reduce_flow", "tally_flow"]
 
-#: Names of what has no title of its own.
+#: What a function without a name is called.
+_NAMELESS = "<lambda>"
+#: Titles of what has none of its own.
 _TITLES = {"map": "items", "reduce": "groups", "final-reduce": "the last group", "direct": "all items at once"}
 
 
@@ -45,7 +47,8 @@ def _side(definition: MapDefinition, side: str, kind: str, *, count: int | None 
     factory = getattr(definition, f"{side}_task", None)
     task: Task | None = getattr(factory, "task", None)
     role = "" if task is None or task.agent is None else task.agent.role
-    title = callable_name(factory) if task is None else task.description
+    name = callable_name(factory)
+    title = task.description if task is not None else _TITLES[kind] if name == _NAMELESS else name
     return FlowNode(
         id=kind, kind=kind, title=title_of(title), agent=title_of(role), badges=(TREE_BADGES[kind],), count=count
     )

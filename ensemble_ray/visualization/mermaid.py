@@ -56,7 +56,7 @@ def _shape(node: FlowNode) -> str:
     if node.agent:
         lines.append(f"<i>{_text(node.agent)}</i>")
     count = node.shown_count
-    badges = " ".join((*node.badges, *(() if count is None else (f"{count} tasks",))))
+    badges = " ".join((*node.badges, *(() if count is None else (f"{count} task{'' if count == 1 else 's'}",))))
     if badges:
         lines.append(f"<small>{_text(badges)}</small>")
     label = "<br/>".join(lines)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.plan.planner import Planned, ResolvedTasks
+    from ensemble_ray.visualization.dag_model import DagModel
 
 __all__ = ["levels_of", "plan", "plan_data", "plan_lines"]
 
@@ -83,10 +84,17 @@ def plan(
 
 def _draw_map_reduce(target: str, definition: MapDefinition, pictures: Pictures) -> None:
     """Write the graph of a map-reduce whose tasks are made while it runs."""
-    from ensemble_ray.visualization.exporter import DagExporter
+    from ensemble_ray.cli.view.terminal import own_command
+    from ensemble_ray.errors import ValidationError
     from ensemble_ray.visualization.map_reduce import map_reduce_flow
 
-    pictures.write(target, lambda: map_reduce_flow(definition), lambda: DagExporter.build(definition))
+    def refuse() -> DagModel:
+        raise ValidationError(
+            "The tasks of this team are made while it runs, so there is no graph of them as data before. "
+            f"Of a run: {own_command()} trace RUN --dag FILE"
+        )
+
+    pictures.write(target, lambda: map_reduce_flow(definition), refuse)
 
 
 def _draw_plan(target: str, found: _Found, pictures: Pictures) -> None:

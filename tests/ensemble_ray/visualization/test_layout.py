@@ -125,10 +125,12 @@ def test_nothing_has_no_size() -> None:
     assert lay_out([]).width == 0
 
 
-def test_an_unknown_end_is_refused() -> None:
+def test_unknown_ends_and_doubled_names_are_refused() -> None:
     """S-VIZ-80."""
-    with pytest.raises(ValueError, match="no node 'nowhere'"):
+    with pytest.raises(ValueError, match=r"^the graph has no node 'nowhere'$"):
         lay_out(_boxes("a"), [Line(source="a", target="nowhere")])
+    with pytest.raises(ValueError, match=r"^the graph has two nodes 'a'$"):
+        lay_out(_boxes("a", "a"))
 
 
 def test_without_its_package_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
