@@ -93,7 +93,7 @@ def test_phases_are_frames_with_what_runs_in_them() -> None:
         ("loop:polish", "good?", "unconditional"),
         ("phase:research", "phase:draft", "dependency"),
     ]
-    assert _nodes(flow)["good?"].badges == ("REVIEW",)
+    assert _nodes(flow)["good?"].badges == ("REVIEW", "CP")
 
 
 def test_a_graph_has_labels_and_ways_back_and_its_end() -> None:
