@@ -19,6 +19,7 @@ from ray import serve as ray_serve
 
 from ensemble_ray import ValidationError
 from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.access.hosts import is_loopback
 from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
@@ -26,7 +27,6 @@ from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.notices import give_notice
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.driving.remote_runs import driver_name
-from ensemble_ray.serve.key_check import is_loopback
 from ensemble_ray.serve.team import load_teams, team_names
 
 if TYPE_CHECKING:
