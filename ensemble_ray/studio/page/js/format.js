@@ -65,7 +65,7 @@ export function formatCost(cost) {
 export function formatMoney(amount, currency) {
   if (amount === null) return "–";
   const value = Number(amount);
-  const digits = value !== 0 && Math.abs(value) < 0.01 ? Number(value.toPrecision(2)).toFixed(Math.min(8, 2 - Math.floor(Math.log10(Math.abs(value))))) : value.toFixed(2);
+  const digits = value !== 0 && Math.abs(value) < 0.01 ? Number(value.toPrecision(2)).toFixed(Math.min(8, 1 - Math.floor(Math.log10(Math.abs(value))))) : value.toFixed(2);
   return currency === "USD" || currency === null ? `$${digits}` : `${digits} ${currency}`;
 }
 

@@ -1,7 +1,7 @@
 // What travels between page and server, as types. The models of `ensemble_ray/studio/schemas` say what each field means.
 
 /** @typedef {"accepted"|"running"|"waiting"|"completed"|"failed"|"cancelled"|"rejected"|"budget_exhausted"|"interrupted"} RunStatus */
-/** @typedef {"pending"|"ready"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"} StepStatus */
+/** @typedef {"pending"|"ready"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
 /** @typedef {{amount: string, currency: string}} Cost */
 /** @typedef {{version: string, actions: string[], has_actors: boolean, title: string, read_only_reason: string|null}} StudioInfo */

@@ -16,7 +16,7 @@ const TONES = ["running", "waiting", "completed", "failed", "exited", "stopped"]
 
 /** @param {number} rows */
 function rowHeight(rows) {
-  return rows > 24 ? 6 : rows > 8 ? 11 : 20;
+  return rows > 24 ? 6 : rows > 8 ? 11 : 24;
 }
 
 export class LaneChart {
@@ -42,7 +42,7 @@ export class LaneChart {
 
   /** Take the colours of the theme. */
   readColours() {
-    const names = ["text", "muted", "line", "line-strong", "surface", "bg", "sunken", "accent", ...TONES, ...TONES.map((tone) => `${tone}-bg`), "queue", "rate-limit", "model", "tool", "person", "other", ...[0, 1, 2, 3, 4, 5, 6, 7].map((at) => `role-${at}`)];
+    const names = ["text", "muted", "line", "line-strong", "surface", "bg", "sunken", "accent", "on-bar", ...TONES, ...TONES.map((tone) => `${tone}-bg`), "queue", "rate-limit", "model", "tool", "person", "other", ...[0, 1, 2, 3, 4, 5, 6, 7].map((at) => `role-${at}`)];
     this.colours = Object.fromEntries(names.map((name) => [name, colour(`--${name}`)]));
     this.font = getComputedStyle(document.body).fontFamily;
   }
@@ -266,8 +266,8 @@ export class LaneChart {
       context.roundRect(x, y, end - x, high, radius);
       context.stroke();
     }
-    if (high >= 8) for (const [, outcome, at] of bar.step.tools) this.drawMark(this.xOf(at), y + high / 2, outcome, Math.min(4.5, high / 3));
     if (high >= 14 && end - x > 44) this.drawTitle(bar, Math.max(x, this.gutter), end, y + high / 2);
+    if (high >= 8) for (const [, outcome, at] of bar.step.tools) this.drawMark(this.xOf(at), y + high - 1, outcome, Math.min(5, high / 3));
   }
 
   /**
@@ -278,17 +278,17 @@ export class LaneChart {
    */
   drawTitle(bar, x, end, y) {
     const { context } = this;
-    const room = end - x - 12;
+    const { segments, status } = bar.step;
+    const queue = segments.find(([kind, from]) => kind === "queue" && this.xOf(from) <= x + 1);
+    const behind = queue ? Math.max(x, this.xOf(queue[2])) : x;
+    const left = end - behind > 70 ? behind : x;
+    const room = end - left - 14;
     if (room < 30) return;
-    context.font = `560 10.500px ${this.font}`;
+    const isPale = left < behind || (!segments.length && status !== "completed" && status !== "running");
+    context.font = `560 11px ${this.font}`;
     context.textBaseline = "middle";
-    const text = this.shorten(oneLine(bar.step.title, 90), room);
-    context.fillStyle = "#ffffff";
-    context.strokeStyle = "rgb(15 18 28 / 62%)";
-    context.lineWidth = 2.5;
-    context.lineJoin = "round";
-    context.strokeText(text, x + 6, y + 0.5);
-    context.fillText(text, x + 6, y + 0.5);
+    this.paint(isPale ? "text" : "on-bar");
+    context.fillText(this.shorten(oneLine(bar.step.title, 90), room), left + 7, y + 0.5);
   }
 
   /**

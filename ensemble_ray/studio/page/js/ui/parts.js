@@ -4,6 +4,9 @@ import { fill, h, icon } from "../dom.js";
 import { formatCount, roleClass, statusGlyph, statusTone, statusWord } from "../format.js";
 import { FIRST_SHOWN, diff, head, oneLine, pieces, visible } from "../text.js";
 
+/** Statuses in the order in which a bar shows them. */
+const ORDER = ["completed", "running", "waiting", "interrupted", "failed", "exited", "cancelled", "skipped", "ready", "pending"];
+
 /**
  * A state with its word.
  * @param {string} status
@@ -18,6 +21,17 @@ export function statusPill(status) {
  */
 export function statusMark(status) {
   return h("span", { class: `glyph is-${statusTone(status)}`, title: statusWord(status) }, icon(statusGlyph(status), status === "running" ? "turning" : ""), h("span", { class: "sr" }, statusWord(status)));
+}
+
+/**
+ * How many steps there are of each state, as a bar and in words.
+ * @param {Record<string, number>} counts
+ */
+export function progress(counts) {
+  const all = ORDER.filter((status) => counts[status]);
+  const words = all.map((status) => `${formatCount(counts[status])} ${statusWord(status)}`).join(", ");
+  const bar = h("span", { class: "progress", "aria-hidden": "true" }, all.map((status) => h("i", { class: `is-${statusTone(status)}`, vars: { "--n": String(counts[status]) } })));
+  return h("span", { class: "row", title: words }, bar, h("span", {}, words || "none"));
 }
 
 /**
@@ -143,7 +157,7 @@ export function openDialog({ title, body, buttons = [], onClose }) {
 
 /**
  * A button that opens a list of things to do; arrows move in it.
- * @param {HTMLElement[]} label
+ * @param {(Element|string)[]} label
  * @param {{label: string, hint?: string, run: () => void}[]} items
  */
 export function menu(label, items) {

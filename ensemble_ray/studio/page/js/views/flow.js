@@ -4,9 +4,8 @@ import { fill, h, icon, s } from "../dom.js";
 import { formatCount, formatDuration, formatShort, roleClass, statusTone, statusWord } from "../format.js";
 import { durationOf, tokensOf } from "../model/run.js";
 import { oneLine, visible } from "../text.js";
-import { agentName, failureState, segmented, statusMark } from "../ui/parts.js";
+import { agentName, failureState, progress, segmented, statusMark } from "../ui/parts.js";
 import { panZoom } from "../ui/panzoom.js";
-import { progress } from "./run.js";
 
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").Route} Route */
@@ -17,7 +16,7 @@ import { progress } from "./run.js";
 /** @typedef {import("../model/run.js").RunModel} RunModel */
 
 /** Statuses by how much they say of a node whose steps have several. */
-const LOUDEST = ["failed", "running", "waiting", "exited", "cancelled", "completed", "skipped", "ready", "pending"];
+const LOUDEST = ["failed", "running", "waiting", "interrupted", "exited", "cancelled", "completed", "skipped", "ready", "pending"];
 
 /**
  * The status that stands for many.
@@ -270,6 +269,7 @@ export function flowTab(app, model, route) {
  */
 function middleOf(points) {
   const at = (points.length - 1) / 2;
-  const [a, b] = [points[Math.floor(at)] ?? [0, 0], points[Math.ceil(at)] ?? [0, 0]];
-  return [(a[0] + b[0]) / 2, (a[1] + b[1]) / 2];
+  const [ax, ay] = points[Math.floor(at)] ?? [0, 0];
+  const [bx, by] = points[Math.ceil(at)] ?? [0, 0];
+  return [(ax + bx) / 2, (ay + by) / 2];
 }

@@ -1,11 +1,11 @@
 // One run: its head, its tabs, and the panel of the step that is chosen.
 
 import { fill, h, icon } from "../dom.js";
-import { countOf, formatAgo, formatCost, formatCount, formatDuration, formatShort, formatTime, statusTone, statusWord } from "../format.js";
+import { countOf, formatAgo, formatCost, formatCount, formatDuration, formatShort, formatTime } from "../format.js";
 import { RunModel } from "../model/run.js";
 import { TABS, formatRoute, stepLink } from "../router.js";
 import { visible } from "../text.js";
-import { copyText, line, menu, statusPill } from "../ui/parts.js";
+import { copyText, line, menu, progress, statusPill } from "../ui/parts.js";
 import { cancelRun, exportRun, forkRun, resumeRun } from "../ui/actions.js";
 import { actorsTab } from "./actors.js";
 import { budgetTab } from "./budget.js";
@@ -30,7 +30,6 @@ import { timelineTab } from "./timeline.js";
 const WORDS = /** @type {Record<string, string>} */ ({ flow: "Flow", timeline: "Timeline", steps: "Steps", budget: "Budget", actors: "Actors" });
 /** @type {Record<string, (app: App, model: RunModel, route: Route) => Tab>} */
 const MAKE = { flow: flowTab, timeline: timelineTab, steps: stepsTab, budget: budgetTab, actors: actorsTab };
-const ORDER = ["completed", "running", "waiting", "failed", "exited", "cancelled", "skipped", "ready", "pending"];
 
 /**
  * @param {App} app
@@ -181,7 +180,7 @@ function drawHead(app, model, head) {
   fill(head,
     h("div", { class: "run-title" },
       h("a", { class: "icon-button", href: "#/runs", "aria-label": "All runs", title: "All runs", hidden: app.source.isFile }, icon("left")),
-      h("h1", { class: "clip" }, line(run.ensemble || "Run without a name", "", 80)),
+      h("h1", { class: "clip" }, line(run.ensemble || run.summary || "Run", "", 80)),
       statusPill(run.status),
       h("button", { class: "copy mono", type: "button", title: "Copy the run's id", onclick: () => void copyText(run.run_id) }, h("span", { class: "clip" }, run.run_id), icon("copy")),
       Object.entries(run.tags).slice(0, 4).map(([key, value]) => h("span", { class: "tag wide" }, visible(value ? `${key}: ${value}` : key))),
@@ -197,17 +196,6 @@ function drawHead(app, model, head) {
     h("dl", { class: "facts" }, facts.map(([word, value]) => h("div", {}, h("dt", {}, /** @type {string} */ (word)), h("dd", {}, value))),
       origin && h("div", {}, h("dt", {}, "Fork of"), h("dd", {}, h("a", { href: formatRoute({ view: "run", run: origin.run_id }), class: "mono" }, origin.run_id), ` from ${origin.step}`)),
       run.forks.length > 0 && h("div", {}, h("dt", {}, "Forks"), h("dd", {}, run.forks.slice(0, 3).map((fork) => h("a", { class: "mono", href: formatRoute({ view: "run", run: fork }) }, `${fork} `))))));
-}
-
-/**
- * How many steps there are of each state, as a bar and in words.
- * @param {Record<string, number>} counts
- */
-export function progress(counts) {
-  const all = ORDER.filter((status) => counts[status]);
-  const words = all.map((status) => `${formatCount(counts[status])} ${statusWord(status)}`).join(", ");
-  const bar = h("span", { class: "progress", "aria-hidden": "true" }, all.map((status) => h("i", { class: `is-${statusTone(status)}`, vars: { "--n": String(counts[status]) } })));
-  return h("span", { class: "row", title: words }, bar, h("span", {}, words || "none"));
 }
 
 /**

@@ -14,7 +14,7 @@ import { rowList } from "../ui/rows.js";
 /** @typedef {{step: Step, depth: number, children: number}} TreeRow */
 
 const HEIGHT = 36;
-const STATUSES = ["running", "waiting", "completed", "failed", "exited", "cancelled", "skipped", "pending"];
+const STATUSES = ["running", "waiting", "completed", "failed", "interrupted", "exited", "cancelled", "skipped", "pending"];
 
 /**
  * @param {App} app
