@@ -184,7 +184,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         resumption: Resumption | None = None,
     ) -> Run | MapReduceRun:
         """Begin a run, or go on with one; see `Startable.begin`. `is_heard` says that `events()` may be asked, too."""
-        chosen = self.with_options(options)
+        chosen = self.with_options(options).with_dashboard_parts()
         if not self.is_planned:
             return _begin_over_items(
                 chosen,
@@ -197,7 +197,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
                 resumption=resumption,
             )
         return Run(
-            PlannedLauncher(self.to_ensemble().with_options(options), inputs),
+            PlannedLauncher(self.to_ensemble().with_options(options).with_dashboard_parts(), inputs),
             runtime=connect(runtime),
             run_id=run_id,
             options=options,
@@ -252,7 +252,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         resumption: Resumption | None = None,
     ) -> MapReduceRun:
         """Begin a run, or go on with one; see `Startable.begin`. `is_heard` says that `events()` may be asked, too."""
-        chosen = self.with_options(options)
+        chosen = self.with_options(options).with_dashboard_parts()
         return _begin_over_items(
             chosen,
             inputs,

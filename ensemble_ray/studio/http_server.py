@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "check_installed"]
 
 #: How long answers that go on may take to end when the server stops, s.
 _CLOSING_S = 1.0
@@ -68,7 +68,8 @@ class HttpServer:
         with self._lock:
             if self._running is not None:
                 return
-            server_class = _server_class(self._name)
+            check_installed(self._name)
+            server_class = _server_class()
             opened = self._listen()
             started = threading.Event()
             server = server_class(self._app, started.set, self._on_stop)
@@ -122,17 +123,21 @@ def _serve(server: uvicorn.Server, opened: socket.socket, started: threading.Eve
         started.set()  # also where it never did
 
 
-def _server_class(name: str) -> Callable[[ASGIApp, Callable[[], None], Callable[[], None] | None], uvicorn.Server]:
-    """Return what makes the server; its packages are an extra.
+def check_installed(name: str) -> None:
+    """Check that what serves is installed, which is an extra.
 
     Raises:
-        ValidationError: they are not installed.
+        ValidationError: it is not.
     """
     lacking = [package for package in ("fastapi", "uvicorn", "websockets") if find_spec(package) is None]
     if lacking:
         raise ValidationError(
             f"The {name} needs packages that are not installed ({', '.join(lacking)}): pip install 'ensemble-ray[studio]'"
         )
+
+
+def _server_class() -> Callable[[ASGIApp, Callable[[], None], Callable[[], None] | None], uvicorn.Server]:
+    """Return what makes the server."""
     import uvicorn
 
     class Server(uvicorn.Server):
