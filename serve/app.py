@@ -23,6 +23,7 @@ from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.config import Settings
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.catalog import load_catalog, load_models, named_models
+from ensemble_ray.serve.datasets import load_datasets, parse_datasets
 from ensemble_ray.serve.driving.config import DriverConfig
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.remote_runs import RemoteRuns
@@ -48,6 +49,8 @@ class EndpointOptions(BaseModel):
             between them.
         models: Models that runs can be told to ask, by name: `module:attribute`, or what a team file says as `llm`; on the
             command line `NAME=MODEL`, with commas between them.
+        datasets: Ray Datasets whose rows requests may map, as `NAME: module:attribute`, or with commas between
+            `NAME=module:attribute`.
         cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
         allowed_origins: Origins whose pages may ask, as a list or with commas between them; every request needs a key then.
         keys: Which requests need a key: `auto`, all once a key was made, and before that all that do not come by loopback;
@@ -66,6 +69,7 @@ class EndpointOptions(BaseModel):
     allowed_hosts: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     models: dict[str, JsonValue] = Field(default_factory=dict)
+    datasets: dict[str, str] = Field(default_factory=dict[str, str])
     cancel_on_disconnect: bool = True
     allowed_origins: tuple[str, ...] = ()
     keys: KeyPolicy = KeyPolicy.AUTO
@@ -94,6 +98,12 @@ class EndpointOptions(BaseModel):
         chosen = Settings.from_environment().namespace if self.namespace is None else self.namespace
         return check_namespace(chosen.strip())
 
+    @field_validator("datasets", mode="before")
+    @classmethod
+    def _parse(cls, value: object) -> object:
+        """Read the names: on the command line they are one text."""
+        return parse_datasets(value) if isinstance(value, str) else value
+
     def key_policy(self) -> KeyPolicy:
         """Return which requests need a key (S-SRV-152).
 
@@ -120,6 +130,7 @@ def app(options: EndpointOptions) -> Application:
     load_teams(names, needs_keys=False)
     load_catalog(options.tools)
     load_models(options.models, needs_keys=False)
+    load_datasets(options.datasets)
     max_body_bytes = body_limit(options.max_body_bytes)
     config = DriverConfig(
         name="",
@@ -130,6 +141,7 @@ def app(options: EndpointOptions) -> Application:
         tools=options.tools,
         models=options.models,
         namespace=options.chosen_namespace(),
+        datasets=options.datasets,
     )
 
     def api() -> FastAPI:

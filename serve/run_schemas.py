@@ -22,6 +22,7 @@ __all__ = [
     "ChatInfo",
     "EnsembleInfo",
     "EnsembleList",
+    "ItemsDataset",
     "ItemsFile",
     "NewRun",
     "OpenReview",
@@ -95,6 +96,16 @@ class ItemsFile(Wire):
     file: _Name
 
 
+class ItemsDataset(Wire):
+    """A Ray Dataset, whose rows are the items.
+
+    Attributes:
+        dataset: The name under which the operator offers it.
+    """
+
+    dataset: _Name
+
+
 class NewRun(Wire):
     """Body of `POST /runs`.
 
@@ -114,7 +125,7 @@ class NewRun(Wire):
     run_id: _Word | None = None
     options: RunLimits = RunLimits()
     tags: RunTags = Field(default_factory=dict)
-    items: Annotated[list[JsonValue], Expressible] | ItemsFile | None = None
+    items: Annotated[list[JsonValue], Expressible] | ItemsFile | ItemsDataset | None = None
     task_overrides: TaskOverrides | None = None
     tasks: TaskSelection | None = None
 

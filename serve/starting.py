@@ -20,15 +20,14 @@ from ray import serve as ray_serve
 
 from ensemble_ray import ValidationError
 from ensemble_ray.access.admission import KeyPolicy
-from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray.access.hosts import is_loopback
+from ensemble_ray.access.key_store import KeyStore, open_keys
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
-from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.notices import give_notice
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.catalog import load_catalog, load_models
 from ensemble_ray.serve.driving.remote_runs import driver_name
-from ensemble_ray.serve.key_check import is_loopback
 from ensemble_ray.serve.team import load_teams, team_names
 
 if TYPE_CHECKING:
@@ -76,18 +75,18 @@ class EndpointPlace:
         return f"http://{host}:{self.port}"
 
 
-def check_keys(place: EndpointPlace, policy: KeyPolicy, file: KeyFile) -> None:
+def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
     """Refuse an endpoint that nobody could ask: it would listen beyond loopback, where a key is needed, and there is none.
 
     Raises:
         ValidationError: that is so.
         EnsembleError: the keys cannot be read.
     """
-    if policy is KeyPolicy.NONE or (is_loopback(place.host) and policy is KeyPolicy.AUTO) or file.read():
+    if policy is KeyPolicy.NONE or (is_loopback(place.host) and policy is KeyPolicy.AUTO) or keys.read():
         return
     where = f"on {place.host}" if policy is KeyPolicy.AUTO else "with keys=required"
     raise ValidationError(
-        f"An endpoint {where} needs keys, and there are none in {file.path}. What to do: make one with ensemble-ray keys add "
+        f"An endpoint {where} needs keys, and there are none in {keys.place}. What to do: make one with ensemble-ray keys add "
         "NAME --teams TEAM,..., or serve with --keys none where a proxy in front of it knows the callers"
     )
 
@@ -130,7 +129,7 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     load_models(checked.models)
     cluster = os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
     if cluster == LOCAL:
-        check_keys(place, policy, KeyFile(home_directory()))
+        check_keys(place, policy, open_keys())
     place = place.checked()
     os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
     join_or_start(cluster, {})

@@ -26,7 +26,7 @@ from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
-from ensemble_ray.values.reviews import OpenReview, ReviewPolicy
+from ensemble_ray.values.reviews import OpenReview, Review, ReviewPolicy
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 
 __all__ = [
@@ -151,6 +151,8 @@ class RunContext:
     hierarchy: HierarchyRules | None = None
     #: which tasks have a gate behind them that say nothing of it; None: there is nobody to ask (S-REV-15)
     review_policy: ReviewPolicy | None = None
+    #: the gate that the policy puts there; None: `Review()` (S-REV-16, S-WEB-51)
+    policy_review: Review | None = None
     #: whether a task at an open gate is put down, and the run waits in its record (S-REV-113)
     is_detached: bool = False
     #: which kinds of memory it has; None: none

@@ -40,6 +40,7 @@ from ensemble_ray.loader.unit_sections import GraphKeys, LoopMembers, PhaseMembe
 from ensemble_ray.loader.user_code import (
     CallableName,
     CallbackNames,
+    DashboardName,
     ListenerName,
     MetricsName,
     StrategyName,
@@ -161,6 +162,7 @@ class MapTeamKeys(Section):
     review_handler: ReviewHandlerName = key(
         "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it gates are passed."
     )
+    dashboard: DashboardName = key("A `WebDashboard` that shows the runs, as module:attribute.")
     reflection_store: ReflectionStoreName = key(
         "Keeps what is learned of tasks, from run to run: `in_memory`, `sqlite: {path: ...}`, or module:attribute."
     )

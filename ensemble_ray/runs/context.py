@@ -79,6 +79,7 @@ def run_context_of(
         hierarchy=plan.hierarchy,
         memory=rules_of(definition.memory, definition.memory_store),
         review_policy=definition.review_policy if definition.has_reviews else None,
+        policy_review=getattr(definition.review_handler, "default_review", None),
         is_detached=definition.is_detached,
         has_reflections=definition.reflection_store is not None or reflects(planned),
         models=RunModels(definition.models),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from ensemble_ray.record.retention import apply_retention
 from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
 from ensemble_ray.runs.run_events import RunEvents
+from ensemble_ray.runs.showing import exit_reason_of, show_run
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.directives import ModelSwitch, check_directive
 from ensemble_ray.values.ids import new_run_id
@@ -257,8 +259,10 @@ class Run:
 
     async def _conclude(self) -> EnsembleOutput:
         """Run, and return or raise when every listener has heard everything."""
-        with log_context(self._scope.log_fields):
+        async with contextlib.AsyncExitStack() as leaving:
+            leaving.enter_context(log_context(self._scope.log_fields))
             try:
+                await show_run(self._definition.dashboard, leaving)
                 return await self._run()
             except ValidationError as error:
                 self._state = RunState.FAILED
@@ -269,7 +273,7 @@ class Run:
                 _log.info("Run failed (%s)", type(error).__name__)
                 raise
             finally:
-                await self._scope.events.close()
+                await self._scope.events.close(self.id, exit_reason_of(self._state))
                 if self._scope.store_address is not None:
                     await apply_retention(store_at(self._scope.store_address), spared=self.id)
 

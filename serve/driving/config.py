@@ -30,5 +30,7 @@ class DriverConfig:
     models: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
     #: of the schedulers that have its runs; empty: the one without a name
     namespace: str = ""
+    #: `module:attribute` names of the Datasets that requests may map, by the names that requests know
+    datasets: Mapping[str, str] = field(default_factory=dict[str, str])
     #: which requests need a key
     keys: KeyPolicy = KeyPolicy.AUTO

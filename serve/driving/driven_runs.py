@@ -24,6 +24,7 @@ from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.serve.capability_schemas import Capabilities, ModelInfo, ToolCallBody, ToolReply
 from ensemble_ray.serve.catalog import ToolCatalog
+from ensemble_ray.serve.datasets import DatasetCatalog
 from ensemble_ray.serve.driving.active import ActiveRun, Turns
 from ensemble_ray.serve.driving.carrying_out import RunsTeam
 from ensemble_ray.serve.driving.controls import decide_gate, inject_directive, open_gates, switch_run_model
@@ -57,7 +58,8 @@ if TYPE_CHECKING:
         ReviewConflict,
         ReviewOfEnsemble,
     )
-    from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
+    from ensemble_ray.serve.driving.ledger import LedgerEntry
+    from ensemble_ray.serve.driving.run_ledger import RunLedger
     from ensemble_ray.serve.team import ServedTeam
 
 __all__ = ["DrivenRuns"]
@@ -78,12 +80,13 @@ class DrivenRuns:
         self,
         teams: Mapping[str, ServedTeam],
         runtime: Runtime,
-        ledger: Ledger,
+        ledger: RunLedger,
         limits: EndpointLimits | None = None,
         *,
         tally: RunTally | None = None,
         tools: ToolCatalog | None = None,
         models: Mapping[str, ChatModel] | None = None,
+        datasets: DatasetCatalog | None = None,
     ) -> None:
         """Make it; `recover` begins what was left.
 
@@ -94,6 +97,7 @@ class DrivenRuns:
             limits: What is allowed; None: the defaults.
             tools: Those that clients may call, and tasks of requests may name; None: there are none.
             models: Those that runs of all teams can be told to ask, by name, beside the teams' own.
+            datasets: Those that requests may map; None: there are none.
             tally: Counts what happens; None: one of its own.
         """
         self._teams: dict[str, ServedTeam] = {}
@@ -101,7 +105,8 @@ class DrivenRuns:
         self._ledger = ledger
         self._tools = tools or ToolCatalog()
         self._limits = limits or EndpointLimits()
-        self._runs_team = RunsTeam(runtime, self._limits, self._tools.entries)
+        self._datasets = datasets or DatasetCatalog()
+        self._runs_team = RunsTeam(runtime, self._limits, self._tools.entries, self._datasets)
         self._runtime = runtime
         self._tally = tally or RunTally()
         self._active: dict[str, ActiveRun] = {}
@@ -214,7 +219,9 @@ class DrivenRuns:
 
     async def _start(self, asked: NewRun, key: str | None) -> AcceptedRun:
         team = team_of(asked.ensemble, self._teams)
-        wanted = await threads.run(checked_entry, asked, team, self._limits, key, self._tools.entries)
+        wanted = await threads.run(
+            checked_entry, asked, team, self._limits, key, tools=self._tools.entries, datasets=self._datasets
+        )
         async with self._accepting:
             found = None if key is None else await threads.run(self._ledger.find_key, key)
             found = found or await threads.run(self._ledger.find, wanted.run_id)

@@ -20,6 +20,7 @@ from ensemble_ray.serve.run_schemas import AcceptedRun, NewRun, RunStatus
 from ensemble_ray.values.ids import new_run_id
 
 if TYPE_CHECKING:
+    from ensemble_ray.serve.datasets import DatasetCatalog
     from ensemble_ray.serve.team import ServedTeam
 
 __all__ = ["accepted", "checked_entry", "repeated", "team_of"]
@@ -45,7 +46,13 @@ def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:
 
 
 def checked_entry(
-    asked: NewRun, team: ServedTeam, limits: EndpointLimits, key: str | None, tools: Mapping[str, object]
+    asked: NewRun,
+    team: ServedTeam,
+    limits: EndpointLimits,
+    key: str | None,
+    *,
+    tools: Mapping[str, object],
+    datasets: DatasetCatalog,
 ) -> LedgerEntry:
     """Return what is kept of a request that can be run.
 
@@ -61,7 +68,7 @@ def checked_entry(
     """
     tasks = _count_tasks(asked, team, tools)
     options_of(asked, team.definition, limits)
-    if items_of(asked, limits) is not None and not team.info.takes_items:
+    if items_of(asked, limits, datasets) is not None and not team.info.takes_items:
         text = f"The team '{team.info.name}' maps nothing, so it takes no items"
         raise Refusal(HTTPStatus.BAD_REQUEST, "ITEMS_NOT_TAKEN", text)
     run_id = asked.run_id or new_run_id()

@@ -56,6 +56,10 @@ def serve(
         list[str] | None,
         typer.Option("--model", metavar="NAME=MODEL", help="A model that runs can be told to ask; repeatable."),
     ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option("--dataset", metavar="NAME=REF", help="A Ray Dataset that requests may map; repeatable."),
+    ] = None,
     keys: Annotated[
         str,
         typer.Option("--keys", help="Which requests need a key: auto, required, none."),
@@ -81,6 +85,7 @@ def serve(
         "allowed_hosts": allowed_host or [],
         "cancel_on_disconnect": cancel_on_disconnect,
         "allowed_origins": allowed_origin or [],
+        "datasets": ",".join(dataset or []),
         "keys": keys,
         "tools": tool or [],
         "models": ",".join(model or []),
