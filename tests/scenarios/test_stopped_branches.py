@@ -42,9 +42,9 @@ def raced(slow: Forever, last: object) -> Ensemble:
         "begin": task("begin", name="begin", handler=lambda _: "begun"),
         "slow": task("slow", looking, name="slow"),
         "quick": task("quick", name="quick", handler=hurry, effect="none"),
-        "end": task("end", agent(ScriptedModel(last), "Editor"), name="end"),  # type: ignore[arg-type]  an entry of a script
+        "end": task("end", agent(ScriptedModel(last), "Editor"), name="end"),  # type: ignore[arg-type]
     }
-    edges = [
+    edges: list[GraphEdge | GraphFork | GraphJoin] = [
         GraphFork(from_state="begin", to_states=["slow", "quick"]),
         GraphJoin(from_states=["slow", "quick"], to_state="end", count=1),
         GraphEdge(from_state="end", to_state=Graph.END),

@@ -67,7 +67,7 @@ async def test_a_run_that_is_resumed_keeps_the_choice(tmp_path: Path) -> None:
     """S-CTL-12: it is a fact of the run; a definition without that model is refused before anything is asked."""
 
     def written(*answers: object, models: dict[str, ChatModel]) -> Ensemble:
-        first = task("first", agent(ScriptedModel(*answers)))  # type: ignore[arg-type]  entries of a script
+        first = task("first", agent(ScriptedModel(*answers)))  # type: ignore[arg-type]
         return Ensemble(tasks=[first, task("second", agent(saying("own"), "Reader"))], models=models)
 
     forever, home = Forever(), InlineRuntime(home=tmp_path)
