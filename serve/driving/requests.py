@@ -62,6 +62,7 @@ def checked_entry(
         limits: What is allowed.
         key: The client's name for the request; None: it gave none.
         tools: Those that its tasks can name.
+        datasets: Those that it may map.
 
     Raises:
         Refusal: inputs are missing, its tasks cannot be run, its id can name no record, or it asks for more than it may.
