@@ -77,7 +77,9 @@ def check_command(words: list[str]) -> None:
 # Serve.
 
 
-@pytest.mark.parametrize(("where", "config"), list(serve_configs()), ids=lambda each: each if isinstance(each, str) else "")
+@pytest.mark.parametrize(
+    ("where", "config"), list(serve_configs()), ids=lambda each: each if isinstance(each, str) else ""
+)
 def test_an_endpoint_beyond_loopback_needs_keys(where: str, config: ServeDeploySchema) -> None:
     """S-CLU-90, S-SRV-152: by Serve's own schema and the application's; on loopback the application decides."""
     found = [each for each in config.applications if each.import_path == OURS]

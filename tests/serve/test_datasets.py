@@ -97,7 +97,9 @@ def test_datasets_are_loaded_by_name(module: str) -> None:
     catalog = load_datasets({"rows": f"{module}:ROWS", "read": f"{module}:read"})
     for name in ("rows", "read"):
         assert type(catalog.open(name)).__name__ == "Rows"
-    with pytest.raises(ValidationError, match=r"'word' \(datasets_of_test:WORD\) is of type str: name a ray.data.Dataset"):
+    with pytest.raises(
+        ValidationError, match=r"'word' \(datasets_of_test:WORD\) is of type str: name a ray.data.Dataset"
+    ):
         load_datasets({"word": f"{module}:WORD"})
     with pytest.raises(ValidationError, match="missing"):
         load_datasets({"missing": f"{module}:missing"})
