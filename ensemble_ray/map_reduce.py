@@ -51,7 +51,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
     ensemble (`to_ensemble`). With a budget of tokens, over another source, pipelined, or with one of the three fields for
     items, tasks are made while it runs: `start()` then gives a handle with `items()`.
 
-    Example:
+    Examples:
         >>> from ensemble_ray.testing import ScriptedModel
         >>> summaries = MapReduceEnsemble(
         ...     items=["a long report", "another one", "a third"],
@@ -214,7 +214,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
     becomes of each item. What else it takes is what `Ensemble` takes. Tasks are made while it runs, never further ahead
     than there are places for them; `start().items()` and `stream()` give results as they come.
 
-    Example:
+    Examples:
         >>> from ensemble_ray.testing import ScriptedModel
         >>> words = MapEnsemble(
         ...     items=["tea", "milk"],

@@ -46,7 +46,7 @@ def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     Returns:
         The text, and the names of variables that are not set and have no default, each once.
 
-    Example:
+    Examples:
         >>> expand("openai:${MODEL:-small} at ${HOST}, $${HOST}", {"HOST": "here"})
         ('openai:small at here, ${HOST}', [])
     """

@@ -47,7 +47,18 @@ StepKind = Literal[
     "fork",
     "remote",
 ]
-StepStatus = Literal["pending", "ready", "running", "waiting", "completed", "failed", "exited", "skipped", "cancelled"]
+StepStatus = Literal[
+    "pending",
+    "ready",
+    "running",
+    "waiting",
+    "completed",
+    "failed",
+    "exited",
+    "skipped",
+    "cancelled",
+    "interrupted",
+]
 #: What the time of a step went to.
 SegmentKind = Literal["queue", "rate_limit", "model", "tool", "person", "other"]
 #: Whether what was done is known: recorded, done again after an interruption, or nobody knows.
