@@ -20,6 +20,7 @@ from ensemble_ray.definition.fields import (
     CaptureModeField,
     DurabilityField,
     ErrorStrategyField,
+    ModelCatalogField,
     OnUnknownField,
     OptionalDurabilityField,
     OptionalModelField,
@@ -28,6 +29,7 @@ from ensemble_ray.definition.fields import (
     StrictAmount,
     StrictInt,
     StrictText,
+    check_models,
     check_positive,
     initially,
     resolve_model,
@@ -191,6 +193,7 @@ class RunRules(Value):
     Attributes:
         verbose: Whether prompts, answers and outputs are logged at INFO.
         llm: Model of the agents that are made for tasks without one; a model or a string.
+        models: Models by name that a run which goes on can be told to ask, in place of its agents' own (`run.switch_model`).
         is_streaming: Written as `stream=`: whether answers stream where neither agent nor task say otherwise.
         agent_synthesizer: Makes agents for tasks that name none; None: by template, without a model call.
         inputs: Values of the variables in task texts; those given to a run win.
@@ -235,6 +238,7 @@ class RunRules(Value):
 
     verbose: bool = False
     llm: OptionalModelField = initially(None)
+    models: ModelCatalogField = initially({})
     #: written as `stream=`; read under another name, since `Ensemble.stream` is what streams a run's events
     is_streaming: bool = Field(default=False, alias="stream")
     agent_synthesizer: _Synthesizer = None
@@ -271,6 +275,7 @@ class RunRules(Value):
         check_positive(arguments.get("context_budget"), f"{cls._called} context_budget must be > 0 when set")
         check_budget(arguments, cls._called)
         arguments["llm"] = resolve_model(arguments.get("llm"))
+        arguments["models"] = check_models(arguments.get("models"), cls._called)
         return arguments
 
     @property

@@ -25,11 +25,13 @@ from ensemble_ray.loader.kinds import (
     Flag,
     PathText,
     convert_freely,
+    mapping,
     one_of,
     text_in,
 )
 from ensemble_ray.loader.member_sections import AgentMembers, ItemTaskKeys, TaskMembers
 from ensemble_ray.loader.memory import Memory, StoreName
+from ensemble_ray.loader.models import Model
 from ensemble_ray.loader.reading import context_of, refuse
 from ensemble_ray.loader.reflection import ReflectionStoreName
 from ensemble_ray.loader.reviews import ReviewHandlerName
@@ -148,6 +150,7 @@ class MapTeamKeys(Section):
     agent_synthesizer: SynthesizerName = key(
         "Makes agents for tasks that name none: `template`, `llm_based`, or module:attribute."
     )
+    models: Annotated[dict[str, Model], mapping()] = key()
     inputs: _Inputs = key()
     listeners: list[ListenerName] = key(
         "Objects or classes with methods such as `on_task_start`, each as module:attribute."
