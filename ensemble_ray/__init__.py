@@ -11,6 +11,9 @@ import importlib
 _EXPORTS = {
     "ensemble_ray.actors.driver.runtime": "RayRuntime",
     "ensemble_ray.process.context": "LogContextFilter",
+    "ensemble_ray.dashboard.dashboard": "WebDashboard",
+    "ensemble_ray.dashboard.listener": "WebSocketStreamingListener",
+    "ensemble_ray.dashboard.reviews": "WebReviewHandler",
     "ensemble_ray.definition.agent": "Agent",
     "ensemble_ray.definition.durability": "Durability OnUnknown",
     "ensemble_ray.definition.ensemble": "RunOptions",

@@ -4,6 +4,9 @@ from ensemble_ray import events as events
 from ensemble_ray import tools as tools
 from ensemble_ray.actors.driver.runtime import RayRuntime as RayRuntime
 from ensemble_ray.coordinator.map_reduce.item_log import ItemStream as ItemStream
+from ensemble_ray.dashboard.dashboard import WebDashboard as WebDashboard
+from ensemble_ray.dashboard.listener import WebSocketStreamingListener as WebSocketStreamingListener
+from ensemble_ray.dashboard.reviews import WebReviewHandler as WebReviewHandler
 from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.durability import Durability as Durability
 from ensemble_ray.definition.durability import OnUnknown as OnUnknown
@@ -450,9 +453,12 @@ __all__ = [
     "UnknownOutcomeError",
     "Until",
     "ValidationError",
+    "WebDashboard",
+    "WebReviewHandler",
     "WebScraperTool",
     "WebSearchProvider",
     "WebSearchTool",
+    "WebSocketStreamingListener",
     "Workflow",
     "adecide",
     "afork",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
 
-__all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
+__all__ = ["aresume", "begin_again", "check_resumable", "planned_form", "recorded_definition", "resume"]
 
 _log = bounded_logger(__name__)
 #: How long a local cluster may outlive the driver that started it, s; measured: 10.
@@ -133,7 +133,7 @@ async def begin_again(
     found = await _wait_while_ending(store, found, take_over=take_over)
     facts = await head_facts(store, found.run_id)
     head = RunHead(facts)
-    _check(found, head, take_over=take_over)
+    check_resumable(found, head, take_over=take_over)
     # Loading runs user code, which may take its time.
     call = f"resume('{found.run_id}', ensemble)"
     definition = await threads.run(recorded_definition, found, head.source, call) if ensemble is None else ensemble
@@ -193,8 +193,14 @@ async def _wait_while_ending(store: RunStore, found: RunSummary, *, take_over: b
     return found
 
 
-def _check(found: RunSummary, head: RunHead, *, take_over: bool) -> None:
-    """Refuse what cannot go on, and say what can be done instead."""
+def check_resumable(found: RunSummary, head: RunHead, *, take_over: bool = False) -> None:
+    """Refuse what cannot go on, and say what can be done instead.
+
+    Raises:
+        ValidationError: it failed.
+        RunExistsError: a process owns it, and it is not taken from it.
+        RecordError: it never began.
+    """
     run_id = found.run_id
     if head.is_dynamic and (refusal := refusal_of(head)):
         raise ValidationError(f"Run '{run_id}' failed and is not resumed: {refusal}")

@@ -7,6 +7,7 @@ run is its outcome.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.resuming import begin_again
+from ensemble_ray.serve.driving.changed_team import change_team
 from ensemble_ray.serve.driving.limits import EndpointLimits, items_of, options_of
 from ensemble_ray.serve.driving.outcomes import (
     Outcome,
@@ -50,10 +52,21 @@ _GRACE_LOOKS = 10
 class RunsTeam:
     """Runs teams on one runtime."""
 
-    def __init__(self, runtime: Runtime, limits: EndpointLimits, datasets: DatasetCatalog) -> None:
+    def __init__(
+        self, runtime: Runtime, limits: EndpointLimits, tools: Mapping[str, object], datasets: DatasetCatalog
+    ) -> None:
+        """Make it.
+
+        Args:
+            runtime: Where runs live.
+            limits: What is allowed.
+            tools: Those that tasks of requests can name.
+            datasets: Those that requests may map.
+        """
         self._runtime = runtime
         self._datasets = datasets
         self._limits = limits
+        self._tools = tools
 
     @property
     def _store(self) -> RunStore:
@@ -136,12 +149,14 @@ class RunsTeam:
         )
 
     def _definition(self, active: ActiveRun) -> Runnable:
-        """Return the team over the items of the request, with who listens to its models."""
+        """Return the team with the items or the tasks of the request, and with who listens to its models."""
         items: object = items_of(active.asked, self._limits, self._datasets)
         if isinstance(items, ItemsDataset):
             items = self._datasets.open(items.dataset)
         team = active.team
-        definition = team.definition if items is None else team.with_items(items)
+        definition = (
+            change_team(team.definition, active.asked, self._tools) if items is None else team.with_items(items)
+        )
         if active.live is None:
             return definition
         return definition.model_copy(update={"listeners": (*definition.listeners, active.live)})

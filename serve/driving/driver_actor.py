@@ -20,9 +20,10 @@ from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import submit
 from ensemble_ray.process.threads import threads
-from ensemble_ray.serve.catalog import load_catalog
+from ensemble_ray.serve.catalog import load_catalog, load_models
 from ensemble_ray.serve.datasets import load_datasets
-from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
+from ensemble_ray.serve.driving.driven_runs import DrivenRuns
+from ensemble_ray.serve.driving.following import wire_event
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from ensemble_ray.serve.driving.ray_exporter import RayExporter
 from ensemble_ray.serve.driving.run_ledger import open_ledger
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         DecidedReview,
         NewDecision,
         NewDirective,
+        NewModel,
         ReviewConflict,
         ReviewOfEnsemble,
     )
@@ -87,11 +89,14 @@ class RunDriver:
     async def _open(self) -> DrivenRuns:
         config = self._config
         teams = await threads.run(load_teams, config.teams)
-        runtime = await RayRuntime().__aenter__()  # warm until this process ends
+        runtime = await RayRuntime(namespace=config.namespace).__aenter__()  # warm until this process ends
         tools = await threads.run(load_catalog, config.tools)
+        models = await threads.run(load_models, config.models)
         datasets = await threads.run(load_datasets, config.datasets)
         ledger = await self._claim_ledger(runtime.store_address)
-        runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools, datasets=datasets)
+        runs = DrivenRuns(
+            teams, runtime, ledger, config.limits, tally=self._tally, tools=tools, models=models, datasets=datasets
+        )
         await runs.recover()
         return runs
 
@@ -99,7 +104,7 @@ class RunDriver:
         """Return the ledger, as soon as nobody else has it: the same endpoint on another cluster may be ending (S-SRV-46)."""
         while True:
             try:
-                return await threads.run(open_ledger, address, self._config.name)
+                return await threads.run(open_ledger, address, self._config.name, self._config.namespace)
             except RunExistsError as error:
                 _log.warning("The endpoint '%s' cannot drive runs yet: %s", self._config.name, error)
 
@@ -164,6 +169,10 @@ class RunDriver:
     async def inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail | Refusal:
         """Tell the tasks of a run that start from now on."""
         return await self._reply(lambda runs: runs.inject(run_id, directive, by=by))
+
+    async def switch_model(self, run_id: str, model: NewModel, by: str) -> RunDetail | Refusal:
+        """Let the tasks of a run that start from now on ask another model."""
+        return await self._reply(lambda runs: runs.switch_model(run_id, model, by=by))
 
     async def reviews(self, ensembles: frozenset[str] | None) -> Sequence[ReviewOfEnsemble] | Refusal:
         """Return the gates at which runs wait."""

@@ -53,15 +53,20 @@ class RunLedger(Protocol):
         ...
 
 
-def open_ledger(address: StoreAddress, name: str) -> RunLedger:
+def open_ledger(address: StoreAddress, name: str, namespace: str = "") -> RunLedger:
     """Return the ledger of an endpoint whose runs are recorded at an address.
+
+    Args:
+        address: Where its runs are recorded.
+        name: The endpoint's.
+        namespace: Of the schedulers that have its runs; empty: the one without a name.
 
     Raises:
         RunExistsError: another process has it, and does not end.
         EnsembleError: the database cannot be reached, or refuses.
     """
     if not address.url:
-        return Ledger(Path(address.home) / "endpoint" / f"{name}.sqlite")
+        return Ledger(Path(address.home) / "endpoint" / namespace / f"{name}.sqlite")
     from ensemble_ray.serve.driving.postgres_ledger import PostgresLedger
 
-    return PostgresLedger(address.url, name)
+    return PostgresLedger(address.url, f"{namespace}/{name}" if namespace else name)

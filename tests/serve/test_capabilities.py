@@ -13,7 +13,6 @@ from ensemble_ray.serve.catalog import ToolCatalog, load_catalog
 from ensemble_ray.serve.rights import Caller, Right, caller_of
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import FileWriteTool
-from ensemble_ray.tools.registry import resolve_tools
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven
 from tests.serve.teams import pair
@@ -39,7 +38,7 @@ OFFERED = [shout, sleep]
 
 def catalog() -> ToolCatalog:
     """Both tools; calls may take a moment alone."""
-    return ToolCatalog(resolve_tools(OFFERED), time_limit_s=0.05)
+    return ToolCatalog(OFFERED, time_limit_s=0.05)
 
 
 async def test_tools_and_tasks_are_listed(connect: Connect) -> None:
@@ -59,7 +58,7 @@ async def test_tools_and_tasks_are_listed(connect: Connect) -> None:
 
 async def test_a_tool_is_called_once(connect: Connect) -> None:
     """S-SRV-206: what it says of a failure is an answer, too."""
-    async with connect(pair(ScriptedModel()), tools=ToolCatalog(resolve_tools(OFFERED))) as client:
+    async with connect(pair(ScriptedModel()), tools=ToolCatalog(OFFERED)) as client:
         place = "/tools/shout/invoke"
         said = (await client.post(place, json={"arguments": {"text": "Ray"}})).json()
         again = (await client.post(place, json={"arguments": {"text": ""}})).json()
@@ -96,7 +95,7 @@ ASKING = FileWriteTool(".", require_approval=True)
     [
         (Right.READ, {"GET /capabilities", "GET /reviews"}),
         (Right.REVIEW, {"GET /reviews", "POST /reviews/first/gate"}),
-        (Right.RUN, {"POST /runs/first/inject"}),
+        (Right.RUN, {"POST /runs/first/inject", "POST /runs/first/model"}),
         (Right.ADMIN, {"POST /tools/shout/invoke"}),
     ],
 )
@@ -107,6 +106,7 @@ async def test_each_call_needs_its_right(right: Right, allowed: set[str]) -> Non
         "GET /reviews": None,
         "POST /reviews/first/gate": {"decision": "approve"},
         "POST /runs/first/inject": {"text": "a"},
+        "POST /runs/first/model": {"model": "a"},
         "POST /tools/shout/invoke": {"arguments": {"text": "a"}},
     }
     api = build_api(driven(pair(ScriptedModel()), tools=catalog()))

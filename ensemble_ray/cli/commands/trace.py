@@ -89,7 +89,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import RunFold
     from ensemble_ray.record.resume.run_head import located, read_head
-    from ensemble_ray.record.view.directives import directive_data, directive_rows, directives_in
+    from ensemble_ray.record.view.directives import directive_rows, directives_in, told_data
     from ensemble_ray.record.view.reflections import reflection_rows
     from ensemble_ray.record.view.tree import tree_rows
 
@@ -117,7 +117,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
         found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from._asdict()})
     told = directives_in(facts)
     if told:
-        found = found.replace(metadata={**found.metadata, "directives": directive_data(told)})
+        found = found.replace(metadata={**found.metadata, **told_data(told)})
     if as_json:
         show_json_text(found.to_json())
     else:

@@ -28,7 +28,7 @@ from ensemble_ray.record.sqlite.file import RECORD, Row, SqliteFile, cannot_writ
 from ensemble_ray.record.sqlite.gates import gates_in, read_gates, record_decision
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, SqliteJournal
 from ensemble_ray.record.sqlite.losses import keep_log
-from ensemble_ray.record.sqlite.reading import loss_in
+from ensemble_ray.record.sqlite.reading import loss_in, read_instance
 from ensemble_ray.record.stores import GatesOfRun, OwnedRun, RunSummary, pages
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.ids import RUN
@@ -135,6 +135,14 @@ class SqliteStore:
             run_id,
             after=after,
         )
+
+    async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
+        """Return what is recorded of one instance, in order, stimuli left out.
+
+        Raises:
+            RecordError: the record is damaged, or of a newer format.
+        """
+        return await threads.run(read_instance, RunDirectory(self._home, run_id).path, run_id, instance)
 
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return the run as lists show it; None when there is none."""
