@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 
-from ensemble_ray.studio.routes import actions, live, runs
+from ensemble_ray.studio.routes import actions, documents, live, runs
 from ensemble_ray.studio.routes.answers import add_failure_handlers
 from ensemble_ray.studio.routes.page import POLICY, page_router
 
@@ -44,7 +44,7 @@ def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
     data.state.studio = studio
     data.add_middleware(_Headers)
     add_failure_handlers(data)
-    for each in (live, actions, runs):
+    for each in (live, actions, documents, runs):
         data.include_router(each.router)
     app.mount(f"{base}/api/studio", data)
 

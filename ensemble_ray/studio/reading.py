@@ -8,16 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.facts.effects import DelegationDecided, read_request
+from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.open_reviews import fold_gates
+from ensemble_ray.studio.flows import FlowDrawer, graph_trace_of
 from ensemble_ray.studio.refusals import not_found
 from ensemble_ray.studio.run_list import RunListing
 from ensemble_ray.studio.run_views import RunViews
 from ensemble_ray.studio.schemas.runs import ReviewList
 from ensemble_ray.studio.schemas.steps import LiveSteps, StepList
+from ensemble_ray.studio.views.comparing import compare_steps
 from ensemble_ray.studio.views.run_view import review_of
 from ensemble_ray.studio.views.step_detail import detail_of
 from ensemble_ray.studio.views.words import team_name
@@ -26,13 +30,17 @@ from ensemble_ray.values.ids import delegating_call
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.studio.flows import FlowView
     from ensemble_ray.studio.run_list import RunSearch
     from ensemble_ray.studio.run_views import SeenRun
-    from ensemble_ray.studio.schemas.runs import Review, RunDetail, RunList
+    from ensemble_ray.studio.schemas.flow import Flow
+    from ensemble_ray.studio.schemas.runs import ComparedRuns, Review, RunDetail, RunList
     from ensemble_ray.studio.schemas.steps import StepDetail
-    from ensemble_ray.studio.service import Visitor
+    from ensemble_ray.studio.visitors import Visitor
 
 __all__ = ["LiveLook", "StudioReader"]
+
+_STIMULI = kinds_of(StimulusRecorded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +69,7 @@ class StudioReader:
         self._can_decide = can_decide
         self._views = RunViews(store)
         self._listing = RunListing(store)
+        self._flows = FlowDrawer()
 
     async def runs(self, search: RunSearch, visitor: Visitor, *, cursor: str, limit: int) -> RunList:
         """Return a page of the runs; see `RunListing.page`."""
@@ -125,6 +134,31 @@ class StudioReader:
         question = "" if call is None else await self._question(run_id, call)
         reviews = self._reviews(seen)
         return detail_of(state.row(), facts, seen.view.totals.head.header, reviews=reviews, question=question)
+
+    async def flow(self, run_id: str, visitor: Visitor, view: FlowView) -> Flow:
+        """Return the graph of a run, with places.
+
+        Raises:
+            StudioRefusal: there is no such run.
+            RecordError: its plan is damaged.
+        """
+        seen = await self._see(run_id, visitor)
+        header, steps = seen.view.totals.head.header, seen.view.steps
+        trace = None
+        if view == "declared" and any(state.kind == "graph" for state in steps.states.values()):
+            told = [fact async for page in self._store.read(run_id, kinds=_STIMULI) for fact in page]
+            trace = graph_trace_of(header, cast("list[Fact[StimulusRecorded]]", told))
+        return await self._flows.draw(header, steps.rows(), view, trace)
+
+    async def compare(self, a: str, b: str, visitor: Visitor) -> ComparedRuns:
+        """Return two runs side by side.
+
+        Raises:
+            StudioRefusal: there is no such run.
+        """
+        seen = [await self._see(run_id, visitor) for run_id in (a, b)]
+        rows = [(each.view.totals.row(each.summary), each.view.steps) for each in seen]
+        return compare_steps(rows[0], rows[1])
 
     async def reviews(self, visitor: Visitor) -> ReviewList:
         """Return the gates that wait for somebody, of all runs, the oldest first.

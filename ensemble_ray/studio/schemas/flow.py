@@ -40,7 +40,6 @@ class FlowNode(Wire):
     count: int | None = None
     counts: dict[str, int] | None = None
     badges: list[str] = Field(default_factory=list)
-    max_iterations: int | None = None
 
 
 class FlowEdge(Wire):
@@ -48,14 +47,16 @@ class FlowEdge(Wire):
 
     Attributes:
         points: The line from one to the other, by x and y.
+        label_at: Middle of the label.
         fired: Of a graph's edge: whether the run took it; null: not run, or no such edge.
     """
 
-    from_: str = Field(alias="from")
+    from_: str = Field(validation_alias="from", serialization_alias="from")
     to: str
     points: list[tuple[float, float]]
     kind: EdgeKind
     label: Text | None = None
+    label_at: tuple[float, float] | None = None
     critical: bool = False
     fired: bool | None = None
 

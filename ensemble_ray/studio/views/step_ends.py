@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from ensemble_ray.facts.lenient import as_mapping, as_text
@@ -21,11 +22,13 @@ __all__ = ["apply_failure", "apply_output"]
 def apply_output(state: StepState, given: OutputRecorded) -> None:
     """Take the output of a step; its text is not kept."""
     data = given.output_data()
+    state.output_digest = sha256(as_text(data.get("raw")).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     completed = _instant(data.get("completed_at"))
     state.agent = state.agent or as_text(data.get("agent_role"))
     if not state.title or state.title == state.node or state.node is None:
         state.title = title_of(as_text(data.get("task_description"))) or state.title
-    state.begin(completed or state.started_at or 0.0) if state.started_at is None else None
+    if state.started_at is None:
+        state.begin(completed or 0.0)
     _apply_metrics(state, as_mapping(data.get("metrics")))
     state.end("completed", completed or state.started_at or 0.0)
 

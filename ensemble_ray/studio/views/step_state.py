@@ -66,6 +66,8 @@ class StepState:
     cost: Decimal | None = None
     currency: str = ""
     error: str | None = None
+    #: of its output's text
+    output_digest: str | None = None
     #: epoch under which it was handed out last
     epoch: int | None = None
     #: calls without a result, and names of all that were begun
