@@ -183,7 +183,7 @@ def test_rounds_of_units_on_pages(runtime: Runtime) -> None:
     body = task("write", agent(ScriptedModel("draft 1", "draft 2")))
     loop = Loop(name="refine", body=[body], max_iterations=2)
     states = {"check": task("check", agent(ScriptedModel("fine")))}
-    graph = Graph(name="g", states=states, start="check", edges=[GraphEdge("check", Graph.END)])
+    graph = Graph(name="g", states=states, start="check", edges=[GraphEdge(from_state="check", to_state=Graph.END)])
     with WebDashboard.on_port(0) as dashboard, opened(dashboard) as page:
         Ensemble(loops=[loop], dashboard=dashboard).run(runtime=runtime)
         looped = page.until_end()
