@@ -121,6 +121,9 @@ _EXPORTS = {
     """,
     "ensemble_ray.values.unit_outputs": "GraphStep",
     "ensemble_ray.values.unit_traces": "GraphTrace GraphTraceStep LoopTrace PhaseStatus",
+    "ensemble_ray.visualization.dag_model": "DagAgentNode DagGraphEdge DagModel DagPhase DagTaskNode",
+    "ensemble_ray.visualization.dev_tools": "DevToolsExport EnsembleDevTools",
+    "ensemble_ray.visualization.exporter": "DagExporter",
 }
 #: Modules that are attributes of the package without an import of their own.
 MODULES = ("errors", "events", "tools")

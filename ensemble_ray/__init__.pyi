@@ -237,6 +237,14 @@ from ensemble_ray.values.unit_traces import GraphTrace as GraphTrace
 from ensemble_ray.values.unit_traces import GraphTraceStep as GraphTraceStep
 from ensemble_ray.values.unit_traces import LoopTrace as LoopTrace
 from ensemble_ray.values.unit_traces import PhaseStatus as PhaseStatus
+from ensemble_ray.visualization.dag_model import DagAgentNode as DagAgentNode
+from ensemble_ray.visualization.dag_model import DagGraphEdge as DagGraphEdge
+from ensemble_ray.visualization.dag_model import DagModel as DagModel
+from ensemble_ray.visualization.dag_model import DagPhase as DagPhase
+from ensemble_ray.visualization.dag_model import DagTaskNode as DagTaskNode
+from ensemble_ray.visualization.dev_tools import DevToolsExport as DevToolsExport
+from ensemble_ray.visualization.dev_tools import EnsembleDevTools as EnsembleDevTools
+from ensemble_ray.visualization.exporter import DagExporter as DagExporter
 
 MODULES: tuple[str, ...]
 MODULE_OF: dict[str, str]
@@ -263,6 +271,12 @@ __all__ = [
     "CostEstimate",
     "CustomSchemaAgentTool",
     "CustomToolMetrics",
+    "DagAgentNode",
+    "DagExporter",
+    "DagGraphEdge",
+    "DagModel",
+    "DagPhase",
+    "DagTaskNode",
     "DateTimeTool",
     "DeadLetters",
     "DefaultManagerPromptStrategy",
@@ -278,6 +292,7 @@ __all__ = [
     "DelegationStartedEvent",
     "DelegationStatus",
     "DelegationTrace",
+    "DevToolsExport",
     "Durability",
     "DynamicToolProvider",
     "Effect",
@@ -287,6 +302,7 @@ __all__ = [
     "EmbeddingStoreLongTermMemory",
     "Ensemble",
     "EnsembleCompletedEvent",
+    "EnsembleDevTools",
     "EnsembleError",
     "EnsembleListener",
     "EnsembleMemory",

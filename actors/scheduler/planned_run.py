@@ -299,6 +299,7 @@ def opening_of(submission: Submission) -> SessionOpening:
         templates=submission.templates,
         callables=submission.callables,
         is_connected=submission.is_connected,
+        program=submission.program,
     )
 
 

@@ -15,7 +15,7 @@ from ensemble_ray.studio.schemas.wire import Millis, Wire
 
 if TYPE_CHECKING:
     from ensemble_ray.studio.reading import StudioReader
-    from ensemble_ray.studio.service import Visitor
+    from ensemble_ray.studio.visitors import Visitor
 
 __all__ = ["ExportedRun", "export_run"]
 

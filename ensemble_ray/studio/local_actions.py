@@ -6,6 +6,7 @@ Runs go on and begin in processes of their own, by the commands that a person wo
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
@@ -17,7 +18,7 @@ from ensemble_ray.recovery.cancelling import request_end
 from ensemble_ray.recovery.deciding import record_decision
 from ensemble_ray.recovery.resuming import check_resumable
 from ensemble_ray.studio.own_processes import OwnProcesses
-from ensemble_ray.studio.refusals import not_found
+from ensemble_ray.studio.refusals import StudioRefusal, not_found
 from ensemble_ray.studio.run_views import RunViews
 from ensemble_ray.studio.schemas.actions import PreviewedCall, PreviewedStep, RunPreview
 from ensemble_ray.studio.views.run_view import review_of
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalActions"]
 
+_OF_PROGRAM = "A program began it, which alone knows its team: {0} it there, by ensemble_ray.{0}"
 _DONE = frozenset({"completed", "exited"})
 
 
@@ -63,7 +65,7 @@ class LocalActions:
         """Return what the run would take from its record, and what it would do again, if it went on."""
         seen = await self._views.see(run_id)
         steps = [state for state in seen.view.steps.states.values() if not seen.view.steps.is_unit(state)]
-        blocked = await self._obstacle(seen)
+        blocked = self._obstacle(seen)
         return RunPreview(
             reused=[_shown(each) for each in steps if each.status in _DONE],
             asked_again=[_shown(each) for each in steps if each.status not in _DONE],
@@ -76,6 +78,8 @@ class LocalActions:
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
         """Return the same of a new run that does it again from a step on; the team is loaded for it, elsewhere."""
         await self._views.summary(run_id)
+        if not (await read_head(self._store, run_id)).source.place:
+            return RunPreview(blocked=_OF_PROGRAM.format("fork"))
         try:
             offer = await self._processes.ask(["fork", run_id, f"--from={from_step}", "--dry-run", "--json"])
         except EnsembleError as error:
@@ -90,16 +94,17 @@ class LocalActions:
         """Let a run go on in a process of its own, and return its id.
 
         Raises:
-            EnsembleError: it cannot go on.
+            StudioRefusal: it cannot go on.
+            EnsembleError: its process could not go on with it.
         """
-        run = await self._views.summary(run_id)
-        head = await read_head(self._store, run_id)
-        check_resumable(run, head)
-        epoch = (await self._views.see(run_id)).view.cursor
+        seen = await self._views.see(run_id)
+        if (obstacle := self._obstacle(seen)) is not None:
+            raise StudioRefusal(HTTPStatus.CONFLICT, "CANNOT_RESUME", obstacle)
+        last = seen.view.cursor
 
         async def has_begun() -> bool:
             now = await self._store.summary(run_id)
-            return now is not None and (bool(now.owner) or (await self._views.see(run_id)).view.cursor > epoch)
+            return now is not None and (bool(now.owner) or (await self._views.see(run_id)).view.cursor > last)
 
         await self._processes.begin(["resume", run_id, "--quiet"], run_id, has_begun)
         return run_id
@@ -149,7 +154,8 @@ class LocalActions:
     async def _summary(self, run_id: str) -> RunSummary | None:
         return await self._store.summary(run_id)
 
-    async def _obstacle(self, seen: SeenRun) -> str | None:
+    @staticmethod
+    def _obstacle(seen: SeenRun) -> str | None:
         """Return why a run cannot go on; None: it can, as far as its record tells."""
         head = seen.view.totals.head
         try:
@@ -159,7 +165,7 @@ class LocalActions:
         if seen.view.totals.state(seen.summary).value == "completed":
             return f"Run '{seen.summary.run_id}' is completed"
         if not head.source.place:
-            return "A program began it, which alone knows its team: resume it there, by ensemble_ray.resume"
+            return _OF_PROGRAM.format("resume")
         if head.state.value == "budget_exhausted":
             return f"It needs a larger budget: ensemble-ray resume {seen.summary.run_id} --max-tokens N"
         return None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.flow import Flow
     from ensemble_ray.studio.schemas.runs import ComparedRuns, Review, RunDetail, RunList
     from ensemble_ray.studio.schemas.steps import StepDetail
-    from ensemble_ray.studio.service import Visitor
+    from ensemble_ray.studio.visitors import Visitor
 
 __all__ = ["LiveLook", "StudioReader"]
 

@@ -1,7 +1,8 @@
 """RunListing: the runs of a store as rows, page by page. Package: studio.
 
 In: what is looked for, and where the last page ended. Out: rows, newest first. Rules: a page costs the reading of its own runs;
-of a run that has ended the row is kept; looking for words reads so many runs a page, and goes on with the next. On the library's loop.
+of a run that has ended the row is kept. Words are looked for in ids and teams; where none has them, in summaries, of so many runs a
+page. On the library's loop.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _KEPT = 20_000
 class RunSearch:
     """Which runs are looked for; what is empty leaves nothing out."""
 
-    #: words that the id, the team or the summary has
+    #: words that the id and the team have, or else the summary too
     text: str = ""
     statuses: frozenset[str] = frozenset()
     #: a part of the team's name
@@ -99,7 +100,11 @@ class RunListing:
         if not search.text:
             rows = await self.rows(left[:limit])
             return _page(rows, left[:limit], len(left) > limit, len(summaries))
-        return await self._found(search.text.casefold().split(), left, limit, len(summaries))
+        words = search.text.casefold().split()
+        named = [each for each in left if _has(words, each.run_id, each.origin)]
+        if named:
+            return _page(await self.rows(named[:limit]), named[:limit], len(named) > limit, len(summaries))
+        return await self._found(words, left, limit, len(summaries))
 
     async def _found(self, words: Sequence[str], left: Sequence[RunSummary], limit: int, total: int) -> RunList:
         """Return the next rows that have these words."""
@@ -110,7 +115,7 @@ class RunListing:
             read += sum(not self._is_known(each) for each in some)
             for summary, row in zip(some, await self.rows(some), strict=True):
                 position += 1
-                if all(word in f"{row.run_id} {summary.origin} {row.summary}".casefold() for word in words):
+                if _has(words, row.run_id, summary.origin, row.ensemble, row.summary):
                     found.append(row)
                     if len(found) == limit:
                         break
@@ -170,6 +175,11 @@ class RunListing:
             async for page in pages:
                 for fact in page:
                     totals.apply(fact)
+
+
+def _has(words: Sequence[str], *texts: str) -> bool:
+    text = " ".join(texts).casefold()
+    return all(word in text for word in words)
 
 
 def _is_meant(summary: RunSummary, search: RunSearch) -> bool:

@@ -18,7 +18,8 @@ from ensemble_ray.studio.key_guard import KeyGuard
 from ensemble_ray.studio.local_actions import LocalActions
 from ensemble_ray.studio.loopback import LoopbackCheck
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.service import LocalGuard, Studio
+from ensemble_ray.studio.service import Studio
+from ensemble_ray.studio.visitors import LocalGuard
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -1,70 +1,22 @@
-"""Studio: what one page is served from; and who may ask. Package: studio."""
+"""Studio: what one page is served from. Package: studio."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from fastapi import Request
-
-from ensemble_ray.access.rights import Right
 from ensemble_ray.studio.schemas.runs import StudioInfo
+from ensemble_ray.studio.visitors import Guard, LocalGuard
 
 if TYPE_CHECKING:
     from ensemble_ray.record.following import LiveEvents
-    from ensemble_ray.record.stores import RunSummary
     from ensemble_ray.studio.actions import StudioActions
     from ensemble_ray.studio.processes import ProcessReader
     from ensemble_ray.studio.reading import StudioReader
 
-__all__ = ["Guard", "LocalGuard", "Studio", "Visitor"]
-
-
-class Visitor(Protocol):
-    """Who asks."""
-
-    @property
-    def name(self) -> str | None:
-        """Under which name decisions are recorded; None: the user of this process."""
-        ...
-
-    def may_see(self, run: RunSummary) -> bool:
-        """Whether a run is theirs to know of."""
-        ...
-
-
-class Guard(Protocol):
-    """Says who may ask what."""
-
-    async def admit(self, request: Request, right: Right) -> Visitor:
-        """Return who asks.
-
-        Raises:
-            StudioRefusal: they may not.
-        """
-        ...
-
-
-class _LocalUser:
-    """The user of this machine, who may do everything."""
-
-    name = None
-
-    def may_see(self, run: RunSummary) -> bool:
-        """Whether a run is theirs to know of."""
-        del run
-        return True
-
-
-class LocalGuard:
-    """Lets everybody in who can reach the port."""
-
-    async def admit(self, request: Request, right: Right) -> Visitor:
-        """Return who asks."""
-        del request, right
-        return _LocalUser()
+__all__ = ["Studio"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -279,7 +279,7 @@ class DrivenRuns:
             await threads.run(self._ledger.note, active.entry.run_id, RunStatus.RUNNING)
             return await self._runs_team.carry_out(active, is_recovered=is_recovered)
         finally:
-            await turns.give_back()
+            turns.give_back()
 
     async def _recover(self) -> int:
         entries = await threads.run(self._ledger.unfinished)
@@ -363,7 +363,7 @@ class DrivenRuns:
 
     async def _cancel(self, run_id: str) -> RunDetail:
         active = await self._going_on(run_id)
-        await self._turns[active.entry.ensemble].cancel(active)
+        self._turns[active.entry.ensemble].cancel(active)
         if active.run is not None:
             await active.run.acancel()
         return await self._detail(run_id)

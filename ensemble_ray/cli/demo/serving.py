@@ -49,7 +49,7 @@ _TEAMS: Mapping[str, Mapping[str, object]] = {
                 "review": {"prompt": "Is the draft good?", "timeout": 0},
             },
             "letter": {
-                "description": "Write a letter of two sentences to {name} from the draft",
+                "description": "Write to {name} in two sentences, from the draft, without a heading",
                 "expected_output": "A short letter",
                 "context": ["draft"],
             },

@@ -53,6 +53,8 @@ class SqliteStore:
         """
         self._home = home
         self._patience_s = patience_s
+        #: runs that had ended when they were listed
+        self._ended: dict[str, tuple[int, RunSummary]] = {}
 
     async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
         """Begin the record of a new run as its owner. What a run of that id left that recorded nothing is taken over.
@@ -155,7 +157,7 @@ class SqliteStore:
         Raises:
             RecordError: the home cannot be read.
         """
-        return await threads.run(list_runs, self._home)
+        return await threads.run(list_runs, self._home, self._ended)
 
     async def find(self, text: str) -> RunSummary:
         """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
@@ -181,7 +183,7 @@ class SqliteStore:
         Raises:
             RecordError: the home cannot be read.
         """
-        return await threads.run(gates_in, self._home)
+        return await threads.run(gates_in, self._home, self._ended)
 
     async def gates_of(self, run_id: str) -> list[Fact]:
         """Return what is recorded of a run's review gates; nothing when there is no such run.

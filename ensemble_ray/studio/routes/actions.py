@@ -14,7 +14,8 @@ from ensemble_ray.studio.actions import StudioActions
 from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.studio.routes.answers import StudioDependency, answer
 from ensemble_ray.studio.schemas.actions import AcceptedAction, Decision, NewFork
-from ensemble_ray.studio.service import Studio, Visitor
+from ensemble_ray.studio.service import Studio
+from ensemble_ray.studio.visitors import Visitor
 
 __all__ = ["router"]
 

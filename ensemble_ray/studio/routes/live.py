@@ -24,7 +24,7 @@ from ensemble_ray.text.foreign_text import whole_text
 if TYPE_CHECKING:
     from ensemble_ray.record.following import LiveEvents
     from ensemble_ray.studio.reading import StudioReader
-    from ensemble_ray.studio.service import Visitor
+    from ensemble_ray.studio.visitors import Visitor
 
 __all__ = ["router"]
 

@@ -43,7 +43,7 @@ class NewFork(Wire):
         run_id: Name of the new run; null: it gets one.
     """
 
-    from_: str = Field(alias="from", min_length=1, max_length=1000)
+    from_: str = Field(validation_alias="from", min_length=1, max_length=1000)
     run_id: str | None = Field(default=None, max_length=128)
 
 

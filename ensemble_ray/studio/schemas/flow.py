@@ -51,7 +51,7 @@ class FlowEdge(Wire):
         fired: Of a graph's edge: whether the run took it; null: not run, or no such edge.
     """
 
-    from_: str = Field(alias="from")
+    from_: str = Field(validation_alias="from", serialization_alias="from")
     to: str
     points: list[tuple[float, float]]
     kind: EdgeKind

@@ -94,7 +94,7 @@ class RunError(Wire):
         first_failed_step: Where it began; null: in no step.
     """
 
-    class_: str = Field(alias="class")
+    class_: str = Field(serialization_alias="class")
     message: Text
     first_failed_step: str | None = None
 

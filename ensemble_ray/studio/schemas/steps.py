@@ -206,7 +206,7 @@ class ContextCut(Wire):
 class StepError(Wire):
     """Why a step failed."""
 
-    class_: str = Field(alias="class")
+    class_: str = Field(serialization_alias="class")
     message: Text
     causes: list[Text] = Field(default_factory=list)
 

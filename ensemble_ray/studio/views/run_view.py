@@ -135,7 +135,7 @@ class RunView:
         reviews = [
             review_of(
                 gate,
-                ensemble=team_name(summary.origin),
+                ensemble=team_name(summary.origin, totals.head.header),
                 at=at,
                 is_owned=bool(summary.owner),
                 can_decide=can_decide and not state.is_final,

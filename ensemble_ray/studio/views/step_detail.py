@@ -213,19 +213,19 @@ def _calls(facts: Sequence[Fact]) -> list[ToolCallDetail]:
             case _:
                 pass
     found: list[ToolCallDetail] = []
-    for name, (intent, at, again) in begun.items():
-        call, result = asked.get(name), results.get(name)
+    for name, (begun_as, at, again) in begun.items():
+        call, given = asked.get(name), results.get(name)
         turn = name.rsplit("/", 2)[1]
-        effect = "unknown" if result is None or result.is_unknown else "repeated" if again else "recorded"
+        effect = "unknown" if given is None or given.is_unknown else "repeated" if again else "recorded"
         decided = f"decided: {decisions[name]}" if name in decisions else None
         found.append(
             ToolCallDetail(
-                name=intent.tool_name if intent else call.name if call else "delegate_task",
-                arguments=intent.arguments if intent else call.arguments if call else "",
-                result=decided if result is None else result.text,
-                outcome="unknown" if result is None else result.outcome,
-                duration_ms=None if result is None else max(0, round(result.duration_s * 1000)),
-                started_at=as_millis(at if result is None else result.started_at),
+                name=begun_as.tool_name if begun_as else call.name if call else "delegate_task",
+                arguments=begun_as.arguments if begun_as else call.arguments if call else "",
+                result=decided if given is None else given.text,
+                outcome="unknown" if given is None else given.outcome,
+                duration_ms=None if given is None else max(0, round(given.duration_s * 1000)),
+                started_at=as_millis(at if given is None else given.started_at),
                 effect=effect,
                 iteration=int(turn) if turn.isdecimal() else None,
             )

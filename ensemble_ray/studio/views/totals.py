@@ -137,7 +137,7 @@ class RunTotals:
         fork = self.head.forked_from
         return RunRow(
             run_id=summary.run_id,
-            ensemble=team_name(summary.origin),
+            ensemble=team_name(summary.origin, self.head.header),
             status=wire_status(state),  # type: ignore[arg-type]  # the words are the endpoint's
             summary=self._result or self._first_task,
             created_at=created,

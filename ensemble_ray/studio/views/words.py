@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 
+from ensemble_ray.facts.lenient import as_mapping, as_text
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = ["exit_text", "team_name", "wire_status"]
 
+#: Roles that stand for a team's name.
+_ROLES = 4
 _EXITS: Mapping[ExitReason, str] = {
     ExitReason.COMPLETED: "All of it is done.",
     ExitReason.USER_EXIT_EARLY: "Somebody ended it early, with what was done.",
@@ -35,6 +39,14 @@ def wire_status(state: RunState) -> str:
     return "accepted" if state is RunState.PENDING else state.value
 
 
-def team_name(origin: str) -> str:
-    """Return what a run's team is called, by where its definition came from: a file's name, or `module:attribute`."""
-    return PurePath(origin).name if "/" in origin else origin
+def team_name(origin: str, header: PlanRecorded | None = None) -> str:
+    """Return what a run's team is called: a file's name, or `module:attribute`; else the roles of its first agents.
+
+    Args:
+        origin: Where its definition came from; empty: from a program.
+        header: The run's first fact, where it was read.
+    """
+    if origin or header is None:
+        return PurePath(origin).name if "/" in origin else origin
+    roles = (as_text(as_mapping(agent).get("role")) for agent in header.agents or ())
+    return ", ".join([role for role in dict.fromkeys(roles) if role][:_ROLES])
