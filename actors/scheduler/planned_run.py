@@ -53,7 +53,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.claimed import ClaimedRun
 from ensemble_ray.runs.decisions import DecisionWatch
 from ensemble_ray.runs.ownership import watch_for_cancel
-from ensemble_ray.values.directives import Directive
+from ensemble_ray.values.directives import RunDirective
 from ensemble_ray.values.outputs import RunState
 
 __all__ = ["PlannedRun", "body_of", "opening_of"]
@@ -180,7 +180,7 @@ class PlannedRun:
         """End the run; processes that hold on are ended after a grace."""
         await self._coordinator.cancel()
 
-    async def inject(self, directive: Directive) -> bool:
+    async def inject(self, directive: RunDirective) -> bool:
         """Tell the tasks that start from now on; False: the run has ended."""
         return await self._coordinator.inject(directive)
 

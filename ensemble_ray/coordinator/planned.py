@@ -226,6 +226,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             is_reflected_later=self._later.is_later(node.key),
             is_again=self.put_down.pick_up(start.instance),
             directives=self.directives.active(),
+            switches=self.directives.switches,
         )
 
     def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:

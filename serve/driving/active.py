@@ -95,7 +95,8 @@ class Turns:
         """Wait for the turn of a run; False: it was cancelled before."""
         if active.is_cancelled:
             return False
-        turn = self._queue[active] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._queue[active] = turn
         self._call_next()
         try:
             return await turn

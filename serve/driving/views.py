@@ -21,7 +21,8 @@ from ensemble_ray.serve.run_service import LARGEST_PAGE
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.serve.driving.active import ActiveRun
-    from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
+    from ensemble_ray.serve.driving.ledger import LedgerEntry
+    from ensemble_ray.serve.driving.run_ledger import RunLedger
 
 __all__ = ["RunViews"]
 
@@ -32,7 +33,7 @@ _LOOK_S = 1.0
 class RunViews:
     """The runs of one process as clients see them."""
 
-    def __init__(self, ledger: Ledger, active: Mapping[str, ActiveRun], store: Callable[[], RunStore]) -> None:
+    def __init__(self, ledger: RunLedger, active: Mapping[str, ActiveRun], store: Callable[[], RunStore]) -> None:
         """Make it.
 
         Args:

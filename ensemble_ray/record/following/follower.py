@@ -211,7 +211,8 @@ class RunFollower:
         if self._live is None:
             return []
         events, self._live_cursor, _ = self._live.log.read(self._live_cursor)
-        return [render_token(event) for event in events if isinstance(event, TokenEvent)]
+        now = SystemClock().now()
+        return [render_token(event, now) for event in events if isinstance(event, TokenEvent)]
 
     async def _wait(self, timeout_s: float) -> None:
         """Return when something may be new."""
