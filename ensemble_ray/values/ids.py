@@ -9,6 +9,7 @@ Three identities (design of the record):
 from __future__ import annotations
 
 import hashlib
+import os
 import uuid
 
 __all__ = [
@@ -40,7 +41,7 @@ _VARIANTS = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 def new_object_id() -> str:
     """Return a fresh hidden id for a definition (S-CONV-30)."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def new_run_id() -> str:
