@@ -14,7 +14,14 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError
+from ensemble_ray.errors import (
+    AgentExecutionError,
+    BudgetExhaustedError,
+    ExitEarlyError,
+    IllegalStateError,
+    ValidationError,
+    message_of,
+)
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegation.delegations import Delegations
@@ -46,6 +53,8 @@ __all__ = ["MOST_TRIES", "ToolCalls"]
 _log = bounded_logger(__name__)
 #: How often one tool may ask the model of one task to try again (S-TOOL-54).
 MOST_TRIES = 3
+#: What the record has of a call that asked for the end of the run.
+_LEFT = "The tool asked for the end of the run"
 
 
 def _effect_of(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
@@ -257,6 +266,9 @@ class ToolCalls:
         context, reviews = self._context(call.name, name)
         try:
             outcome = self._bounded(call, await call_tool(bound, call.arguments, context=context))
+        except ExitEarlyError as exit_early:
+            self._leave(call, name, started_at, exit_early)
+            raise
         finally:
             if reviews is not None:
                 reviews.close()
@@ -279,6 +291,26 @@ class ToolCalls:
             name, _result_of(effect), until=Persistence.QUEUED if is_safe_later else Persistence.COMMITTED
         )
         return effect
+
+    def _leave(self, call: ToolCall, name: str, started_at: float, exit_early: ExitEarlyError) -> None:
+        """Note and tell of a call that asks for the end of the run: that is on record together with that end (S-DUR-138).
+
+        Not of a budget that is spent: with a larger one the call is made again.
+        """
+        effects = self._scope.effects
+        if isinstance(exit_early, BudgetExhaustedError) or effects.leaving is not None:
+            return
+        why = message_of(exit_early) if str(exit_early) else ""
+        effect = ToolEffect(
+            call=call,
+            outcome="success",
+            text=f"{_LEFT}: {why}" if why else _LEFT,
+            started_at=started_at,
+            duration_s=max(0.0, self._scope.ports.clock.now() - started_at),
+        )
+        effects.models[-1].tools.append(effect)
+        effects.leaving = (name, _result_of(effect))
+        self._announce(effect)
 
     def _bounded(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
         """Return the outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""
