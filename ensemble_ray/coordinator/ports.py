@@ -59,7 +59,7 @@ ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
 OrderT_co = TypeVar("OrderT_co", covariant=True)
 OutcomeT_co = TypeVar("OutcomeT_co", covariant=True)
 #: How an output is held: the object itself inline, its bytes in a scheduler actor.
-Output = TypeVar("Output")
+OutputT_contra = TypeVar("OutputT_contra", contravariant=True)
 
 
 class Executor(Protocol[OrderT_contra]):
@@ -171,11 +171,11 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
         ...
 
 
-class Predicates(Protocol[Output]):
+class Predicates(Protocol[OutputT_contra]):
     """The user's predicates and edge conditions, asked where they live: one copy for the whole run (S-LOOP-54)."""
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[Output]]
+        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[OutputT_contra]]
     ) -> bool | EvaluationFailed | None:
         """Ask one.
 

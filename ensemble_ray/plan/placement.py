@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
-from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit
+from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit
 
 __all__ = [
     "GROWS_ABOVE",
@@ -82,7 +82,10 @@ def find_beside_predicates(plan: Plan, requests: Iterable[PlacementRequest]) -> 
     the other and nobody delegates. Not one that has tools, which may take their process with them or keep it busy, and not one
     that asks for a process, for several, or for something of its node.
     """
-    if plan.workflow != "sequential" or plan.depends_on_order or any(each.allow_delegation for each in plan.agents):
+    is_side_by_side = plan.workflow != "sequential" or plan.depends_on_order
+    for unit in plan.units:
+        is_side_by_side = is_side_by_side or (isinstance(unit, PhaseUnit) and unit.workflow != "sequential")
+    if is_side_by_side or any(each.allow_delegation for each in plan.agents):
         return frozenset()
     asked_after: set[str] = set()
     repeated: set[str] = set()

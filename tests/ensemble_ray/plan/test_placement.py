@@ -292,4 +292,4 @@ def test_agent_lives_apart_from_predicates_when_something_speaks_against_it(foun
 )
 def test_agent_lives_apart_from_predicates_when_it_asks_for_something(fields: dict[str, object]) -> None:
     """S-LOOP-189: its process is what its agent says."""
-    assert not find_beside_predicates(plan(LOOP), [asking("w"), asking("c", **fields)])
+    assert not find_beside_predicates(plan(LOOP), [asking("w"), asking("c", **fields)])  # type: ignore[arg-type]  # fields of a request
