@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.execute.memory_use import MemoryUse
 from ensemble_ray.facts.directives import DirectivesShown
-from ensemble_ray.facts.effects import ToolReturned
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.ports.memory import MemoryOperationListener
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
@@ -202,8 +201,8 @@ class TaskEffects:
     memory: MemoryUse | None = None
     #: hears of what it does with memory while it is at work (S-MEM-100)
     memory_listener: MemoryOperationListener | None = None
-    #: the call that asked for the end of the run, by its effect's name, and what is recorded of it (S-DUR-138)
-    leaving: tuple[str, ToolReturned] | None = None
+    #: the call that asked for the end of the run, by its effect's name, and what it said (S-DUR-138)
+    leaving: tuple[str, str] = ("", "")
     #: its review gates in the order in which they were asked, as a trace shows them
     reviews: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
 

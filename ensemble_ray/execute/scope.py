@@ -129,30 +129,21 @@ class TaskScope:
             StaleEpochError: another process has this task now; nothing more of it must be done here.
             RecordError: the store refused it.
         """
-        now = self.ports.clock.now() if at is None else at
-        await self._append([self._fact(name, each, now) for each in data], until)
-
-    def _fact(self, name: str, data: FactData, at: float) -> Fact:
         order = self.order
-        self.effects.is_recorded = self.effects.is_recorded or is_doing(data)
-        return Fact(run=order.run_id, name=name, at=at, data=data, epoch=order.epoch)
-
-    async def _append(self, facts: Sequence[Fact], until: Persistence) -> None:
-        await self.ports.journal.append(facts, epoch=self.order.epoch, until=until)
+        self.effects.is_recorded = self.effects.is_recorded or any(map(is_doing, data))
+        now = self.ports.clock.now() if at is None else at
+        facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
+        await self.ports.journal.append(facts, epoch=order.epoch, until=until)
 
     async def note_end(self, *data: FactData) -> None:
-        """Put the task's end on record, committed, together with the call that asked for it.
+        """Put the task's end on record, committed.
 
         Whoever wants it stopped meanwhile comes too late: the run must say what its record does (S-DUR-138).
         """
-        now = self.ports.clock.now()
-        facts = [self._fact(self.order.instance, each, now) for each in data]
-        if self.effects.leaving is not None:
-            facts.insert(0, self._fact(*self.effects.leaving, now))
         if self.context.durability == Durability.OFF:  # the facts are in memory at once, and nothing can come between
-            await self._append(facts, Persistence.QUEUED)
+            await self.note(self.order.instance, *data)
             return
-        noting = asyncio.ensure_future(self._append(facts, Persistence.COMMITTED))
+        noting = asyncio.ensure_future(self.note(self.order.instance, *data, until=Persistence.COMMITTED))
         try:
             await asyncio.shield(noting)
         except asyncio.CancelledError:

@@ -20,12 +20,12 @@ from ensemble_ray.errors import (
     ExitEarlyError,
     IllegalStateError,
     ValidationError,
-    message_of,
 )
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
+from ensemble_ray.execute.exits import describe_exit
 from ensemble_ray.execute.review.tool_reviews import ToolReviews, stands_at_gate, tool_reviews
 from ensemble_ray.execute.review.waiting import ReviewOpenError
 from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, resolve_unknown
@@ -53,8 +53,6 @@ __all__ = ["MOST_TRIES", "ToolCalls"]
 _log = bounded_logger(__name__)
 #: How often one tool may ask the model of one task to try again (S-TOOL-54).
 MOST_TRIES = 3
-#: What the record has of a call that asked for the end of the run.
-_LEFT = "The tool asked for the end of the run"
 
 
 def _effect_of(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
@@ -293,24 +291,22 @@ class ToolCalls:
         return effect
 
     def _leave(self, call: ToolCall, name: str, started_at: float, exit_early: ExitEarlyError) -> None:
-        """Note and tell of a call that asks for the end of the run: that is on record together with that end (S-DUR-138).
+        """Note a call that asks for the end of the run: that end tells of it on record (S-DUR-138), and no event does.
 
         Not of a budget that is spent: with a larger one the call is made again.
         """
         effects = self._scope.effects
-        if isinstance(exit_early, BudgetExhaustedError) or effects.leaving is not None:
+        if isinstance(exit_early, BudgetExhaustedError) or any(effects.leaving):
             return
-        why = message_of(exit_early) if str(exit_early) else ""
+        effects.leaving = (name, str(exit_early))
         effect = ToolEffect(
             call=call,
             outcome="success",
-            text=f"{_LEFT}: {why}" if why else _LEFT,
+            text=describe_exit(str(exit_early)),
             started_at=started_at,
             duration_s=max(0.0, self._scope.ports.clock.now() - started_at),
         )
         effects.models[-1].tools.append(effect)
-        effects.leaving = (name, _result_of(effect))
-        self._announce(effect)
 
     def _bounded(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
         """Return the outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""
