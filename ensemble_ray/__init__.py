@@ -27,6 +27,7 @@ _EXPORTS = {
     "ensemble_ray.definition.retry_policy": "RetryPolicy",
     "ensemble_ray.definition.task": "Task",
     "ensemble_ray.definition.workflow": "ParallelErrorStrategy Workflow",
+    "ensemble_ray.serve.process_control": "ProcessControl",
     "ensemble_ray.values.agent_output": "AgentOutput",
     "ensemble_ray.values.delegation": """
         DelegationContext DelegationPolicy DelegationPolicyContext DelegationPolicyResult DelegationPriority
@@ -121,6 +122,9 @@ _EXPORTS = {
     """,
     "ensemble_ray.values.unit_outputs": "GraphStep",
     "ensemble_ray.values.unit_traces": "GraphTrace GraphTraceStep LoopTrace PhaseStatus",
+    "ensemble_ray.visualization.dag_model": "DagAgentNode DagGraphEdge DagModel DagPhase DagTaskNode",
+    "ensemble_ray.visualization.dev_tools": "DevToolsExport EnsembleDevTools",
+    "ensemble_ray.visualization.exporter": "DagExporter",
 }
 #: Modules that are attributes of the package without an import of their own.
 MODULES = ("errors", "events", "tools")

@@ -152,6 +152,7 @@ from ensemble_ray.reviews.notifiers import ReviewNotifier as ReviewNotifier
 from ensemble_ray.runs.handle import Run as Run
 from ensemble_ray.runs.map_reduce.handle import MapReduceRun as MapReduceRun
 from ensemble_ray.runs.ports import Runtime as Runtime
+from ensemble_ray.serve.process_control import ProcessControl as ProcessControl
 from ensemble_ray.tools import AbstractAgentTool as AbstractAgentTool
 from ensemble_ray.tools import AbstractTypedAgentTool as AbstractTypedAgentTool
 from ensemble_ray.tools import AgentTool as AgentTool
@@ -237,6 +238,14 @@ from ensemble_ray.values.unit_traces import GraphTrace as GraphTrace
 from ensemble_ray.values.unit_traces import GraphTraceStep as GraphTraceStep
 from ensemble_ray.values.unit_traces import LoopTrace as LoopTrace
 from ensemble_ray.values.unit_traces import PhaseStatus as PhaseStatus
+from ensemble_ray.visualization.dag_model import DagAgentNode as DagAgentNode
+from ensemble_ray.visualization.dag_model import DagGraphEdge as DagGraphEdge
+from ensemble_ray.visualization.dag_model import DagModel as DagModel
+from ensemble_ray.visualization.dag_model import DagPhase as DagPhase
+from ensemble_ray.visualization.dag_model import DagTaskNode as DagTaskNode
+from ensemble_ray.visualization.dev_tools import DevToolsExport as DevToolsExport
+from ensemble_ray.visualization.dev_tools import EnsembleDevTools as EnsembleDevTools
+from ensemble_ray.visualization.exporter import DagExporter as DagExporter
 
 MODULES: tuple[str, ...]
 MODULE_OF: dict[str, str]
@@ -263,6 +272,12 @@ __all__ = [
     "CostEstimate",
     "CustomSchemaAgentTool",
     "CustomToolMetrics",
+    "DagAgentNode",
+    "DagExporter",
+    "DagGraphEdge",
+    "DagModel",
+    "DagPhase",
+    "DagTaskNode",
     "DateTimeTool",
     "DeadLetters",
     "DefaultManagerPromptStrategy",
@@ -278,6 +293,7 @@ __all__ = [
     "DelegationStartedEvent",
     "DelegationStatus",
     "DelegationTrace",
+    "DevToolsExport",
     "Durability",
     "DynamicToolProvider",
     "Effect",
@@ -287,6 +303,7 @@ __all__ = [
     "EmbeddingStoreLongTermMemory",
     "Ensemble",
     "EnsembleCompletedEvent",
+    "EnsembleDevTools",
     "EnsembleError",
     "EnsembleListener",
     "EnsembleMemory",
@@ -387,6 +404,7 @@ __all__ = [
     "PostgresMemory",
     "PostgresReflectionStore",
     "ProcessAgentTool",
+    "ProcessControl",
     "PromptTemplateError",
     "RateLimit",
     "RateLimitInterruptedError",

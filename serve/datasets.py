@@ -49,17 +49,17 @@ class DatasetCatalog:
         Runs of an endpoint outlive the process that reads their items; what goes on with one reads them again from the first.
 
         Raises:
-            Refusal: there is none of that name.
-            ValidationError: the function returned something else.
+            Refusal: there is none of that name, or its function returned something else, which only the operator can mend.
         """
         self.check(name)
         source = self._sources[name]
         found = source if _is_dataset(source) else cast("Callable[[], object]", source)()
         if not _is_dataset(found):
-            raise ValidationError(
+            text = (
                 f"The Dataset '{name}' ({self._references.get(name, name)}) is of type {type(found).__name__}: return a "
                 "ray.data.Dataset"
             )
+            raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", text)
         _keep_order(found)
         return found
 
@@ -110,4 +110,4 @@ def load_datasets(references: Mapping[str, str]) -> DatasetCatalog:
 
 
 def _is_dataset(value: object) -> bool:
-    return callable(getattr(value, "iter_rows", None))
+    return not isinstance(value, type) and callable(getattr(value, "iter_rows", None))

@@ -221,7 +221,13 @@ def pack_context(context: RunContext) -> RunContext:
 
 
 def pack_submission(
-    request: RunRequest, work: PlannedWork, *, keeps_warm: bool, is_connected: bool, goes_on_alone: bool
+    request: RunRequest,
+    work: PlannedWork,
+    *,
+    keeps_warm: bool,
+    is_connected: bool,
+    goes_on_alone: bool,
+    program: str = "",
 ) -> Submission:
     """Return a planned run as the scheduler gets it.
 
@@ -231,6 +237,7 @@ def pack_submission(
         keeps_warm: Whether agent processes are kept for the next run.
         is_connected: Whether this process listens.
         goes_on_alone: Whether it goes on without this process where it waits for reviews.
+        program: Its runs may share processes with this one; empty: no other run may.
 
     Raises:
         ValidationError: something of it cannot travel; the path to the culprit is named (S-CONV-34).
@@ -253,6 +260,7 @@ def pack_submission(
         is_connected=is_connected,
         goes_on_alone=goes_on_alone,
         keeps_warm=keeps_warm,
+        program=program,
     )
 
 

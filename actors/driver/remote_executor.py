@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.exceptions
 
-from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
+from ensemble_ray.actors.driver.cluster import PROGRAM, ClusterHeartbeat
 from ensemble_ray.actors.driver.driver_connection import DriverConnection
 from ensemble_ray.actors.driver.loading import check_loading
 from ensemble_ray.actors.driver.packing import PackedOrder, Packer, pack_context
@@ -317,6 +317,7 @@ class RemoteExecutor:
             run_id=self._run_id,
             session=self._session,
             context=pack_context(request.context),
+            program=PROGRAM,
             location=None if request.store is None else RecordLocation(request.store, node_id),
             is_connected=self._is_connected,
             is_resubmission=self._collecting is not None,

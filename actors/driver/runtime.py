@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import ray
 import ray.exceptions
 
-from ensemble_ray.actors.driver.cluster import LOCAL, connection_id, join_or_start
+from ensemble_ray.actors.driver.cluster import LOCAL, PROGRAM, connection_id, join_or_start
 from ensemble_ray.actors.driver.jobs import JobServer
 from ensemble_ray.actors.driver.loading import check_loading
 from ensemble_ray.actors.driver.node_check import ask_nodes, question_about
@@ -112,6 +112,7 @@ class RayRuntime:
             keeps_warm=self._is_kept_warm(),
             is_connected=_needs_driver(request, has_doubles=has_doubles),
             goes_on_alone=request.context.is_detached and not _asks_driver(request, has_doubles=has_doubles),
+            program=PROGRAM,
         )
         try:
             scheduler = await self._find_scheduler(request)

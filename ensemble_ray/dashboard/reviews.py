@@ -91,7 +91,7 @@ class WebReviewHandler(ReviewHandler):
             self._open[review_id] = gate
         self._hub.publish(request.run_id, _requested(review_id, request))
         try:
-            await asyncio.wait([gate.decided], timeout=request.timeout_s)
+            answered, _ = await asyncio.wait([gate.decided], timeout=request.timeout_s)
             self._expire(review_id)  # nothing where somebody decided, perhaps in this moment: then that is on its way
             decision = await gate.decided
         except asyncio.CancelledError:
@@ -100,7 +100,8 @@ class WebReviewHandler(ReviewHandler):
             raise
         if decision is not None:
             return decision
-        return decision_at_timeout(request, round(self._clock.now() - gate.created_at, 1))
+        waited_s = round(self._clock.now() - gate.created_at, 1)
+        return decision_at_timeout(request, waited_s if answered else request.timeout_s or waited_s)
 
     def decide(self, review_id: str, decision: str, revised_output: str | None = None) -> bool:
         """Decide at a gate, and return whether it was open; from any thread.

@@ -12,6 +12,7 @@ from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
+from ensemble_ray.facts.directives import ModelSwitched
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.loader import load_source
 from ensemble_ray.map_reduce import MapReduceEnsemble
@@ -31,6 +32,7 @@ from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.runtime import connect
 from ensemble_ray.values.amounts import Amount, RunBudget
+from ensemble_ray.values.directives import ModelSwitch, switched
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
@@ -148,6 +150,8 @@ async def begin_again(
         raise ValidationError(
             f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
         )
+    if not is_completed:
+        await _check_models(store, found.run_id, again)
     return definition.begin(
         header.inputs or {},
         runtime=runtime or header.runtime or None,
@@ -172,6 +176,21 @@ async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amo
     if _budget(definition) is not None:
         await read_pages(store, run_id, kinds_of(*PAID), tally.apply)
     return tally.total
+
+
+async def _check_models(store: RunStore, run_id: str, definition: Runnable) -> None:
+    """Refuse a definition without a model that the run was told to ask (S-CTL-12)."""
+    switches: tuple[ModelSwitch, ...] = ()
+    async for page in store.read(run_id, kinds=kinds_of(ModelSwitched)):
+        for fact in page:
+            if isinstance(chosen := fact.data, ModelSwitched):
+                switches = switched(switches, ModelSwitch(model=chosen.model, agent=chosen.agent))
+    for each in switches:
+        if each.model is not None and each.model not in definition.models:
+            raise ValidationError(
+                f"Run '{run_id}' was told to ask the model '{each.model}', which the ensemble does not have any more. "
+                f"Known: [{', '.join(sorted(definition.models))}]"
+            )
 
 
 def _budget(definition: Runnable) -> RunBudget | None:

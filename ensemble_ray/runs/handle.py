@@ -232,7 +232,7 @@ class Run:
     async def _inject(self, directive: RunDirective) -> None:
         await self._scope.begun.wait()
         if self._future.done() or not await self._launcher.inject(directive):
-            raise IllegalStateError(f"Run '{self.id}' does not go on: no task of it would be told of a directive")
+            raise IllegalStateError(f"Run '{self.id}' does not go on: no task of it starts any more")
 
     def _unwrap(self, outcome: EnsembleOutput | _Interrupted) -> EnsembleOutput:
         if isinstance(outcome, _Interrupted):

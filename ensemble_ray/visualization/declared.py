@@ -113,9 +113,9 @@ class _Maker:
         steps = set(pairwise(self.dag.critical_path))
         for target, sources in waits_for.items():
             for source in sources:
-                ends = {"source": _key(inside[source]), "target": _key(inside[target])}
                 is_critical = shows_levels and (source, target) in steps
-                self._edges.append(FlowEdge(**ends, is_critical=is_critical))
+                edge = FlowEdge(source=_key(inside[source]), target=_key(inside[target]), is_critical=is_critical)
+                self._edges.append(edge)
         if is_sequential:
             self._add_order([inside[each] for each in order if each])
 
@@ -193,7 +193,9 @@ class _Maker:
         """Add the task that decides about a phase, behind all that nothing in the phase waits for."""
         if review is None:
             return
-        self._add_node(review, phase.key, kind=_kind(review), rank=review.parallel_group, badges=("REVIEW",))
+        badges = ("REVIEW", "CP") if review.on_critical_path else ("REVIEW",)
+        rank = review.parallel_group
+        self._add_node(review, phase.key, kind=_kind(review), rank=rank, badges=badges, shows_path=True)
         inside = {_key(task) for task in members}
         waited_for = {edge.source for edge in self._edges if edge.target in inside}
         self._edges += [
@@ -216,10 +218,10 @@ class _Maker:
                 self._add_loop(task, None, title, rank=ranks[task.id])
                 continue
             kind = "end" if task.node_type == "graph-end" else "state"
-            badges = ("END",) if kind == "end" else ("STATE",)
+            badges = ["END" if kind == "end" else "STATE"]
             if task.id == dag.graph_start_state_id:
-                badges += ("START",)
-            self._add_node(task, None, kind=kind, rank=ranks[task.id], badges=badges)
+                badges.append("START")
+            self._add_node(task, None, kind=kind, rank=ranks[task.id], badges=tuple(badges))
         is_over = dag.graph_steps_run is not None
         for edge in dag.graph_edges:
             self._edges.append(

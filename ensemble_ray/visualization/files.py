@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pydantic
 
 from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.nodes import DETERMINISTIC
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.values.ids import delegated_instance, effect_name, instance_of
@@ -58,7 +59,7 @@ def _read(kind: type[V], path: str | Path) -> V:
     try:
         return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
-        raise explain(error, f"{path} is no {kind.__name__}") from error
+        raise ValidationError(f"{path}: {explain(error, kind.__name__)}") from error
 
 
 def trace_steps(trace: ExecutionTrace, plan: Plan | None = None) -> list[RanStep]:

@@ -61,8 +61,13 @@ class FlowNode:
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     #: short words on it: `L0`, `CP`, `MAP`, `REDUCE L1`, `AGGREGATE`, `DIRECT`, `STATE`, `END`
     badges: tuple[str, ...] = ()
-    #: of tasks that are not known yet: how many there will be; None: as many as there are in `folded`, or one
+    #: how many tasks it stands for, where they are not in `folded`
     count: int | None = None
+
+    @property
+    def shown_count(self) -> int | None:
+        """How many tasks it stands for; None: it is one."""
+        return self.count if self.count is not None or not self.folded else len(self.folded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +187,7 @@ def flow_data(placed: PlacedFlow, steps: Mapping[str, Sequence[tuple[str, str]]]
 def _node_data(
     node: FlowNode, place: Place, steps: Mapping[str, Sequence[tuple[str, str]]] | None
 ) -> dict[str, JsonValue]:
-    is_folded = bool(node.folded) or node.count is not None
+    is_folded = node.shown_count is not None
     counts = dict(node.counts)
     ran: list[str] = [] if node.kind == "end" else [node.id]
     if steps is not None:
@@ -198,7 +203,7 @@ def _node_data(
         "critical": node.is_critical,
         "group": node.group,
         "steps": None if is_folded else list[JsonValue](ran),
-        "count": (node.count if node.count is not None else len(node.folded)) if is_folded else None,
+        "count": node.shown_count,
         "counts": dict[str, JsonValue](counts) if is_folded else None,
         "badges": list(node.badges),
     }

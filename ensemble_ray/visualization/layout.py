@@ -9,12 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ensemble_ray.errors import IllegalStateError
-
-if TYPE_CHECKING:
-    from graphlay import Graph
 
 __all__ = ["Box", "Direction", "Frame", "Layout", "Line", "Place", "Point", "Route", "lay_out"]
 
@@ -27,8 +24,9 @@ _MARGIN = 16.0
 _PADDING = 16.0
 #: Height of a frame's title.
 _HEADER = 28.0
-#: With more lines than that, less is done against crossings: 300 lines take 0.2 s, 3,000 would take 16 s.
-_CAREFUL_LINES = 300
+#: With more lines than that, less is done against crossings: at worst 100 lines take 0.1 s, 300 would take a second. The engine
+#: holds the interpreter's lock meanwhile.
+_CAREFUL_LINES = 100
 _DIRECTIONS: dict[Direction, str] = {"down": "topbottom", "right": "leftright"}
 
 
@@ -114,11 +112,12 @@ def lay_out(
     if not boxes:
         return Layout(width=0, height=0, places={}, routes=())
     drawn = _engine().layout(_graph_of(boxes, lines, frames), options=_options(direction, len(lines)))
-    raw_places = {each: _place(node) for each, node in zip((e.id for e in (*frames, *boxes)), drawn.nodes, strict=True)}
+    names = [*(frame.id for frame in frames), *(box.id for box in boxes)]
+    raw_places = {name: _place(node) for name, node in zip(names, drawn.nodes, strict=True)}
     raw_routes = [_route(edge, line) for edge, line in zip(drawn.edges, lines, strict=True)]
-    inside = {frame.id for frame in frames}
+    framed = {frame.id for frame in frames}
     routes = [
-        _outside(route, *(raw_places[end] if end in inside else None for end in (line.source, line.target)))
+        _outside(route, *(raw_places[end] if end in framed else None for end in (line.source, line.target)))
         for route, line in zip(raw_routes, lines, strict=True)
     ]
     places, routes = _with_titles(raw_places, routes, frames)
@@ -135,21 +134,36 @@ def _engine() -> Any:
     return graphlay
 
 
-def _graph_of(boxes: Sequence[Box], lines: Sequence[Line], frames: Sequence[Frame]) -> Graph:
+def _graph_of(boxes: Sequence[Box], lines: Sequence[Line], frames: Sequence[Frame]) -> dict[str, object]:
     """Return the graph as the engine takes it: frames are nodes that others have as their parent."""
-    graph = _engine().Graph()
+    nodes: list[dict[str, object]] = []
     known: dict[str, int] = {}
-    for each in (*frames, *boxes):
-        above = each.parent if isinstance(each, Frame) else each.frame
-        size = (1.0, 1.0) if isinstance(each, Frame) else (each.width, each.height)
-        within = {} if above is None else {"parent": known[above]}
-        known[each.id] = graph.node(each.id, width=size[0], height=size[1], label=" ", **within)
+
+    def find(name: str) -> int:
+        if name not in known:
+            raise ValueError(f"the graph has no node '{name}'")
+        return known[name]
+
+    def add(name: str, width: float, height: float, above: str | None) -> None:
+        if name in known:
+            raise ValueError(f"the graph has two nodes '{name}'")
+        node: dict[str, object] = {"size": {"width": width, "height": height}, "shape": "box", "key": " "}
+        nodes.append(node if above is None else {**node, "parent": find(above)})
+        known[name] = len(known)
+
+    for frame in frames:
+        add(frame.id, 1, 1, frame.parent)
+    for box in boxes:
+        add(box.id, box.width, box.height, box.frame)
+    edges: list[dict[str, object]] = []
     for line in lines:
-        more: dict[str, object] = {"reverse_for_ranking": True} if line.is_back else {}
+        edge: dict[str, object] = {"source": find(line.source), "target": find(line.target), "weight": 1.0}
+        if line.is_back:
+            edge["reverse_for_ranking"] = True
         if line.label_size is not None:
-            more["label_size"] = dict(zip(("width", "height"), line.label_size, strict=True))
-        graph.edge(line.source, line.target, **more)
-    return graph
+            edge["label_size"] = dict(zip(("width", "height"), line.label_size, strict=True))
+        edges.append(edge)
+    return {"nodes": nodes, "edges": edges}
 
 
 def _options(direction: Direction, line_count: int) -> dict[str, object]:

@@ -55,8 +55,8 @@ def _shape(node: FlowNode) -> str:
     lines = [_text(node.title)]
     if node.agent:
         lines.append(f"<i>{_text(node.agent)}</i>")
-    count = len(node.folded)
-    badges = " ".join((*node.badges, *((f"{count} tasks",) if count else ())))
+    count = node.shown_count
+    badges = " ".join((*node.badges, *(() if count is None else (f"{count} task{'' if count == 1 else 's'}",))))
     if badges:
         lines.append(f"<small>{_text(badges)}</small>")
     label = "<br/>".join(lines)

@@ -135,8 +135,8 @@ class _Reader:
                 phase=None if phase is None else phase.name,
                 waits_for=tuple(ids[key] for key in waits_for if key in ids and key != each.key),
             )
-        for each in in_waiting_order(list(entries), {key: entry.waits_for for key, entry in entries.items()}):
-            entry = entries[each]
+        for name in in_waiting_order(list(entries), {key: entry.waits_for for key, entry in entries.items()}):
+            entry = entries[name]
             entry.level = 1 + max((entries[before].level for before in entry.waits_for), default=-1)
         return entries
 

@@ -145,7 +145,7 @@ def _node(node: FlowNode, place: Place, role: int | None) -> Iterator[str]:
         middle = f'x="{_number(place.x + place.width / 2)}" y="{_number(place.y + place.height / 2 + 4)}"'
         yield f'<text class="t" text-anchor="middle" {middle}>END</text></g>'
         return
-    if node.folded:
+    if node.shown_count is not None:
         for distance in (2 * _STACK, _STACK):
             yield _rect("card", _shifted(place, distance), _RADIUS)
     yield _rect("card", place, _RADIUS)
@@ -161,7 +161,8 @@ def _texts(node: FlowNode, place: Place) -> Iterator[str]:
     for line, text in enumerate(_wrapped(node.title, room)):
         yield f'<text class="t" x="{_number(left)}" y="{_number(place.y + 22 + 16 * line)}">{escape(text)}</text>'
     bottom = place.y + place.height - 12
-    badges = "  ".join((*node.badges, *((f"x{len(node.folded):,}",) if node.folded else ())))
+    count = node.shown_count
+    badges = "  ".join((*node.badges, *(() if count is None else (f"x{count:,}",))))
     right = place.x + place.width - _INSET
     if node.status is not None or node.counts:
         status = node.status or ("failed" if node.counts.get("failed") else "completed")
@@ -177,8 +178,8 @@ def _texts(node: FlowNode, place: Place) -> Iterator[str]:
 def _tooltip(node: FlowNode) -> str:
     parts = [node.title, node.agent, " ".join(node.badges), node.status or ""]
     parts += [f"{count} {status}" for status, count in node.counts.items()]
-    if node.folded:
-        parts.append(f"{len(node.folded):,} tasks")
+    if node.shown_count is not None:
+        parts.append(f"{node.shown_count:,} tasks")
     return "\n".join(part for part in parts if part)
 
 

@@ -81,7 +81,7 @@ def check_command(words: list[str]) -> None:
     ("where", "config"), list(serve_configs()), ids=lambda each: each if isinstance(each, str) else ""
 )
 def test_an_endpoint_beyond_loopback_needs_keys(where: str, config: ServeDeploySchema) -> None:
-    """S-CLU-70, S-SRV-152: by Serve's own schema and the application's; on loopback the application decides."""
+    """S-CLU-90, S-SRV-152: by Serve's own schema and the application's; on loopback the application decides."""
     found = [each for each in config.applications if each.import_path == OURS]
     assert len(found) == 1
     options = EndpointOptions.model_validate(found[0].args)
@@ -93,7 +93,7 @@ def test_an_endpoint_beyond_loopback_needs_keys(where: str, config: ServeDeployS
 
 
 def test_the_model_on_the_cluster_is_configured_as_its_server_reads_it() -> None:
-    """S-CLU-71: by the class of Ray Serve LLM, whose engine is not needed to look at it."""
+    """S-CLU-91: by the class of Ray Serve LLM, whose engine is not needed to look at it."""
     from ray.llm._internal.serve.core.configs.llm_config import LLMConfig, ModelLoadingConfig
 
     (described,) = _llm_configs()
@@ -104,7 +104,7 @@ def test_the_model_on_the_cluster_is_configured_as_its_server_reads_it() -> None
 
 
 def test_the_team_asks_the_model_for_no_more_than_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-CLU-71: tokens of a call, and calls at a time, follow from one file to the next."""
+    """S-CLU-91: tokens of a call, and calls at a time, follow from one file to the next."""
     monkeypatch.setenv("MODEL_KEY", "unused")
     (served,) = _llm_configs()
     engine, deployed = served["engine_kwargs"], served["deployment_config"]
@@ -137,13 +137,13 @@ def _llm_configs() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("each", list(documents("Ingress", "NetworkPolicy")), ids=lambda each: each["metadata"]["name"])
 def test_objects_of_kubernetes_are_valid(each: dict[str, Any]) -> None:
-    """S-CLU-72: by its own schemas, with no field that they do not know."""
+    """S-CLU-92: by its own schemas, with no field that they do not know."""
     kubernetes_validate.validate(each, KUBERNETES, strict=True)
 
 
 @pytest.mark.parametrize("template", list(templates()))
 def test_pods_are_valid_and_have_no_rights(template: dict[str, Any]) -> None:
-    """S-CLU-72: no root, no capability, no token of the cluster's API, bounds of memory and processors."""
+    """S-CLU-92: no root, no capability, no token of the cluster's API, bounds of memory and processors."""
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -165,7 +165,7 @@ def test_pods_are_valid_and_have_no_rights(template: dict[str, Any]) -> None:
 
 
 def test_clusters_of_kuberay_ask_for_a_token_and_one_version_of_ray() -> None:
-    """S-CLU-72."""
+    """S-CLU-92."""
     found = list(clusters())
     assert len(found) == 2
     for cluster in found:
@@ -177,7 +177,7 @@ def test_clusters_of_kuberay_ask_for_a_token_and_one_version_of_ray() -> None:
 
 
 def test_the_network_lets_nobody_in_but_whom_it_names() -> None:
-    """S-CLU-72: every pod is chosen by a policy; only the endpoint's port is open to the ingress."""
+    """S-CLU-92: every pod is chosen by a policy; only the endpoint's port is open to the ingress."""
     among, outside = documents("NetworkPolicy")
     for template in templates():
         assert among["spec"]["podSelector"]["matchExpressions"][0]["key"] in template["metadata"]["labels"]
@@ -190,7 +190,7 @@ def test_the_network_lets_nobody_in_but_whom_it_names() -> None:
 
 
 def test_the_ingress_has_all_routes_and_nothing_else() -> None:
-    """S-CLU-72: those of the OpenAPI document, but for metrics; a model on the same port is out of reach."""
+    """S-CLU-92: those of the OpenAPI document, but for metrics; a model on the same port is out of reach."""
     (ingress,) = documents("Ingress")
     (service,) = documents("RayService")
     (rule,) = ingress["spec"]["rules"]
@@ -212,7 +212,7 @@ def _matches(kind: str, path: str, route: str) -> bool:
 
 
 def test_a_job_runs_a_command_that_there_is() -> None:
-    """S-CLU-72: the words of its entrypoint, as this command line takes them."""
+    """S-CLU-92: the words of its entrypoint, as this command line takes them."""
     (job,) = documents("RayJob")
     words = shlex.split(job["spec"]["entrypoint"])
     check_command(words)
@@ -222,7 +222,7 @@ def test_a_job_runs_a_command_that_there_is() -> None:
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_secrets_that_pods_need_are_made_by_commands_of_the_file(path: Path) -> None:
-    """S-CLU-72: by name, and none has its content in a file."""
+    """S-CLU-92: by name, and none has its content in a file."""
     text = path.read_text(encoding="utf-8")
     made = set(re.findall(r"create (?:secret generic|configmap) (\S+)", text))
     needed = set(re.findall(r"(?:secretRef|configMap): \{name: (\S+?)\}", text))
@@ -241,7 +241,7 @@ def _steps() -> Iterator[tuple[str, str]]:
 
 
 def test_the_image_has_this_package_and_no_root() -> None:
-    """S-CLU-73: built from the wheel, with extras that there are, of a Ray that fits; the last user is not root."""
+    """S-CLU-93: built from the wheel, with extras that there are, of a Ray that fits; the last user is not root."""
     steps = list(_steps())
     assert {word for word, _ in steps} <= {"FROM", "ARG", "RUN", "COPY", "ENV", "WORKDIR", "USER", "CMD"}
     arguments = dict(rest.split("=", 1) for word, rest in steps if word == "ARG")
@@ -262,7 +262,7 @@ def test_the_image_has_this_package_and_no_root() -> None:
 
 @pytest.mark.parametrize("step", [rest for word, rest in _steps() if word == "RUN"])
 def test_the_image_is_built_by_commands_that_a_shell_can_read(step: str) -> None:
-    """S-CLU-73."""
+    """S-CLU-93."""
     done = subprocess.run(["bash", "-n", "-c", step], capture_output=True, text=True, check=False)  # noqa: S603, S607  only read, not carried out
     assert not done.stderr
 
@@ -277,7 +277,7 @@ def _unit() -> Mapping[str, list[str]]:
 
 
 def test_the_service_starts_a_command_that_there_is_with_keys_and_without_rights() -> None:
-    """S-CLU-74."""
+    """S-CLU-94."""
     unit = _unit()
     (command,) = unit["ExecStart"]
     check_command(shlex.split(command))
@@ -292,7 +292,7 @@ def test_the_service_starts_a_command_that_there_is_with_keys_and_without_rights
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="this machine has no systemd")
 def test_the_service_is_valid(tmp_path: Path) -> None:
-    """S-CLU-74: by systemd itself; the program is put where this machine has one."""
+    """S-CLU-94: by systemd itself; the program is put where this machine has one."""
     text = (DEPLOY / "systemd" / "ensemble-ray.service").read_text(encoding="utf-8")
     program = shlex.split(_unit()["ExecStart"][0])[0]
     copy = tmp_path / "ensemble-ray.service"
@@ -302,7 +302,7 @@ def test_the_service_is_valid(tmp_path: Path) -> None:
 
 
 def test_nodes_in_a_cloud_are_encrypted_and_reached_by_ssh_alone() -> None:
-    """S-CLU-75: Ray's ports are open among nodes alone, as the launcher makes the group; ssh is not open to all."""
+    """S-CLU-95: Ray's ports are open among nodes alone, as the launcher makes the group; ssh is not open to all."""
     cluster = yaml.safe_load((DEPLOY / "cluster-aws.yaml").read_text(encoding="utf-8"))
     (opened,) = cluster["provider"]["security_group"]["IpPermissions"]
     assert (opened["FromPort"], opened["ToPort"]) == (22, 22)

@@ -287,7 +287,9 @@ def doubtful_team() -> Ensemble:
         return f"paid {amount}"
 
     model = ScriptedModel(
-        call("pay", '{"amount": "12.00"}'), call("pay", '{"amount": "12.00"}', number=1), otherwise=answer("Paid.", 9, 3)
+        call("pay", '{"amount": "12.00"}'),
+        call("pay", '{"amount": "12.00"}', number=1),
+        otherwise=answer("Paid.", 9, 3),
     )
     clerk = _person("Clerk", "Pay", model, tools=[pay])
     return Ensemble(tasks=[Task(name="pay", description="Pay it", expected_output="x", agent=clerk)])
@@ -301,15 +303,12 @@ def mapped(items: int, pace_s: float = 0.0) -> MapReduceEnsemble[int]:
     joiner = _person("Editor", "Join notes", ScriptedModel(otherwise=answer("Lid: 5 of 5.", 210, 30)))
 
     def read(item: int) -> Task:
-        return Task(
-            description=f"Name what review {item} praises", expected_output="Two lines", agent=reader
-        )
+        return Task(description=f"Name what review {item} praises", expected_output="Two lines", agent=reader)
 
     def join(notes: list[Task]) -> Task:
         return Task(description="Join the notes", expected_output="A list", agent=joiner, context=notes)
 
-    return MapReduceEnsemble( items=list(range(items)), map_task=read, reduce_task=join, chunk_size=5
-    )
+    return MapReduceEnsemble(items=list(range(items)), map_task=read, reduce_task=join, chunk_size=5)
 
 
 #: What a caller says of a run that is looked at.

@@ -46,7 +46,7 @@ def test_an_endpoint_is_started_asked_reviewed_and_stopped() -> None:
 
 def test_ctrl_c_stops_all_of_it() -> None:
     """S-SRV-62: in the middle of an answer that does not come."""
-    with own_directory() as place, ModelServer(lambda asked: Reply(text="late", latency_s=PATIENCE_S)) as server:
+    with own_directory() as place, ModelServer(lambda _: Reply(text="late", latency_s=PATIENCE_S)) as server:
         environment = own_environment(
             place, PYTHONPATH=str(ROOT), OPENAI_BASE_URL=server.base_url, OPENAI_API_KEY="sk-1"
         )

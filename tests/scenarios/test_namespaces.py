@@ -36,13 +36,13 @@ async def states(namespace: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["a b", "-a", "a/b", "a" * 65, "ä"])
 def test_the_name_of_a_namespace_is_checked(name: str) -> None:
-    """S-CLU-70: when the runtime is made."""
+    """S-CLU-80: when the runtime is made."""
     with pytest.raises(ValidationError, match="A namespace has up to 64 letters"):
         RayRuntime(namespace=name)
 
 
 def test_the_environment_says_the_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-CLU-70: where the program does not."""
+    """S-CLU-80: where the program does not."""
     monkeypatch.setenv("ENSEMBLE_RAY_NAMESPACE", "a/b")
     with pytest.raises(ValidationError, match="got: 'a/b'"):
         RayRuntime()
@@ -51,7 +51,7 @@ def test_the_environment_says_the_namespace(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_programs_of_two_namespaces_do_not_see_each_other(ray_cluster: str, tmp_path: Path) -> None:
-    """S-CLU-70, S-CLU-71: a run of the same id runs in both where nothing is recorded; a second one of a namespace is refused."""
+    """S-CLU-80, S-CLU-81: a run of the same id runs in both where nothing is recorded; a second one of a namespace is refused."""
     marks, options = Marks(tmp_path / "marks"), RunOptions(durability="off")
     blue, green = RayRuntime(namespace="blue"), RayRuntime(namespace="green", shards=2)
     first = waiting(marks, "blue").start(runtime=blue, run_id="same", options=options)
@@ -72,7 +72,7 @@ async def test_programs_of_two_namespaces_do_not_see_each_other(ray_cluster: str
 
 
 async def test_a_recorded_run_is_one_run_in_all_namespaces_of_a_home(ray_cluster: str, tmp_path: Path) -> None:
-    """S-CLU-72: the record says that it is running; a namespace keeps processes apart, a home keeps records apart."""
+    """S-CLU-82: the record says that it is running; a namespace keeps processes apart, a home keeps records apart."""
     marks = Marks(tmp_path / "marks")
     first = waiting(marks, "blue").start(runtime=RayRuntime(namespace="blue"), run_id="recorded")
     until(lambda: "begun blue" in marks.lines, "the run")
@@ -83,7 +83,7 @@ async def test_a_recorded_run_is_one_run_in_all_namespaces_of_a_home(ray_cluster
 
 
 def test_a_scheduler_that_died_goes_on_with_the_runs_of_its_namespace(ray_cluster: str, tmp_path: Path) -> None:
-    """S-CLU-71, S-DUR-32: that of the other one has nothing of them."""
+    """S-CLU-81, S-DUR-32: that of the other one has nothing of them."""
     marks = Marks(tmp_path / "marks")
     begun = waiting(marks, "blue").start(runtime=RayRuntime(namespace="blue"), run_id="killed")
     until(lambda: "begun blue" in marks.lines, "the run")

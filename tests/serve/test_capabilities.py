@@ -9,7 +9,9 @@ from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import TryAgain, ValidationError, tool
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.catalog import ToolCatalog, load_catalog
+from ensemble_ray.serve.app import EndpointOptions
+from ensemble_ray.serve.catalog import ToolCatalog, load_catalog, load_models, named_models
+from ensemble_ray.serve.driving.remote_runs import driver_name
 from ensemble_ray.serve.rights import Caller, Right, caller_of
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import FileWriteTool
@@ -119,3 +121,42 @@ async def test_each_call_needs_its_right(right: Right, allowed: set[str]) -> Non
             if (await client.request(method, path, json=body)).status_code != 403:
                 found.add(label)
     assert found == allowed
+
+
+SMALL = ScriptedModel("small")
+
+
+def test_models_are_loaded_by_name() -> None:
+    """S-SRV-211: one that cannot be is said with its name."""
+    assert load_models({"small": f"{__name__}:SMALL"})["small"] is SMALL
+    with pytest.raises(ValidationError, match=r"Model 'huge': .*missing"):
+        load_models({"huge": f"{__name__}:missing"})
+
+
+def test_models_have_names() -> None:
+    """S-SRV-211: that of a module's attribute where none is said; also as one text, as Serve's command line has it."""
+    assert named_models(["large=openai:gpt-4o", " office:SMALL ", ""]) == {
+        "large": "openai:gpt-4o",
+        "SMALL": "office:SMALL",
+    }
+    options = EndpointOptions.model_validate({"team": "a", "models": "large=openai:gpt-4o, office:SMALL"})
+    assert options.models == {"large": "openai:gpt-4o", "SMALL": "office:SMALL"}
+    assert EndpointOptions.model_validate({"models": {"a": {"model": "m"}}}).models == {"a": {"model": "m"}}
+    with pytest.raises(ValidationError, match="Two models are called 'a'"):
+        named_models(["a=openai:b", "a=openai:c"])
+    with pytest.raises(ValidationError, match="say NAME=MODEL"):
+        named_models(["=openai:b"])
+
+
+def test_an_endpoint_is_of_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-SRV-213: that of its arguments, else of the environment; its driver and its ledger have names of their own."""
+    monkeypatch.setenv("ENSEMBLE_RAY_NAMESPACE", "blue")
+    assert EndpointOptions().chosen_namespace() == "blue"
+    assert EndpointOptions(namespace="").chosen_namespace() == ""
+    with pytest.raises(ValidationError, match="A namespace has"):
+        EndpointOptions(namespace="a b").chosen_namespace()
+    assert {driver_name("a"), driver_name("a", "blue"), driver_name("a", "green")} == {
+        "endpoint-a",
+        "blue/endpoint-a",
+        "green/endpoint-a",
+    }

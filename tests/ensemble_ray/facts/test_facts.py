@@ -137,6 +137,8 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ("reflection_stored", {"key": "k"}),
     ("directive", {"text": "In French", "expires_at": 60.5, "given_by": "Ann"}),
     ("directive", {"text": "In French"}),
+    ("model_switched", {"model": "large"}),
+    ("model_switched", {"model": None, "agent": "Writer", "given_by": "Ann"}),
     ("directives_shown", {"texts": ["In French"]}),
     ("approval", {"by": "Ann"}),
 ]
@@ -168,7 +170,7 @@ def test_earlier_and_later_records_are_written_again_as_they_were(kind: str, dat
 def test_every_kind_is_registered() -> None:
     """A kind that is not would be passed over by every reader."""
     assert set(KINDS) == {kind for kind, _ in RECORDED if kind != "approval"}
-    assert {"plan", "items", "resume", "end", "directive"} == KINDS_OF_RUN
+    assert {"plan", "items", "resume", "end", "directive", "model_switched"} == KINDS_OF_RUN
 
 
 def test_fields_are_values() -> None:
@@ -186,7 +188,11 @@ def test_fields_are_values() -> None:
     assert end == RunEnded(state=RunState.FAILED, exit_reason=ExitReason.ERROR, errors=(RecordedError("a", "E", ""),))
     exited = read("task_exited", {"is_timeout": True})
     assert isinstance(exited, ExitRecorded)
-    assert exited.reason is ExitReason.TIMEOUT
+    assert (exited.reason, exited.call, exited.text) == (ExitReason.TIMEOUT, "", "")
+    by_tool = {"reason": "user_exit_early", "call": "a#0/0/call-1", "text": "enough"}
+    exited = read("task_exited", by_tool)
+    assert isinstance(exited, ExitRecorded)
+    assert (exited.call, exited.text, exited.to_data()) == ("a#0/0/call-1", "enough", by_tool)
 
 
 def test_what_is_missing_has_a_default() -> None:

@@ -89,6 +89,7 @@ TOPICS = (
         "Where people decide.",
         ("reviews", "values.reviews", "recovery.deciding", "definition.phase_decision"),
     ),
+    Topic("graphs", "Graphs", "Teams and runs as graphs of tasks.", ("visualization",)),
     Topic("errors", "Errors", "What goes wrong, by its class.", ("errors",)),
 )
 
@@ -105,7 +106,7 @@ def topic_of(module: str) -> Topic:
     name = module.removeprefix("ensemble_ray.") + "."
     fitting = [(len(start), topic) for topic in TOPICS for start in topic.modules if name.startswith(f"{start}.")]
     if not fitting:
-        raise LookupError(f"no page of the API reference has {module}: name it in TOPICS of docs/site.py")
+        raise LookupError(f"no page of the API reference has {module}: name it in TOPICS of docs/make_site.py")
     return max(fitting, key=lambda found: found[0])[1]
 
 
