@@ -73,6 +73,8 @@ class StepState:
     #: calls without a result, and names of all that were begun
     open_calls: set[str] = field(default_factory=set[str])
     intents: dict[str, str] = field(default_factory=dict[str, str])
+    #: names of tools that hand work on, by their calls
+    asked: dict[str, str] = field(default_factory=dict[str, str])
     is_repeated: bool = False
     has_unknown: bool = False
     #: when somebody was asked at gates that are open, by their names
