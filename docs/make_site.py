@@ -90,6 +90,12 @@ TOPICS = (
         ("reviews", "values.reviews", "recovery.deciding", "definition.phase_decision"),
     ),
     Topic("graphs", "Graphs", "Teams and runs as graphs of tasks.", ("visualization",)),
+    Topic(
+        "pages",
+        "Dashboard, studio, pictures",
+        "Runs in a browser, and graphs of teams as data and pictures.",
+        ("dashboard", "visualization", "serve"),
+    ),
     Topic("errors", "Errors", "What goes wrong, by its class.", ("errors",)),
 )
 
