@@ -54,6 +54,8 @@ _MESSAGES = {
     Path("ensemble_ray/record/following/projection.py"),
     Path("ensemble_ray/cli/view/followed.py"),
     Path("ensemble_ray/serve/socket_schemas.py"),
+    Path("ensemble_ray/events/messages.py"),
+    Path("ensemble_ray/dashboard/pages.py"),
 }
 
 
