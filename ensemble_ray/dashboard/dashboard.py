@@ -16,6 +16,7 @@ from ensemble_ray.dashboard.hub import MessageHub
 from ensemble_ray.dashboard.listener import WebSocketStreamingListener
 from ensemble_ray.dashboard.reviews import WebReviewHandler
 from ensemble_ray.dashboard.settings import DashboardSettings
+from ensemble_ray.dashboard.shown_runs import ShownRuns
 from ensemble_ray.dashboard.snapshot import Snapshot
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.view.exporters import JsonTraceExporter
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ensemble_ray.dashboard.ports import Control
+    from ensemble_ray.ports.dashboard import EnteredRun
     from ensemble_ray.studio.http_server import HttpServer
 
 __all__ = ["WebDashboard"]
@@ -96,6 +98,7 @@ class WebDashboard:
         )
         folder = settings.trace_export_dir
         self.trace_exporter = None if folder is None else JsonTraceExporter(folder)
+        self._shown = ShownRuns()
         self._lock = threading.Lock()
         self._server: HttpServer | None = None
         #: runs that go on, and whether the server is there for them alone
@@ -148,8 +151,9 @@ class WebDashboard:
         with self._lock:
             self._stop()
 
-    def enter_run(self) -> None:
+    def enter_run(self, run: EnteredRun) -> None:
         """Take notice that a run begins; see `Dashboard`."""
+        self._shown.add(run)
         with self._lock:
             if self._server is None:
                 self._start()
@@ -194,6 +198,8 @@ class WebDashboard:
             reviews=self.review_handler,
             host=self.host,
             port=lambda: self.actual_port,
+            runs=self._shown,
+            live=self.streaming_listener.live_of,
             control=self._control,
         )
         server = HttpServer(
