@@ -6,7 +6,7 @@ In: events, each run's on a thread of its own. Out: messages to the hub. One lis
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.events.listeners import EnsembleListener
@@ -68,14 +68,14 @@ class WebSocketStreamingListener(EnsembleListener):
             )
         )
 
-    def on_ensemble_completed(self, ensemble_id: str, total_duration: timedelta, exit_reason: ExitReason) -> None:
+    def on_ensemble_completed(self, ensemble_id: str, total_duration: object, exit_reason: object) -> None:
         """Tell that a run is over."""
         self._send(
             EnsembleCompletedEvent(
                 run_id=ensemble_id,
                 ensemble_id=ensemble_id,
-                total_duration=total_duration,
-                exit_reason=ExitReason(exit_reason),
+                total_duration=cast("timedelta", total_duration),
+                exit_reason=ExitReason(str(exit_reason)),
             )
         )
 

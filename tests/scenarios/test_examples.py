@@ -49,6 +49,15 @@ def test_every_example_is_run_here() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
+def test_live_dashboard_runs(tmp_path: Path) -> None:
+    """Nobody decides about its draft in time, and it goes on."""
+    printed, server = _run(
+        "live_dashboard.py", lambda request: f"answer {len(request.messages)}", tmp_path, "openai:some-model", "0", "0.005"
+    )
+    assert "Open http://localhost:" in printed
+    assert len(server.requests) == 3
+
+
 def test_quickstart_runs(tmp_path: Path) -> None:
     """The first example of the README, with the model's use of the tool."""
 
