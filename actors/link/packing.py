@@ -27,16 +27,16 @@ from ensemble_ray.actors.link.wire import (
     WireOrder,
     WireResult,
 )
-from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import AgentExecutionError, message_of, portable
 from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.questions import EvaluationFailed
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.values.outputs import TaskOutput
 
 if TYPE_CHECKING:
-    from ensemble_ray.coordinator.ports import HistoryPart
+    from ensemble_ray.execute.questions import HistoryPart
     from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
 
 __all__ = [

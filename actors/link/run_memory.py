@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 import cloudpickle
 
 from ensemble_ray.actors.link.packing import packed_evaluation
-from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.execute.questions import EvaluationFailed
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.units import LoopUnit

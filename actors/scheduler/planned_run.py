@@ -41,11 +41,12 @@ from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import SpooledOutputs, recalled
 from ensemble_ray.coordinator.planned import LOGGER as PLANNED_LOGGER
 from ensemble_ray.coordinator.planned import PlannedTasks
-from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.coordinator.unit_evaluations import UnitPorts
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskBody
+from ensemble_ray.execute.questions import EvaluationFailed
+from ensemble_ray.plan.placement import find_beside_predicates
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
@@ -104,6 +105,7 @@ class PlannedRun:
             hub=hub,
             limits=limits,
             is_managed=is_managed,
+            beside_callables=_find_beside_callables(submission),
             warn=self._warn_of_cluster if submission.context.forwards_logs else None,
         )
         epoch, facts = (0, MemoryJournal(submission.run_id)) if owned is None else (owned.epoch, owned.journal)
@@ -147,6 +149,7 @@ class PlannedRun:
         announcements = self._announcements
         return UnitPorts(
             predicates=HostedPredicates(self._session),
+            lives_with=self._session.is_beside_callables,
             announce=_tell_nobody if announcements is None else announcements.announce,
             failure_of=_failure_of,
             memory=None if hub is None else RemoteMemoryResets(RemoteDriverServices(hub, self.run_id)),
@@ -277,6 +280,13 @@ class PlannedRun:
                 if self._owned is not None:
                     await self._owned.close(state)
         return ended
+
+
+def _find_beside_callables(submission: Submission) -> frozenset[str]:
+    """Return the agents that live in the process of the run's callables: none where there is none for predicates."""
+    if submission.callables is None or not submission.callables.predicates:
+        return frozenset()
+    return find_beside_predicates(submission.plan, [each.placement for each in submission.templates])
 
 
 def _tell_nobody(what: object, outputs: object) -> None:

@@ -14,12 +14,12 @@ import ray.exceptions
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import pack_question, packed_evaluation
-from ensemble_ray.coordinator.ports import EvaluationFailed
+from ensemble_ray.execute.questions import EvaluationFailed
 from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.scheduler.session import RunSession
-    from ensemble_ray.coordinator.ports import HistoryPart
+    from ensemble_ray.execute.questions import HistoryPart
     from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
 
 __all__ = ["HostedPredicates"]

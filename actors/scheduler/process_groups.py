@@ -335,8 +335,8 @@ class ProcessGroups:
             self._fail(lease, following.hopeless, error)
 
     def _renewed(self, instance: str) -> WireOrder:
-        """Return an order under the epoch that it is handed out with next."""
-        return replace(self._orders[instance], epoch=self._table.epoch_of(instance) or 0)
+        """Return an order under the epoch that it is handed out with next; what follows it may be what killed its process."""
+        return replace(self._orders[instance], epoch=self._table.epoch_of(instance) or 0, asks=None)
 
     def _move_callables(self) -> Lease:
         """Host the run's callables anew; who asked the lost process asks this one again."""

@@ -81,6 +81,7 @@ class RunSession:
         hub: Any,
         limits: SessionLimits,
         is_managed: bool = False,
+        beside_callables: frozenset[str] = frozenset(),
         check: Callable[[AgentTemplate, SessionLimits], None] | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> None:
@@ -93,6 +94,7 @@ class RunSession:
             hub: Has its events; None: nobody listens.
             limits: How many processes it may have.
             is_managed: Whether one of its agents is a manager, which has a process of its own type.
+            beside_callables: Agents that live in the process of its callables.
             check: Refuses an agent that comes while the run goes on and asks for what the cluster cannot give.
             warn: Tells the run's driver something; None: the log of this process is told.
         """
@@ -103,6 +105,7 @@ class RunSession:
         self._check = check
         self._warn = warn or _log.warning
         self._is_managed = is_managed
+        self._beside_callables = beside_callables
         is_recorded = opening.location is not None
         # Without a record, what dies with a process that another run brings down could not go on.
         may_share = is_recorded and bool(opening.program)
@@ -121,7 +124,8 @@ class RunSession:
         for template in opening.templates:
             self._templates.put(template.key, template)
             self._templates.use(template.key)
-        self._placement.place(template.placement for template in opening.templates)
+        placed = (each for each in opening.templates if each.key not in beside_callables)
+        self._placement.place(template.placement for template in placed)
         self._callables = CallablesDelivery(
             opening.run_id, self._groups, opening.callables, ready=self._hand_out, lost=self._lose
         )
@@ -234,7 +238,7 @@ class RunSession:
             agent_key: Whose.
             lost: Name of one that failed a call of the asker.
         """
-        return [] if self._groups.is_closed else self._groups.locate(self._placement.group_of(agent_key), lost=lost)
+        return [] if self._groups.is_closed else self._groups.locate(self._home_of(agent_key), lost=lost)
 
     async def close(self, *, keep: bool) -> None:
         """Let all processes go. From here on nothing is started, whatever dies."""
@@ -258,7 +262,8 @@ class RunSession:
             except ValidationError as error:
                 self._report_undone(order, error)
                 return False
-            self._placement.place((template.placement,))
+            if key not in self._beside_callables:
+                self._placement.place((template.placement,))
         return True
 
     def _hand_out(self, orders: Sequence[WireOrder]) -> None:
@@ -312,7 +317,16 @@ class RunSession:
 
     def group_of(self, order: WireOrder) -> str:
         """Return which group does that order."""
-        return CALLABLES if order.agent_key is None else self._placement.group_of(order.agent_key)
+        return self._home_of(order.agent_key)
+
+    def is_beside_callables(self, agent_key: str | None) -> bool:
+        """Return whether that agent lives in the process of the run's callables; None: the handlers, which do."""
+        return agent_key is None or agent_key in self._beside_callables
+
+    def _home_of(self, agent_key: str | None) -> str:
+        """Return the group of an agent; None: of the handlers."""
+        beside = agent_key is None or agent_key in self._beside_callables
+        return CALLABLES if beside else self._placement.group_of(agent_key or "")
 
     def process_type(self, group: str) -> ProcessType:
         """Return what a group's processes are for."""
@@ -362,14 +376,13 @@ class RunSession:
 
     async def bind(self, group: str, lease: Lease, callables: Any) -> None:
         """Make a new process of a group ready for the run."""
-        templates: dict[str, bytes] = {}
         if group == CALLABLES:
-            callables = None
+            members, callables = self._beside_callables, None
             await lease.handle.hold.remote(pack_update(self.run_id, self._callables.whole()))
             if self._groups.is_closed:
                 return  # it was released, and is not to have the run for ever
         else:
-            declared = self._declared.intersection(self._placement.members(group))
-            templates = {key: found.body for key in declared if (found := self._templates.get(key)) is not None}
+            members = self._declared.intersection(self._placement.members(group))
+        templates = {key: found.body for key in members if (found := self._templates.get(key)) is not None}
         body = pack_binding(Binding(self.context, templates, self._opening.location))
         await lease.handle.bind.remote(body, hub=self._hub, callables=callables)

@@ -21,7 +21,7 @@ from ensemble_ray.actors.link.packing import load_agent, pack_report, unpack_bin
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
 from ensemble_ray.actors.link.run_memory import RemoteRunMemory
 from ensemble_ray.actors.link.run_reflections import RemoteRunReflections
-from ensemble_ray.actors.link.wire import RecordLocation
+from ensemble_ray.actors.link.wire import RecordLocation, WireOrder, WireResult
 from ensemble_ray.actors.worker.cpu import RayCpuPool
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
@@ -167,7 +167,11 @@ class AgentActor:
         """
         run_id, (order,), templates = unpack_dispatch(body)
         await asyncio.shield(self._binding(run_id))
-        return pack_report(await self._host.perform(run_id, order, templates))
+        return pack_report(await self._perform(run_id, order, templates))
+
+    async def _perform(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
+        """Run one task and return its report."""
+        return await self._host.perform(run_id, order, templates)
 
     async def holds(self, run_id: str, instance: str) -> bool:
         """Return whether that is at work here, also where what asked for it still waits for `bind`."""

@@ -1,6 +1,7 @@
 """CallableHost: the process with the one copy of a run's own callables: handlers, guardrails, predicates, policies (S-SET-31).
 
-It also runs the handler tasks themselves, since all they do is call one of these. The scheduler runs no user code.
+It also runs the handler tasks themselves, since all they do is call one of these, and agents whose tasks are followed by
+questions to predicates (`plan.placement`). The scheduler runs no user code.
 """
 
 from __future__ import annotations
@@ -8,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import cloudpickle
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.futures import refuse
-from ensemble_ray.actors.link.packing import packed_evaluation, unpack_output, unpack_question, unpack_update
-from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables
+from ensemble_ray.actors.link.packing import packed_evaluation, unpack_question, unpack_update
+from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.worker.agent import AgentActor
-from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
+from ensemble_ray.actors.worker.predicates import HeldPredicates
 from ensemble_ray.coordinator.predicates import LocalPredicates
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.ports import Callables
+from ensemble_ray.execute.questions import EvaluationFailed
 from ensemble_ray.process.threads import USER_ERRORS
 
 __all__ = ["CallableHost", "HeldCallables"]
@@ -94,7 +96,7 @@ class CallableHost(AgentActor):
         super().__init__(name, scheduler)
         self._held: dict[str, HeldCallables] = {}
         self._callables: dict[str, asyncio.Future[LocalCallables]] = {}
-        self._predicates: dict[str, LocalPredicates] = {}
+        self._predicates: dict[str, HeldPredicates] = {}
 
     async def hold(self, body: bytes) -> None:
         """Take callables that are asked here, and forget those of tasks that are done.
@@ -124,7 +126,7 @@ class CallableHost(AgentActor):
             refuse(callables, refusal)
             refuse(self._binding(run_id), refusal)  # no `bind` will follow
             raise refusal from error
-        self._predicates[run_id] = LocalPredicates(predicates)
+        self._predicates[run_id] = HeldPredicates(LocalPredicates(predicates))
         callables.set_result(LocalCallables(held, policies))
 
     async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
@@ -146,14 +148,16 @@ class CallableHost(AgentActor):
         run_id, question, known, new = unpack_question(body)
         try:
             await asyncio.shield(self._callables_in(run_id))
-            parts = [
-                HistoryPart(names=part.names, outputs=tuple(map(unpack_output, part.outputs)), is_joined=part.is_joined)
-                for part in new
-            ]
-            answer = await self._predicates[run_id].holds(question, known=known, new=parts)
-        except USER_ERRORS as error:  # such as an output whose class is not here
-            answer = EvaluationFailed.of(error)
-        return packed_evaluation(answer) if isinstance(answer, EvaluationFailed) else answer
+        except USER_ERRORS as error:  # they cannot be loaded here
+            return packed_evaluation(EvaluationFailed.of(error))
+        return await self._predicates[run_id].holds(question, known=known, new=new)
+
+    async def _perform(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
+        """Run one task and return its report, with the verdicts that follow its output (S-LOOP-189)."""
+        report = await super()._perform(run_id, order, templates)
+        if order.asks is None or report.status != "completed" or report.output is None:
+            return report
+        return replace(report, verdicts=await self._predicates[run_id].ask_after(order.asks, report.output))
 
     async def forget_history(self, run_id: str, unit: str) -> None:
         """Let the history of a unit go that has ended."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.coordinator.ports import EvaluationFailed
+from ensemble_ray.execute.questions import EvaluationFailed
 from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.values.memory import ScopeReset
 

@@ -227,6 +227,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             is_again=self.put_down.pick_up(start.instance),
             directives=self.directives.active(),
             switches=self.directives.switches,
+            asks=None if self._units is None else self._units.foresee(start, node.agent_key),
         )
 
     def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
@@ -268,6 +269,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             following, question = self._later.end(result)
             self._reporter.submit([] if following is None else [following])
             return () if question is None else (Evaluated(at=self._journal.now(), question=question, answer=True),)
+        if self._units is not None:
+            self._units.keep_verdicts(result.instance, result.verdicts)
         return (self._keep(result),)
 
     def _keep(self, result: TaskResult[Output, Failure]) -> Stimulus:
@@ -308,8 +311,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Keep the output of a task, be it here or in the record; return whether there is one."""
         if result.output is not None:
             self._outputs.put(result.instance, result.output)
-        has_output = result.output is not None or self._outputs.recall(result.instance)
-        if has_output:
+        if has_output := result.output is not None or self._outputs.recall(result.instance):
             self._completed.append(result.instance)
         return has_output
 
@@ -335,17 +337,11 @@ class PlannedTasks(Generic[Task, Output, Failure]):
     # Units.
 
     def evaluate(self, question: Question) -> None:
-        """Ask user code, or reset memory.
-
-        Raises:
-            TypeError: nobody here answers it.
-        """
-        if self._units is None:
-            raise TypeError(f"a run without units asks nothing: {question}")
+        """Ask user code, or reset memory."""
         if isinstance(question, ReflectOn):
             self._reflect(question)
-            return
-        self._units.ask(question)
+        else:
+            self._units_for(question).ask(question)
 
     def _reflect(self, question: ReflectOn) -> None:
         """Have the outputs of an accepted attempt reflected on where its tasks were done."""
@@ -355,14 +351,14 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             self._reporter.notify(Evaluated(at=self._journal.now(), question=question, answer=True))
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
-        """Tell listeners of an iteration or a step.
+        """Tell listeners of an iteration or a step."""
+        self._units_for(what).announce(what)
 
-        Raises:
-            TypeError: a run without units has neither.
-        """
+    def _units_for(self, what: object) -> UnitEvaluations[Output, Failure]:
+        """Return what asks and announces for units; a run without them does neither."""
         if self._units is None:
-            raise TypeError(f"a run without units announces nothing: {what}")
-        self._units.announce(what)
+            raise TypeError(f"a run without units asks and announces nothing: {what}")
+        return self._units
 
     def say(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
         """Log what the source says, where people read it."""

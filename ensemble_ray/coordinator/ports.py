@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
-
-from ensemble_ray.errors import message_of
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.directives import RunDirectives
+    from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.plan.units import LoopUnit
     from ensemble_ray.schedule.instructions import (
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.stimuli import Stimulus
 
 __all__ = [
-    "EvaluationFailed",
     "Executor",
-    "HistoryPart",
     "MemoryResets",
     "Opening",
     "Order",
@@ -62,7 +59,7 @@ ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
 OrderT_co = TypeVar("OrderT_co", covariant=True)
 OutcomeT_co = TypeVar("OutcomeT_co", covariant=True)
 #: How an output is held: the object itself inline, its bytes in a scheduler actor.
-Output = TypeVar("Output")
+OutputT_contra = TypeVar("OutputT_contra", contravariant=True)
 
 
 class Executor(Protocol[OrderT_contra]):
@@ -174,39 +171,11 @@ class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryPart(Generic[Output]):
-    """One iteration of a loop, or one step of a graph."""
-
-    #: body names of the iteration in body order, or the one name of the state
-    names: tuple[str, ...]
-    #: in the same order
-    outputs: tuple[Output, ...]
-    #: whether these are iterations of a loop, and the one output of a state
-    is_joined: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationFailed:
-    """The user's code raised."""
-
-    #: class of the error
-    error_type: str
-    message: str
-    #: the error itself, or its bytes where this process runs no user code
-    error: BaseException | bytes
-
-    @classmethod
-    def of(cls, error: BaseException) -> EvaluationFailed:
-        """Return what was raised, with the error itself."""
-        return cls(error_type=type(error).__name__, message=message_of(error), error=error)
-
-
-class Predicates(Protocol[Output]):
+class Predicates(Protocol[OutputT_contra]):
     """The user's predicates and edge conditions, asked where they live: one copy for the whole run (S-LOOP-54)."""
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[Output]]
+        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[OutputT_contra]]
     ) -> bool | EvaluationFailed | None:
         """Ask one.
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, cast, overload
 
-from ensemble_ray.coordinator.ports import EvaluationFailed
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.graph_edges import GraphEdge
 from ensemble_ray.definition.loop import Loop
+from ensemble_ray.execute.questions import EvaluationFailed
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
@@ -22,8 +22,8 @@ from ensemble_ray.values.iterations import GraphRoutingContext, LoopIterationCon
 from ensemble_ray.values.joined import join_iterations
 
 if TYPE_CHECKING:
-    from ensemble_ray.coordinator.ports import HistoryPart
     from ensemble_ray.definition.phase import Phase
+    from ensemble_ray.execute.questions import HistoryPart
     from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["LocalPredicates", "list_predicates", "predicate_path"]

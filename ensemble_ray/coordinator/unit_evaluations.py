@@ -1,8 +1,9 @@
 """UnitEvaluations: what the units of a planned run ask and announce, carried out. Package: coordinator.
 
 In: questions and announcements of the source. Out: one answer for each question, and events. Predicates are sent what is new
-since the last question of their unit, and all of it where their process was replaced (S-LOOP-54, S-LOOP-145). What user code
-raised is kept for the end of the run, as failures of tasks are.
+since the last question of their unit, and all of it where their process was replaced (S-LOOP-54, S-LOOP-145). Where they live
+in the process that does the task before, they are asked there, and nobody is asked when the source wants to know (S-LOOP-189).
+What user code raised is kept for the end of the run, as failures of tasks are.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ensemble_ray.coordinator.announcements import instances_of
 from ensemble_ray.coordinator.background import BackgroundTasks
-from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.orders import FailureSummary
+from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions, HistoryPart
 from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule.instructions import EdgeMatches, ResetMemory, UntilHolds
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.outputs import OutputStore
     from ensemble_ray.coordinator.ports import MemoryResets, Predicates
     from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded
+    from ensemble_ray.schedule.instructions import IterationEnded, Question, Start, StepEnded, UnitQuestion
     from ensemble_ray.schedule.source import PlanSource
     from ensemble_ray.schedule.stimuli import Stimulus
 
@@ -38,11 +39,18 @@ Output = TypeVar("Output")
 Failure = TypeVar("Failure", bound=FailureSummary)
 
 
+def _is_elsewhere(agent_key: str | None) -> bool:  # noqa: ARG001  wherever that one lives
+    """Return that predicates live with no agent that is handed orders by messages."""
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPorts(Generic[Output, Failure]):
     """What a planned run with units needs besides its executor."""
 
     predicates: Predicates[Output]
+    #: whether they live in the process that does the tasks of that agent; None as the agent: of handlers
+    lives_with: Callable[[str | None], bool] = _is_elsewhere
     #: tells listeners of an iteration or a step, with its outputs; never waits
     announce: Callable[[IterationEnded | StepEnded, Sequence[Output]], None]
     #: returns what was raised as the run holds failures
@@ -70,6 +78,10 @@ class UnitEvaluations(Generic[Output, Failure]):
         self._background: BackgroundTasks | None = None
         #: by unit path: how many parts of its history those who are asked have
         self._sent: dict[str, int] = {}
+        #: by instance: what the process that does that task will ask, and how long the history of the unit is by then
+        self._foreseen: dict[str, tuple[tuple[UnitQuestion, ...], int]] = {}
+        #: what came of questions that the source has not asked yet, and how long the history of their unit is
+        self._verdicts: dict[UnitQuestion, tuple[bool | EvaluationFailed, int]] = {}
         #: by unit path: what user code raised, in order
         self.raised: list[tuple[str, Failure]] = []
 
@@ -96,6 +108,10 @@ class UnitEvaluations(Generic[Output, Failure]):
         """
         match question:
             case UntilHolds() | EdgeMatches():
+                if (known := self._verdicts.pop(question, None)) is not None:
+                    verdict, self._sent[question.unit] = known
+                    self._answer(question, verdict)
+                    return
                 self._forget_ended()
                 work = self._ask_predicate(question, self._length(question.unit))
             case ResetMemory():
@@ -105,6 +121,30 @@ class UnitEvaluations(Generic[Output, Failure]):
         if self._background is None:
             self._background = BackgroundTasks(self._break_off)
         self._background.start(work)
+
+    def foresee(self, start: Start, agent_key: str | None) -> FollowingQuestions[Output] | None:
+        """Return what the process that does a task should ask when it completed; None: nothing, or the predicates are elsewhere."""
+        after = start.asks_after
+        if after is None or not self._ports.lives_with(agent_key):
+            return None
+        unit = after.questions[0].unit
+        self._forget_ended()
+        known, length = self._sent.get(unit, 0), self._length(unit)
+        earlier = tuple(self._outputs.get(instance) for instance in after.instances[:-1])
+        self._foreseen[start.instance] = (after.questions, length + 1)
+        return FollowingQuestions(
+            questions=after.questions,
+            known=known,
+            new=(*self._history(unit, known, length), HistoryPart(names=after.names, outputs=earlier)),
+        )
+
+    def keep_verdicts(self, instance: str, verdicts: Sequence[bool | EvaluationFailed]) -> None:
+        """Keep what came of questions with the result of a task, until the source asks them."""
+        foreseen = self._foreseen.pop(instance, None)
+        if foreseen is not None and verdicts:
+            questions, length = foreseen
+            # Fewer, where one of them held, or takes longer and is asked for as usual.
+            self._verdicts.update((each, (came, length)) for each, came in zip(questions, verdicts, strict=False))
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
         """Tell listeners, before anything that follows; never waits."""
@@ -123,14 +163,15 @@ class UnitEvaluations(Generic[Output, Failure]):
         if self._background is not None:
             self._background.leave()
 
-    async def _ask_predicate(self, question: UntilHolds | EdgeMatches, length: int) -> None:
-        known = self._sent.get(question.unit, 0)
-        verdict = await self._ports.predicates.holds(question, known=known, new=self._history(question, known, length))
+    async def _ask_predicate(self, question: UnitQuestion, length: int) -> None:
+        unit = question.unit
+        known = self._sent.get(unit, 0)
+        verdict = await self._ports.predicates.holds(question, known=known, new=self._history(unit, known, length))
         if verdict is None:
-            verdict = await self._ports.predicates.holds(question, known=0, new=self._history(question, 0, length))
+            verdict = await self._ports.predicates.holds(question, known=0, new=self._history(unit, 0, length))
         if verdict is None:
-            raise IllegalStateError(f"the predicates of '{question.unit}' lost what they were just sent")
-        self._sent[question.unit] = length
+            raise IllegalStateError(f"the predicates of '{unit}' lost what they were just sent")
+        self._sent[unit] = length
         self._answer(question, verdict)
 
     async def _reset_memory(self, question: ResetMemory) -> None:
@@ -159,8 +200,8 @@ class UnitEvaluations(Generic[Output, Failure]):
         """Return how long the history of a unit is now; it may grow while a predicate is asked."""
         return len(self._source.history_of(unit))
 
-    def _history(self, question: UntilHolds | EdgeMatches, begin: int, end: int) -> list[HistoryPart[Output]]:
-        entries = self._source.history_of(question.unit)
+    def _history(self, unit: str, begin: int, end: int) -> list[HistoryPart[Output]]:
+        entries = self._source.history_of(unit)
         return [
             HistoryPart(
                 names=entry.names,

@@ -34,6 +34,12 @@ class Identified(Value):
         """Return the same one with fields changed: it keeps its id, unvalidated; for the library's own use."""
         return self.model_copy(update=changes)
 
+    def duplicated(self, **changes: object) -> Self:
+        """Return another one with fields changed: it has an id of its own, unvalidated; for the library's own use."""
+        copy = self.model_copy(update=changes)
+        copy._object_id = new_object_id()  # noqa: SLF001  of the same class
+        return copy
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Identified):
             return NotImplemented

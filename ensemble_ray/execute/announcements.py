@@ -45,9 +45,10 @@ def announce_start(scope: TaskScope) -> None:
             instance=order.instance,
         ),
     )
-    title = _title(scope)
-    _log.info("%s starting: %s [%s]", title, cut(order.task.description, 80), order.agent_role)
-    _log.debug("%s has %d context outputs", title, len(order.context))
+    if _log.isEnabledFor(logging.INFO):  # for most runs nobody reads these
+        title = _title(scope)
+        _log.info("%s starting: %s [%s]", title, cut(order.task.description, 80), order.agent_role)
+        _log.debug("%s has %d context outputs", title, len(order.context))
 
 
 def announce_completion(scope: TaskScope, output: TaskOutput) -> None:
@@ -67,9 +68,10 @@ def announce_completion(scope: TaskScope, output: TaskOutput) -> None:
             instance=order.instance,
         ),
     )
-    seconds = output.duration.total_seconds()
-    _log.info("%s completed in %.3f s, %d tool calls", _title(scope), seconds, output.tool_call_count)
-    _log.log(logging.INFO if scope.context.is_verbose else logging.DEBUG, "Output: %s", cut(output.raw, 200))
+    if _log.isEnabledFor(logging.INFO):
+        seconds = output.duration.total_seconds()
+        _log.info("%s completed in %.3f s, %d tool calls", _title(scope), seconds, output.tool_call_count)
+        _log.log(logging.INFO if scope.context.is_verbose else logging.DEBUG, "Output: %s", cut(output.raw, 200))
 
 
 def announce_failure(scope: TaskScope, result: TaskResult) -> None:

@@ -201,6 +201,8 @@ class TaskEffects:
     memory: MemoryUse | None = None
     #: hears of what it does with memory while it is at work (S-MEM-100)
     memory_listener: MemoryOperationListener | None = None
+    #: the call that asked for the end of the run, by its effect's name, and what it said (S-DUR-138)
+    leaving: tuple[str, str] = ("", "")
     #: its review gates in the order in which they were asked, as a trace shows them
     reviews: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
 

@@ -13,7 +13,7 @@ from ensemble_ray.values.outputs import ExitReason
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["describe_exhaustion", "exit_of", "reason_of"]
+__all__ = ["describe_exhaustion", "describe_exit", "exit_of", "reason_of"]
 
 
 def reason_of(error: BaseException | None) -> ExitReason:
@@ -28,6 +28,12 @@ def exit_of(reason: ExitReason) -> ExitEarlyError:
     if reason is ExitReason.BUDGET_EXHAUSTED:
         return BudgetExhaustedError()
     return ExitEarlyError(timed_out=reason is ExitReason.TIMEOUT)
+
+
+def describe_exit(said: str) -> str:
+    """Return what a trace shows as the result of a tool that asked for the end of the run."""
+    asked = "The tool asked for the end of the run"
+    return f"{asked}: {said}" if said else asked
 
 
 def describe_exhaustion(errors: Iterable[BaseException | None]) -> str:

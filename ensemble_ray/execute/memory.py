@@ -6,7 +6,7 @@ task that needed it (S-MEM-110). A manager uses no memory, its workers do (S-HIE
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import IllegalStateError
@@ -33,12 +33,19 @@ _MEMORY, _EDIT = "memory", "memory-edit"
 _SHORT_TERM, _LONG_TERM = "short_term", "long_term"
 
 
-@contextmanager
-def memory_counted(scope: TaskScope) -> Generator[None]:
+_UNCOUNTED = nullcontext()
+
+
+def memory_counted(scope: TaskScope) -> AbstractContextManager[None]:
     """Listen to what the task does with memory in the block, where its capture mode wants that (S-MEM-100)."""
-    if scope.context.capture_mode is not CaptureMode.OFF and _rules(scope) is not None:
-        scope.effects.memory = MemoryUse()
-        scope.effects.memory_listener = scope.effects.memory
+    is_counted = scope.context.capture_mode is not CaptureMode.OFF and _rules(scope) is not None
+    return _counted(scope) if is_counted else _UNCOUNTED
+
+
+@contextmanager
+def _counted(scope: TaskScope) -> Generator[None]:
+    scope.effects.memory = MemoryUse()
+    scope.effects.memory_listener = scope.effects.memory
     try:
         yield
     finally:

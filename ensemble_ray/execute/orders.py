@@ -17,6 +17,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import StaleEpochError, message_of
+from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions
 from ensemble_ray.execute.run_models import RunModels
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.values.amounts import RunBudget
@@ -235,11 +236,13 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     is_reflected_later: bool = False
     #: an accepted output that is to be reflected on, in place of doing the task; None: the task is to be done
     reflects_on: Output_co | None = None
+    #: what predicates in the process that does it are asked when it completed; None: nothing, or they are elsewhere
+    asks: FollowingQuestions[Output_co] | None = None
 
     def convert(
         self, task: NewTask, agent: NewAgent | None, output: Callable[[Output_co], NewOutput]
     ) -> TaskOrder[NewTask, NewAgent, NewOutput]:
-        """Return the same order with what users made held otherwise."""
+        """Return the same order with what users made held otherwise, without questions: those are not its runner's business."""
         order = cast("TaskOrder[NewTask, NewAgent, NewOutput]", self)
         revision = None
         if self.revision is not None:
@@ -252,6 +255,7 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
             context=tuple(output(each) for each in self.context),
             revision=revision,
             reflects_on=None if self.reflects_on is None else output(self.reflects_on),
+            asks=None,
         )
 
 
@@ -283,6 +287,8 @@ class TaskResult(Generic[Output_co, Failure_co]):
     failed_delegations: Sequence[TaskTrace] = ()
     #: of a task that waits: its open gates
     open_reviews: tuple[OpenReview, ...] = ()
+    #: what came of the questions of its order, as far as they were asked
+    verdicts: tuple[bool | EvaluationFailed, ...] = ()
 
     @property
     def error(self: TaskResult[object, TaskFailure]) -> BaseException | None:

@@ -272,7 +272,8 @@ class TaskRunner:
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await scope.note_end(ExitRecorded(reason=result.exit_reason))
+        call, text = scope.effects.leaving
+        await scope.note_end(ExitRecorded(reason=result.exit_reason, call=call, text=text))
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:

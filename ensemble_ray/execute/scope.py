@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from ensemble_ray.definition.durability import Durability
 from ensemble_ray.events import Event
 from ensemble_ray.execute.effects import is_doing
 from ensemble_ray.execute.slots import Slot
@@ -139,6 +140,9 @@ class TaskScope:
 
         Whoever wants it stopped meanwhile comes too late: the run must say what its record does (S-DUR-138).
         """
+        if self.context.durability == Durability.OFF:  # the facts are in memory at once, and nothing can come between
+            await self.note(self.order.instance, *data)
+            return
         noting = asyncio.ensure_future(self.note(self.order.instance, *data, until=Persistence.COMMITTED))
         try:
             await asyncio.shield(noting)

@@ -67,10 +67,16 @@ class ExitRecorded(FactData):
     KIND: ClassVar = "task_exited"
 
     reason: ExitReason
+    #: of the tool that asked for it: the name of its call, which has no result, and what it said
+    call: str = ""
+    text: str = ""
 
     def to_data(self) -> dict[str, object]:
         """Return it as it is recorded."""
-        return {**({} if self.absent else {"reason": self.reason.value}), **(self.rest or {})}
+        data: dict[str, object] = {} if self.absent else {"reason": self.reason.value}
+        if self.call:
+            data |= {"call": self.call, "text": self.text}
+        return {**data, **(self.rest or {})}
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
@@ -78,7 +84,9 @@ class ExitRecorded(FactData):
         del at
         rest = dict(data)
         require("reason", rest.pop("reason", ""), TEXT)
-        return cls(reason=read_reason(data), rest=rest or None, absent=() if "reason" in data else ("reason",))
+        texts = {name: str(rest.pop(name, "")) for name in ("call", "text")}
+        absent = () if "reason" in data else ("reason",)
+        return cls(reason=read_reason(data), **texts, rest=rest or None, absent=absent)
 
 
 def read_reason(data: Mapping[str, object]) -> ExitReason:

@@ -38,10 +38,10 @@ from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
     from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.orders import TaskResult
     from ensemble_ray.execute.outcomes import RunOutcome
+    from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import Journal, RunEventSink
     from ensemble_ray.ports.services import Services

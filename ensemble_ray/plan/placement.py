@@ -9,6 +9,8 @@ An agent is an id; a process costs about a second of start-up and 60 MB. Rules:
    allows while much is in flight, as long as the whole run has fewer than `max_own`.
 5. Agents that ask something of their node share processes only with those that ask for the same. Such a process may wait for
    its node, so a group begins the next one when the last has started, and what a group has to do goes to those that have.
+6. An agent that does nothing but tasks after which predicates are asked lives in the process that has those, where nothing
+   speaks against it: so a step of a loop or a graph is one message to and fro, and not two (S-LOOP-189).
 """
 
 from __future__ import annotations
@@ -17,9 +19,18 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
+from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit
 
-__all__ = ["GROWS_ABOVE", "Placement", "PlacementRequest", "max_own_processes", "most_replicas"]
+__all__ = [
+    "GROWS_ABOVE",
+    "Placement",
+    "PlacementRequest",
+    "find_beside_predicates",
+    "max_own_processes",
+    "most_replicas",
+]
 
 #: Tasks in flight above which a group whose agents say nothing of replicas gets as many as it may (S-MR-141).
 GROWS_ABOVE = 64
@@ -62,6 +73,37 @@ class PlacementRequest:
     is_declared: bool = True
     #: what each of its processes asks of its node
     requirements: ResourceRequirements = NOTHING
+
+
+def find_beside_predicates(plan: Plan, requests: Iterable[PlacementRequest]) -> frozenset[str]:
+    """Return the agents that live in the process of their run's predicates.
+
+    One does whose tasks are all in loops and graphs, and one of them last before a question is asked, where one task runs after
+    the other and nobody delegates. Not one that has tools, which may take their process with them or keep it busy, and not one
+    that asks for a process, for several, or for something of its node.
+    """
+    is_side_by_side = plan.workflow != "sequential" or plan.depends_on_order
+    for unit in plan.units:
+        is_side_by_side = is_side_by_side or (isinstance(unit, PhaseUnit) and unit.workflow != "sequential")
+    if is_side_by_side or any(each.allow_delegation for each in plan.agents):
+        return frozenset()
+    asked_after: set[str] = set()
+    repeated: set[str] = set()
+    for unit in plan.units:
+        if isinstance(unit, LoopUnit):
+            repeated.update(unit.body)
+            asked_after.update(unit.body[-1:] if unit.has_until else ())
+        elif isinstance(unit, GraphUnit):
+            asking = {entry.from_state for entry in unit.edges if isinstance(entry, EdgeEntry) and entry.has_condition}
+            repeated.update(state.member for state in unit.states)
+            asked_after.update(state.member for state in unit.states if state.name in asking)
+    candidates = {node.agent_key for node in plan.nodes if node.key in asked_after}
+    elsewhere = {node.agent_key for node in plan.nodes if node.key not in repeated}
+    with_tools = {each.key for each in plan.agents if each.tool_names}
+    modest = {
+        each.key for each in requests if each.isolation is None and each.replicas in {None, 1} and not each.requirements
+    }
+    return frozenset(key for key in candidates - elsewhere - with_tools if key in modest)
 
 
 @dataclass(slots=True)

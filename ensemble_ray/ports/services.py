@@ -5,11 +5,12 @@ Context variables do not cross processes; the actor or the inline runtime sets t
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ensemble_ray.process.context import ScopedVariable
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import CpuPool, DriverServices, Limiter
@@ -35,11 +36,6 @@ def services() -> Services | None:
     return _services.get(None)
 
 
-@contextmanager
-def use_services(chosen: Services) -> Generator[None]:
+def use_services(chosen: Services) -> AbstractContextManager[None]:
     """Use these services in the block."""
-    token = _services.set(chosen)
-    try:
-        yield
-    finally:
-        _services.reset(token)
+    return ScopedVariable(_services, chosen)

@@ -33,7 +33,7 @@ def context_part(outputs: Sequence[TaskOutput]) -> Section:
     return Section(
         kind=SectionKind.CONTEXT,
         heading=f"{_HEADING}\n{_EXPLANATION}",
-        pieces=tuple(entry_piece(output.agent_role, output.task_description, output.raw) for output in outputs),
+        pieces=tuple([entry_piece(output.agent_role, output.task_description, output.raw) for output in outputs]),
         first_to_go="first",
     )
 

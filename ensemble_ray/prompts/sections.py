@@ -81,7 +81,7 @@ class Section:
         """Return the section as a prompt has it, without a line break at its end; "" without pieces."""
         if not self.pieces:
             return ""
-        pieces = "".join(piece.render() for piece in self.pieces)
+        pieces = "".join([piece.render() for piece in self.pieces])
         note = f"{SEPARATOR}{self.note}" if self.note else ""
         return f"{self.heading}{pieces}{note}"
 
@@ -92,5 +92,5 @@ PromptPart: TypeAlias = str | Section
 
 def render_parts(parts: Sequence[PromptPart]) -> str:
     """Return the parts as one text; empty ones leave no trace."""
-    texts = (part if isinstance(part, str) else part.render() for part in parts)
-    return SEPARATOR.join(text for text in texts if text)
+    texts = [part if isinstance(part, str) else part.render() for part in parts]
+    return SEPARATOR.join(filter(None, texts))

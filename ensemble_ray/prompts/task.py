@@ -57,7 +57,7 @@ def user_prompt_parts(
     short_term = None if memory is None else memory.short_term
     earlier = context_part(context_outputs) if short_term is None else short_term_section(short_term)
     parts = [*scope_sections(memory), earlier, *memory_sections(memory), improvement_section(notes)]
-    return [*(part for part in parts if part.pieces), *fixed_parts(task, directives)]
+    return [*[part for part in parts if part.pieces], *fixed_parts(task, directives)]
 
 
 def fixed_parts(task: Task, directives: Sequence[str] = ()) -> list[str]:

@@ -15,6 +15,7 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.agent.recorded_model import effect_of
 from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT
 from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ModelEffect, TaskEffects, ToolEffect
+from ensemble_ray.execute.exits import describe_exit
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.directives import DirectivesShown
 from ensemble_ray.facts.effects import (
@@ -80,6 +81,8 @@ class TaskFold:
     _has_handler: bool = False
     #: whether it asked for the end of the run, and whether it was stopped and did nothing since
     _has_exited: bool = False
+    #: by the name of the call that asked for it
+    _exits: dict[str, Fact[ExitRecorded]] = field(default_factory=dict[str, "Fact[ExitRecorded]"])
     _is_cancelled: bool = False
     #: its review gates by name, and what is known of the work that it handed on, by the call's name
     _gates: dict[str, GateFold] = field(default_factory=dict[str, GateFold])
@@ -112,6 +115,7 @@ class TaskFold:
                 self.failure = cast("Fact[FailureRecorded]", fact)
             case ExitRecorded():
                 self._has_exited = True
+                self._exits[data.call] = cast("Fact[ExitRecorded]", fact)
             case ReviewRequested() | ReviewDecided():
                 self._gates.setdefault(fact.name, GateFold()).apply(fact)
             case MemoryRecalled() | MemoryStored():
@@ -358,6 +362,9 @@ class TaskFold:
         if result is None:
             asked_at = intent or turn.delegations.get(number)
             begun = turn.at if asked_at is None else asked_at.at
+            if intent is not None and (exited := self._exits.get(intent.name)) is not None:
+                text, took_s = describe_exit(exited.data.text), exited.at - begun
+                return ToolEffect(call=call, outcome="success", text=text, started_at=begun, duration_s=took_s)
             decided = turn.decisions.get(number)
             text = NO_RESULT if decided is None else f"{NO_RESULT}; it was decided: {decided.answer}"
             return ToolEffect(call=call, outcome="unknown", text=text, started_at=begun, duration_s=0.0)

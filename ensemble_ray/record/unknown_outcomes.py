@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
+from ensemble_ray.facts.ends import ExitRecorded
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.record.task_fold import NO_RESULT
 from ensemble_ray.record.view.texts import row_text
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["UNKNOWN_KINDS", "UnknownOutcomes"]
 
 #: Kinds of facts that tell of them.
-UNKNOWN_KINDS = kinds_of(ToolIntended, ToolReturned)
+UNKNOWN_KINDS = kinds_of(ToolIntended, ToolReturned, ExitRecorded)
 #: How many are told; all of them are counted.
 _MOST_SHOWN = 20
 _TITLE = 72
@@ -51,6 +52,8 @@ class UnknownOutcomes:
                     self._settled[_key_of(fact.name)] += 1
                     if len(self._shown) < _MOST_SHOWN:
                         self._shown[fact.name] = _call(asked, result.text)
+            case ExitRecorded(call=call):
+                self._open.pop(call, None)
             case _:
                 pass
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, assert_never
+from typing import Literal, assert_never
 
 from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphUnit, JoinEntry
 from ensemble_ray.schedule.branches import Branch, BranchEvent, BranchState, BranchTree, Step
+from ensemble_ray.schedule.graph_steps import UnroutedStep, list_questions, shown_of
 from ensemble_ray.schedule.instructions import (
     Announce,
     Cancel,
@@ -56,23 +57,6 @@ __all__ = ["END_STATE", "GraphMachine"]
 END_STATE = "__END__"
 
 
-class _Unrouted(NamedTuple):
-    """A step that completed and is not routed."""
-
-    branch: Branch
-    duration_s: float
-    output: ContextPart
-
-
-def _shown_of(part: ContextPart) -> ContextPart:
-    """Return what a step shows of the last part of its state's outputs: all of it where that is one, else its last."""
-    return part if part.is_joined else ContextPart(part.instances[-1:])
-
-
-def _entry_of(step: _Unrouted) -> HistoryEntry:
-    return HistoryEntry((step.branch.at,), step.output.instances, step.output.is_joined)
-
-
 class GraphMachine:
     """The scheduling state of one execution of a graph."""
 
@@ -90,9 +74,10 @@ class GraphMachine:
             for state in dict.fromkeys(entry.from_states if isinstance(entry, JoinEntry) else (entry.from_state,)):
                 self._leaving[state].append(position)
         self._tree = BranchTree(unit.edges)
+        self._has_forks = any(isinstance(entry, ForkEntry) for entry in unit.edges)
         self._running: dict[str, Branch] = {}
         #: whose steps completed and are not routed, in order; the first one's edges are tried
-        self._to_route: deque[_Unrouted] = deque()
+        self._to_route: deque[UnroutedStep] = deque()
         #: the edge of the first one that is asked
         self._asked: EdgeMatches | None = None
         #: how many branches wait at joins
@@ -179,7 +164,13 @@ class GraphMachine:
             self._steps += 1
             branch.step, branch.started_at = self._steps, at
             self._running[instance] = branch
-            done.append(Start(instance=instance, changes=changes))
+            asks_after = None
+            if not self._has_forks:
+                leaving = self._leaving[state]
+                asks_after = list_questions(
+                    self._unit, leaving, path=self._path, step=self._steps, state=state, instance=instance
+                )
+            done.append(Start(instance=instance, changes=changes, asks_after=asks_after))
 
     def _changes_of(self, state: str) -> TaskChanges | None:
         """Return what a visit has beside the task; count the visit (S-GRAPH-60)."""
@@ -210,7 +201,7 @@ class GraphMachine:
             case Completed():
                 branch.move(BranchEvent.STEP_COMPLETED)
                 self._keep_output(branch, end)
-                self._to_route.append(_Unrouted(branch, end.at - branch.started_at, self._last[branch.at][1]))
+                self._to_route.append(UnroutedStep(branch, end.at - branch.started_at, self._last[branch.at][1]))
                 if self.is_stopping:
                     self._drop_unrouted()
                 else:
@@ -235,7 +226,7 @@ class GraphMachine:
                 scopes.put(self._path, inner, given)
         if branch.at in self._last:  # nothing looks into a visit before the last one
             scopes.drop(scope_of(self._last[branch.at][0]))
-        self._last[branch.at] = (end.instance, _shown_of(parts[-1]))
+        self._last[branch.at] = (end.instance, shown_of(parts[-1]))
         is_unit = key in self._execution.units
         branch.trail.append(Step(branch.at, key_of(end.instance) if is_unit else end.instance))
 
@@ -245,7 +236,7 @@ class GraphMachine:
         """Route steps, oldest first, until an edge has to be asked or none is left."""
         while self._to_route and self._asked is None and not self.is_stopping:
             step = self._to_route[0]
-            self._history.append(_entry_of(step))
+            self._history.append(step.entry)
             self._try_edges(step.branch, at, 0, done)
 
     def _try_edges(self, branch: Branch, at: float, first: int, done: list[Instruction]) -> None:
@@ -311,7 +302,7 @@ class GraphMachine:
             dropped = {id(branch) for branch in joined.dropped}
             done.extend(Cancel(instance=name) for name, branch in self._running.items() if id(branch) in dropped)
             # What is dropped before it was routed is a part of the history all the same (S-GRAPH-97).
-            self._history += [_entry_of(step) for step in self._to_route if id(step.branch) in dropped]
+            self._history += [step.entry for step in self._to_route if id(step.branch) in dropped]
             self._to_route = deque(step for step in self._to_route if id(step.branch) not in dropped)
             self._joining = sum(branch.state is BranchState.JOINING for branch in self._tree.leaves())
             self._go_to(joined.branch, joined.state, at, done)

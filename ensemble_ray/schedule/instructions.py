@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Union
 
 from ensemble_ray.schedule.results import UnitFailure, UnitResult
@@ -10,6 +10,7 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = [
     "Announce",
+    "AsksAfter",
     "Cancel",
     "Changes",
     "ContextPart",
@@ -33,6 +34,7 @@ __all__ = [
     "Start",
     "StepEnded",
     "TaskChanges",
+    "UnitQuestion",
     "UntilHolds",
     "Wait",
     "Warn",
@@ -144,7 +146,20 @@ class ReflectOn:
     execution: int
 
 
+#: What predicates and conditions are asked.
+UnitQuestion = Union[UntilHolds, EdgeMatches]  # noqa: UP007  as below
 Question = Union[PullItems, CountTokens, UntilHolds, EdgeMatches, ResetMemory, ReflectOn]  # noqa: UP007  a name for the union, also at run time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsksAfter:
+    """What `Evaluate` will ask if a task completes, for those who can have it answered where the task is done."""
+
+    #: asked in this order, until one holds
+    questions: tuple[UnitQuestion, ...]
+    #: what its completion adds to the history of its unit: body names, and whose outputs; the last one is its own
+    names: tuple[str, ...]
+    instances: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +175,8 @@ class Start:
     missing: str | None = None
     #: whether the source reads the text of its output: `Completed.text` has it
     wants_text: bool = False
+    #: no part of what is wanted: the questions are asked all the same where nobody heeds this
+    asks_after: AsksAfter | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

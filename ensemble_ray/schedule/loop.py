@@ -19,6 +19,7 @@ from typing import Literal, assert_never
 from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.schedule.instructions import (
     Announce,
+    AsksAfter,
     Cancel,
     ContextPart,
     End,
@@ -219,13 +220,24 @@ class LoopMachine:
         position = len(self._current)
         iteration = instance_of(self._unit.key, occurrence=number, parent=self._scope)
         self._running = instance_of(self._unit.body[position], parent=iteration)
+        asks_after = self._asks_after() if position == len(self._unit.body) - 1 else None
         if position:
-            done.append(Start(instance=self._running))
+            done.append(Start(instance=self._running, asks_after=asks_after))
             return
         self._iteration_began_at = at
         if number:
             self._drop_scope(number - 1)
-        done.append(Start(instance=self._running, changes=self._changes(), context=self._outer_context()))
+        start = Start(
+            instance=self._running, changes=self._changes(), context=self._outer_context(), asks_after=asks_after
+        )
+        done.append(start)
+
+    def _asks_after(self) -> AsksAfter | None:
+        """Return what is asked when the iteration completed."""
+        if not self._unit.has_until:
+            return None
+        question = UntilHolds(unit=self._path, iteration=len(self._history) + 1)
+        return AsksAfter(questions=(question,), names=self._unit.body_names, instances=(*self._current, self._running))
 
     def _drop_scope(self, number: int) -> None:
         """Let the names of an iteration's outputs go: nothing looks into one that is over."""

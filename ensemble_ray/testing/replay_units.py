@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
-from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
+from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
 from ensemble_ray.record.resume.told_source import ToldSource, numbered_groups, path_of_question
 from ensemble_ray.schedule.instructions import EdgeMatches, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import Completed, Evaluated

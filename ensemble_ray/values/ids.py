@@ -9,6 +9,7 @@ Three identities (design of the record):
 from __future__ import annotations
 
 import hashlib
+import os
 import uuid
 
 __all__ = [
@@ -34,11 +35,13 @@ RUN = "run"
 _DELEGATE = "delegate"
 #: Before the key of a task whose output is reflected on when the task has ended.
 _REFLECT = "reflect:"
+#: The digit that tells a UUID's variant: two bits of it are fixed.
+_VARIANTS = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 
 def new_object_id() -> str:
     """Return a fresh hidden id for a definition (S-CONV-30)."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def new_run_id() -> str:
@@ -48,10 +51,10 @@ def new_run_id() -> str:
 
 def uuid_of(name: str) -> str:
     """Return the id of a named thing: the SHA-256 of its name in version-4 form, so that a re-run finds it again."""
-    digest = bytearray(hashlib.sha256(name.encode()).digest()[:16])
-    digest[6] = (digest[6] & 0x0F) | 0x40
-    digest[8] = (digest[8] & 0x3F) | 0x80
-    return str(uuid.UUID(bytes=bytes(digest)))
+    digits = hashlib.sha256(name.encode()).hexdigest()
+    variant = _VARIANTS[digits[16]]
+    # Put together here: each task asks for one, and a `UUID` would be made to be turned into a text again.
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
 
 
 def instance_of(key: str, *, occurrence: int = 0, parent: str = "") -> str:

@@ -22,8 +22,8 @@ from ensemble_ray.actors.scheduler.predicates import HostedPredicates
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.scheduler.session import RunSession
-from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
 from ensemble_ray.schedule.instructions import UntilHolds
 from tests.actors.sessions import Owner, packed
 from tests.actors.test_wire import output_of

@@ -8,6 +8,7 @@ nobody; what the reduce is told of an output comes from the output itself (S-MR-
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.definition.task import Task
@@ -20,6 +21,7 @@ from ensemble_ray.plan.map_reduce_factories import (
     make_maps_in_run,
     make_reduce_in_run,
 )
+from ensemble_ray.text.foreign_text import whole_text
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
@@ -106,4 +108,11 @@ def _alone(task: Task) -> Task:
 
 
 def _stand_in(output: TaskOutput) -> Task:
-    return Task(description=output.raw if output.raw.strip() else _EMPTY, expected_output=_EMPTY)
+    """Return a task whose description is the text of an output; a copy, since checking all fields takes many times as long."""
+    text = output.raw if output.raw.strip() else _EMPTY
+    return _empty_task().duplicated(description=whole_text(text))
+
+
+@cache
+def _empty_task() -> Task:
+    return Task(description=_EMPTY, expected_output=_EMPTY)

@@ -49,9 +49,10 @@ from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.orders import OrderMaker, PreparedLoop
-    from ensemble_ray.coordinator.ports import EvaluationFailed, TaskReporter
+    from ensemble_ray.coordinator.ports import TaskReporter
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
+    from ensemble_ray.execute.questions import EvaluationFailed
     from ensemble_ray.ports import EventSink
     from ensemble_ray.schedule.instructions import IterationEnded, Question, StepEnded
     from ensemble_ray.schedule.source import PlanSource

@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import agent_failure, describe
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
@@ -65,6 +66,8 @@ class ModelCalls:
         self._stream = self._streaming_model(scope.order.is_streaming)
         self._structured = self._structured_form(scope.order.task.output_type)
         self._attempts = Attempts(scope, agent.llm)
+        #: whether a record has its requests' digests, or one is compared with them
+        self._needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
         self._digest = hashlib.sha256()
         self._digested = 0
         self._turn = 0
@@ -162,7 +165,7 @@ class ModelCalls:
         stream: StreamingChatModel | None,
     ) -> ChatResponse:
         name = effect_name(self._order.instance, turn)
-        request_digest = self._request_digest(messages)
+        request_digest = self._request_digest(messages) if self._needs_digest else ""
         recorded = self._scope.recorded(name, ModelAnswered)
         if recorded is not None:
             compare = self._scope.ports.compare

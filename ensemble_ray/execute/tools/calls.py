@@ -14,11 +14,18 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError
+from ensemble_ray.errors import (
+    AgentExecutionError,
+    BudgetExhaustedError,
+    ExitEarlyError,
+    IllegalStateError,
+    ValidationError,
+)
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
+from ensemble_ray.execute.exits import describe_exit
 from ensemble_ray.execute.review.tool_reviews import ToolReviews, stands_at_gate, tool_reviews
 from ensemble_ray.execute.review.waiting import ReviewOpenError
 from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, resolve_unknown
@@ -257,6 +264,9 @@ class ToolCalls:
         context, reviews = self._context(call.name, name)
         try:
             outcome = self._bounded(call, await call_tool(bound, call.arguments, context=context))
+        except ExitEarlyError as exit_early:
+            self._leave(call, name, started_at, exit_early)
+            raise
         finally:
             if reviews is not None:
                 reviews.close()
@@ -279,6 +289,24 @@ class ToolCalls:
             name, _result_of(effect), until=Persistence.QUEUED if is_safe_later else Persistence.COMMITTED
         )
         return effect
+
+    def _leave(self, call: ToolCall, name: str, started_at: float, exit_early: ExitEarlyError) -> None:
+        """Note a call that asks for the end of the run: that end tells of it on record (S-DUR-138), and no event does.
+
+        Not of a budget that is spent: with a larger one the call is made again.
+        """
+        effects = self._scope.effects
+        if isinstance(exit_early, BudgetExhaustedError) or any(effects.leaving):
+            return
+        effects.leaving = (name, str(exit_early))
+        effect = ToolEffect(
+            call=call,
+            outcome="success",
+            text=describe_exit(str(exit_early)),
+            started_at=started_at,
+            duration_s=max(0.0, self._scope.ports.clock.now() - started_at),
+        )
+        effects.models[-1].tools.append(effect)
 
     def _bounded(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
         """Return the outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""

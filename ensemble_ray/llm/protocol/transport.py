@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -83,7 +82,7 @@ async def post(
     """
     timeout = _timeout(min(timeout_s, limits.time_s), streaming=False, total_s=None)
     try:
-        async with _answer(url, body, headers, timeout) as response:
+        async with await _answer(url, body, headers, timeout) as response:
             return Answered(response.status, response.headers, await _body(response, limits))
     except _failures() as error:
         raise CallFailedError(_no_answer(error, timeout_s)) from error
@@ -104,7 +103,7 @@ async def open_stream(
     status: int | None = None
     within = _timeout(timeout_s, streaming=True, total_s=limits.time_s)
     try:
-        async with _answer(url, body, headers, within, ends=_origin(url) in _ending) as response:
+        async with await _answer(url, body, headers, within, ends=_origin(url) in _ending) as response:
             status = response.status
             streams = status < 300 and "event-stream" in response.content_type  # noqa: PLR2004  HTTP's classes
             whole = b"" if streams else await _body(response, limits)
@@ -127,25 +126,32 @@ async def read_to_end(pieces: AsyncIterator[bytes]) -> None:
                 pass
 
 
-@contextlib.asynccontextmanager
 async def _answer(
     url: str, body: bytes, headers: Mapping[str, str], within: aiohttp.ClientTimeout, *, ends: bool = False
-) -> AsyncGenerator[aiohttp.ClientResponse]:
+) -> aiohttp.ClientResponse:
     """Send a body, also to another path of the same origin where the endpoint says so (S-SEC-54).
 
-    `ends`: the connection is not used again.
+    Args:
+        url: Where to.
+        body: What is sent.
+        headers: What goes with it.
+        within: How long it may take.
+        ends: The connection is not used again.
+
+    Returns:
+        The answer with its head read; whoever gets it reads its body and leaves it, as a context manager.
     """
     session = _held(url, ends=ends) or await _open(url, ends=ends)
-    for followed in count():
-        async with await _sent(session, url, body, headers, within) as response:
-            if not is_redirect(response.status):
-                yield response
-                return
+    followed = 0
+    while is_redirect((response := await _sent(session, url, body, headers, within)).status):
+        async with response:
             try:
                 location = response.headers.get("Location")
                 url = follow_redirect(url, response.status, location, followed=followed)
             except RedirectRefusedError as error:
                 raise CallFailedError(Failure(status=response.status, reason=str(error))) from None
+        followed += 1
+    return response
 
 
 async def _sent(

@@ -105,10 +105,10 @@ def encode_request(
         suffix: Members of this kind of request, as `"stream":true`.
     """
     if len(messages) > _FIRST_TURN:
-        parts = [_pieces.get(message, _message) for message in messages]
+        sent = b"[%b]" % b",".join([_pieces.get(message, _message) for message in messages])
     else:
-        parts = [_message(message) for message in messages]
-    body = [b"{", prefix, b',"messages":[', b",".join(parts), b"]"]
+        sent = json_bytes([_members(message) for message in messages])
+    body = [b"{", prefix, b',"messages":', sent]
     if tools:
         body += [b',"tools":[', b",".join([_pieces.get(tool, _tool) for tool in tools]), b"]"]
     if suffix:
@@ -127,6 +127,10 @@ def json_bytes(value: object) -> bytes:
 
 
 def _message(message: ChatMessage) -> bytes:
+    return json_bytes(_members(message))
+
+
+def _members(message: ChatMessage) -> dict[str, object]:
     data: dict[str, object] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         data["tool_calls"] = [
@@ -140,7 +144,7 @@ def _message(message: ChatMessage) -> bytes:
     if message.name is not None and message.role != "tool":
         # The protocol knows a name on every role but tool; strict servers refuse it there.
         data["name"] = message.name
-    return json_bytes(data)
+    return data
 
 
 def _arguments(call: ToolCall) -> str:

@@ -84,11 +84,12 @@ class MapReduceView:
         """
         for fact in facts:
             self._last_at = max(self._last_at, fact.at)
+            self._unknown.apply(fact)
             match fact.data:
                 case LossAccepted(reason=reason):
                     self._lost.append(reason)
                 case ToolIntended() | ToolReturned():
-                    self._unknown.apply(fact)
+                    pass
                 case _:
                     self._recovery.apply([fact])
                     if isinstance(fact.data, FailureRecorded) and "/" not in fact.name:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from ensemble_ray.coordinator.outputs import HeldOutputs
-from ensemble_ray.coordinator.ports import EvaluationFailed, HistoryPart
 from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations, UnitPorts
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.orders import TaskFailure
+from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions, HistoryPart
 from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.schedule.instructions import (
     EdgeMatches,
@@ -20,6 +20,7 @@ from ensemble_ray.schedule.instructions import (
     PullItems,
     Question,
     ResetMemory,
+    Start,
     StepEnded,
     UntilHolds,
 )
@@ -88,7 +89,11 @@ class Run:
         self.broken: asyncio.Queue[BaseException] = asyncio.Queue()
         self.announced: list[tuple[str, ...]] = []
         ports: UnitPorts[str, TaskFailure] = UnitPorts(
-            predicates=asked, announce=self._announce, failure_of=_failure_of, memory=memory
+            predicates=asked,
+            lives_with=lambda agent: agent == "beside",
+            announce=self._announce,
+            failure_of=_failure_of,
+            memory=memory,
         )
         self.units = UnitEvaluations(self.nest.plan, self.nest.source, self.outputs, ports)
         self.units.open(self.told.put_nowait, self.broken.put_nowait, lambda: 7.0)
@@ -102,6 +107,12 @@ class Run:
         """Let a task complete with its instance as output."""
         self.outputs.put(instance, f"of {instance}")
         self.nest.complete(instance)
+
+    def foresee(self, agent: str = "beside") -> FollowingQuestions[str] | None:
+        """What the process of the task that runs is to ask."""
+        (start,) = self.nest.source.unanswered()
+        assert isinstance(start, Start)
+        return self.units.foresee(start, agent)
 
     async def answer(self, question: Question) -> Stimulus:
         """Ask, tell the source the answer, and return it."""
@@ -130,6 +141,60 @@ async def test_predicate_is_sent_what_is_new() -> None:
         told = await run.answer(until(number + 1))
         assert told == Evaluated(at=7.0, question=until(number + 1), answer=number == 2)
     assert asked.sent == [(n + 1, n, [(f"of {UNIT}#{n}/x#0",)]) for n in range(3)]
+
+
+def part(*outputs: str) -> HistoryPart[str]:
+    """An iteration of the loop."""
+    return HistoryPart(names=("x",), outputs=outputs)
+
+
+async def test_verdict_that_came_with_the_task_is_not_asked_for() -> None:
+    """S-LOOP-189: the order says what will be asked, with what is new; the source is told when it asks."""
+    asked = Asked([True])
+    run = Run(asked)
+    assert run.foresee() == FollowingQuestions(questions=(until(1),), known=0, new=(part(),))
+    first = f"{UNIT}#0/x#0"
+    run.units.keep_verdicts(first, [False])
+    run.complete(first)
+    assert await run.answer(until(1)) == Evaluated(at=7.0, question=until(1), answer=False)
+    assert run.foresee() == FollowingQuestions(questions=(until(2),), known=1, new=(part(),))
+    run.units.keep_verdicts(f"{UNIT}#1/x#0", [])  # it took longer
+    run.complete(f"{UNIT}#1/x#0")
+    assert await run.answer(until(2)) == Evaluated(at=7.0, question=until(2), answer=True)
+    assert asked.sent == [(2, 1, [(f"of {UNIT}#1/x#0",)])]
+
+
+async def test_order_has_all_that_the_predicates_were_not_sent() -> None:
+    """S-LOOP-189, S-LOOP-145: iterations whose verdicts another process gave, or the record."""
+    run = Run(Asked([]))
+    for number in range(2):
+        run.complete(f"{UNIT}#{number}/x#0")
+        run.nest.handle(Evaluated(at=1.0, question=until(number + 1), answer=False))
+    earlier = [part(f"of {UNIT}#{number}/x#0") for number in range(2)]
+    assert run.foresee() == FollowingQuestions(questions=(until(3),), known=0, new=(*earlier, part()))
+
+
+async def test_nothing_is_foreseen_when_the_predicates_live_elsewhere() -> None:
+    """S-LOOP-189: they are asked by a message of their own."""
+    asked = Asked([False])
+    run = Run(asked)
+    assert run.foresee("elsewhere") is None
+    run.units.keep_verdicts(f"{UNIT}#0/x#0", [])
+    run.complete(f"{UNIT}#0/x#0")
+    await run.answer(until(1))
+    assert [number for number, _, _ in asked.sent] == [1]
+
+
+async def test_what_a_predicate_raised_with_the_task_is_kept_when_the_source_asks() -> None:
+    """S-LOOP-189, S-LOOP-53: the failure of the unit, as from a message of its own."""
+    run = Run(Asked([]))
+    run.foresee()
+    run.units.keep_verdicts(f"{UNIT}#0/x#0", [EvaluationFailed.of(LookupError("gone"))])
+    run.complete(f"{UNIT}#0/x#0")
+    assert not run.units.raised
+    told = await run.answer(until(1))
+    assert told == Evaluated(at=7.0, question=until(1), answer=None, error_type="LookupError", message="gone")
+    assert [unit for unit, _ in run.units.raised] == [UNIT]
 
 
 async def test_predicate_is_sent_everything_when_its_process_was_replaced() -> None:

@@ -366,3 +366,13 @@ def test_context_budget_is_a_positive_number_of_tokens() -> None:
         Task(**fields, context_budget=0)
     with pytest.raises(ValidationError, match=r"^Task cannot have both a handler and a context_budget\."):
         Task(**fields, context_budget=1, handler=lambda _: "done")
+
+
+def test_duplicate_is_another_task_with_fields_changed() -> None:
+    """S-CONV-30, S-CONV-31: unlike a rewritten one it has an id of its own."""
+    task = Task(description="Do it", expected_output="text")
+    copy = task.duplicated(description="Do that")
+    assert (copy.description, copy.expected_output) == ("Do that", "text")
+    assert copy != task
+    assert copy.object_id != task.object_id
+    assert task.description == "Do it"

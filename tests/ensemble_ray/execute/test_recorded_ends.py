@@ -14,9 +14,12 @@ from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.task_fold import TaskFold
+from ensemble_ray.record.unknown_outcomes import UnknownOutcomes
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import tool
 from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.trace import CaptureMode
 from tests.ensemble_ray.execute.running import Bench, Search, call, searching, writer
 
 
@@ -108,6 +111,21 @@ async def test_recorded_exit_is_the_result_of_the_task() -> None:
     assert (result.status, result.exit_reason, result.output) == ("exited", ExitReason.TIMEOUT, None)
     assert not again.sink.of(TaskFailedEvent)
     assert not again.sink.of(TaskCompleteEvent)
+
+
+async def test_call_that_asked_for_the_end_of_the_run_has_a_known_outcome() -> None:
+    """S-DUR-138, S-DUR-26: the end that it asked for names it; run and record tell alike of it, and none of it is unknown."""
+    bench = Bench(agents={"draft": writer(ScriptedModel(call("leave")), tools=[leave])})
+    result = await bench.run()
+    fold, unknown = TaskFold(instance="draft#0"), UnknownOutcomes()
+    for fact in bench.journal.facts():
+        fold.apply(fact)
+        unknown.apply(fact)
+    assert not unknown.counts(lambda _: True)
+    assert result.trace is not None
+    for trace in (result.trace, fold.trace({}, CaptureMode.OFF, state="exited")):
+        (shown,) = trace.llm_interactions[0].tool_calls
+        assert (shown.outcome, shown.result) == ("success", "The tool asked for the end of the run: enough")
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

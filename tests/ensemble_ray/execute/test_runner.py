@@ -239,7 +239,8 @@ async def test_early_exit_is_neither_failure_nor_output(reason: ExitReason) -> N
         ("tool_intent", "draft#0/0/call-0"),
         ("task_exited", "draft#0"),
     ]
-    assert bench.journal.facts()[-1].data.to_data() == {"reason": reason.value}
+    said = {"reason": reason.value, "call": "draft#0/0/call-0", "text": "enough"}
+    assert bench.journal.facts()[-1].data.to_data() == said
     assert not bench.sink.of(TaskFailedEvent)
 
 

@@ -188,7 +188,11 @@ def test_fields_are_values() -> None:
     assert end == RunEnded(state=RunState.FAILED, exit_reason=ExitReason.ERROR, errors=(RecordedError("a", "E", ""),))
     exited = read("task_exited", {"is_timeout": True})
     assert isinstance(exited, ExitRecorded)
-    assert exited.reason is ExitReason.TIMEOUT
+    assert (exited.reason, exited.call, exited.text) == (ExitReason.TIMEOUT, "", "")
+    by_tool = {"reason": "user_exit_early", "call": "a#0/0/call-1", "text": "enough"}
+    exited = read("task_exited", by_tool)
+    assert isinstance(exited, ExitRecorded)
+    assert (exited.call, exited.text, exited.to_data()) == ("a#0/0/call-1", "enough", by_tool)
 
 
 def test_what_is_missing_has_a_default() -> None:

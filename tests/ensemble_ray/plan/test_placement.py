@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.plan.placement import Placement, PlacementRequest, max_own_processes, most_replicas
+from ensemble_ray.plan.placement import (
+    Placement,
+    PlacementRequest,
+    find_beside_predicates,
+    max_own_processes,
+    most_replicas,
+)
+from ensemble_ray.plan.plan import AgentEntry, Node, Plan
 from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
+from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphUnit, LoopUnit, StateEntry, Unit
 
 GPU = ResourceRequirements(num_gpus=1)
 
@@ -218,3 +226,70 @@ def test_group_grows_no_further_than_its_nodes_have_room() -> None:
     a, b = placement.group_of("a"), placement.group_of("b")
     assert [placement.missing(a, alive=n, in_flight=100, in_run=n, room=2) for n in range(3)] == [1, 1, 0]
     assert placement.missing(b, alive=1, in_flight=100, in_run=1, room=1) == 1
+
+
+LOOP = LoopUnit(key="loop:l", name="l", body=("write", "check"), body_names=("write", "check"), has_until=True)
+GRAPH = GraphUnit(
+    key="graph:g",
+    name="g",
+    states=(StateEntry(name="ask", member="write"), StateEntry(name="go", member="check")),
+    edges=(
+        EdgeEntry(from_state="ask", to_state="go"),
+        EdgeEntry(from_state="go", to_state="ask", has_condition=True),
+        EdgeEntry(from_state="go", to_state="__END__"),
+    ),
+    start="ask",
+)
+
+
+def node(key: str, agent: str) -> Node:
+    """A task and who does it."""
+    return Node(key=key, index=1, description="Do", expected_output="text", agent_role=agent, agent_key=agent)
+
+
+def plan(unit: Unit, *nodes: Node, workflow: str = "sequential", **entries: dict[str, object]) -> Plan:
+    """A plan of a writer, a checker, and what else is there."""
+    tasks = (node("write", "w"), node("check", "c"), *nodes)
+    agents = tuple(AgentEntry(key=key, role=key, goal="", **entries.get(key, {})) for key in ("w", "c"))  # type: ignore[arg-type]  # fields of an entry
+    return Plan(workflow=workflow, nodes=tasks, agents=agents, units=(unit,))
+
+
+@pytest.mark.parametrize("unit", [LOOP, GRAPH])
+def test_agent_lives_beside_predicates_when_they_are_asked_after_its_task(unit: Unit) -> None:
+    """S-LOOP-189: the last of a loop's body, and a state that conditions leave."""
+    assert find_beside_predicates(plan(unit), [asking("w"), asking("c")]) == {"c"}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        plan(LOOP, workflow="parallel"),
+        plan(LOOP, node("more", "c")),
+        plan(LOOP, c={"tool_names": ("search",)}),
+        plan(LOOP, w={"allow_delegation": True}),
+        plan(LoopUnit(key="loop:l", name="l", body=("write", "check"), body_names=("write", "check"))),
+        plan(
+            GraphUnit(
+                key="graph:g",
+                name="g",
+                states=GRAPH.states,
+                edges=(*GRAPH.edges[1:], ForkEntry(from_state="ask", to_states=("go", "ask"))),
+                start="ask",
+            )
+        ),
+    ],
+    ids=["side by side", "a task outside", "tools", "delegation", "no predicate", "branches side by side"],
+)
+def test_agent_lives_apart_from_predicates_when_something_speaks_against_it(found: Plan) -> None:
+    """S-LOOP-189: where it has other work or tools, where others may ask it, or where nothing is asked."""
+    assert not find_beside_predicates(found, [asking("w"), asking("c")])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"isolation": "process"}, {"isolation": "shared"}, {"replicas": 2}, {"requirements": GPU}],
+    ids=["isolated", "shared", "replicas", "requirements"],
+)
+def test_agent_lives_apart_from_predicates_when_it_asks_for_something(fields: dict[str, object]) -> None:
+    """S-LOOP-189: its process is what its agent says."""
+    assert not find_beside_predicates(plan(LOOP), [asking("w"), asking("c", **fields)])  # type: ignore[arg-type]  # fields of a request

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from ensemble_ray.plan.units import GraphUnit
 from ensemble_ray.schedule.graph import GraphMachine
-from ensemble_ray.schedule.instructions import Announce, ContextPart, Start, StepEnded, TaskChanges
+from ensemble_ray.schedule.instructions import (
+    Announce,
+    AsksAfter,
+    ContextPart,
+    EdgeMatches,
+    Start,
+    StepEnded,
+    TaskChanges,
+)
 from ensemble_ray.schedule.results import GraphResult, StepResult, UnitFailure
 from ensemble_ray.schedule.stimuli import Begun, CancelRequested
 from ensemble_ray.schedule.unit import HistoryEntry, StopRequested
@@ -49,6 +58,30 @@ def feedback(state: str, visit: int) -> str:
         f"Graph state '{state}' visit #{visit}. "
         "Prior visit's output is provided above; refine your response based on it."
     )
+
+
+def asked_after(graph: GraphUnit) -> AsksAfter | None:
+    """What the first step of a graph says will be asked."""
+    (first,) = CheckedGraph(graph).machine.handle(BEGUN)
+    assert isinstance(first, Start)
+    return first.asks_after
+
+
+def test_step_says_which_conditions_will_be_asked() -> None:
+    """S-LOOP-189, S-GRAPH-42: in declared order, up to the first edge without one."""
+    questions = (EdgeMatches(unit=PATH, step=1, edge=0), EdgeMatches(unit=PATH, step=1, edge=1))
+    assert asked_after(CHOICE) == AsksAfter(questions=questions, names=("a",), instances=(place(1, "a"),))
+
+
+def test_step_says_that_nothing_will_be_asked_when_its_first_edge_has_no_condition() -> None:
+    """S-LOOP-189, S-GRAPH-42: the edge behind it is never tried."""
+    assert asked_after(graph_of(edge("a"), edge("a", "a", asked=True))) is None
+
+
+def test_step_of_a_graph_with_forks_says_nothing() -> None:
+    """S-LOOP-189, S-GRAPH-92: what its conditions are shown depends on what completes before."""
+    forked = graph_of(edge("a", "a", asked=True), fork("a", "b", "c"), edge("b", asked=True), edge("b", "b"), edge("c"))
+    assert asked_after(forked) is None
 
 
 def test_states_run_one_after_the_other_when_edges_have_no_conditions() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from ensemble_ray.schedule.instructions import (
     Announce,
+    AsksAfter,
     ContextPart,
     Evaluate,
     IterationEnded,
@@ -72,6 +73,28 @@ def test_iteration_is_announced_and_then_the_predicate_is_asked() -> None:
     nest.complete(written(0))
     ended = IterationEnded(unit=UNIT, iteration=1, instances=(written(0), criticised(0)), duration_s=2.0)
     assert nest.complete(criticised(0)) == [Announce(what=ended), Evaluate(question=until(1))]
+
+
+def test_last_task_of_an_iteration_says_what_will_be_asked() -> None:
+    """S-LOOP-189: the question and whose outputs it is about; no other task of the body does."""
+    nest = begun()
+    wanted = {each.instance: each.asks_after for each in nest.source.unanswered() if isinstance(each, Start)}
+    assert wanted == {written(0): None}
+    (start,) = nest.complete(written(0))
+    assert isinstance(start, Start)
+    assert start.asks_after == AsksAfter(
+        questions=(until(1),), names=("writer", "critic"), instances=(written(0), criticised(0))
+    )
+    *_, asked = nest.complete(criticised(0))
+    assert asked == Evaluate(question=until(1))
+
+
+def test_loop_without_a_predicate_says_that_nothing_will_be_asked() -> None:
+    """S-LOOP-189, S-LOOP-43: its body runs as often as the cap says."""
+    nest = begun(has_until=False)
+    (start,) = nest.complete(written(0))
+    assert isinstance(start, Start)
+    assert start.asks_after is None
 
 
 def test_loop_ends_when_the_predicate_holds() -> None:
