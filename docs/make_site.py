@@ -61,7 +61,7 @@ TOPICS = (
         ("values", "record.view"),
         first=frozenset({"EnsembleOutput", "TaskOutput", "AgentOutput"}),
     ),
-    Topic("events", "Events", "What listeners and streams are told.", ("events",)),
+    Topic("events", "Events", "What listeners, streams and pages are told.", ("events", "dashboard")),
     Topic("tools", "Tools", "What agents can do.", ("tools", "execute.tools")),
     Topic(
         "models",

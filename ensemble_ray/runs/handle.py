@@ -262,7 +262,7 @@ class Run:
         async with contextlib.AsyncExitStack() as leaving:
             leaving.enter_context(log_context(self._scope.log_fields))
             try:
-                await show_run(self._definition.dashboard, leaving)
+                await show_run(self._definition.dashboard, self.id, self._scope.store_address, leaving)
                 return await self._run()
             except ValidationError as error:
                 self._state = RunState.FAILED
