@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ensemble_ray.record.following import LiveEvents
+
 if TYPE_CHECKING:
-    from ensemble_ray.record.following import LiveEvents
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.serve.driving.ledger import LedgerEntry
     from ensemble_ray.serve.run_schemas import NewRun, RunDetail
@@ -26,8 +27,8 @@ class ActiveRun:
     entry: LedgerEntry
     team: ServedTeam
     asked: NewRun
-    #: what its models say just now; None where the team does not stream
-    live: LiveEvents | None = None
+    #: what its models say just now, where the team streams; closed when its outcome is kept
+    live: LiveEvents = field(default_factory=LiveEvents)
     #: None: it has not begun here
     run: Run | None = None
     #: whether the ledger has it
