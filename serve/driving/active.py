@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -80,7 +80,7 @@ class Turns:
         return self._waiting
 
     @contextmanager
-    def aside(self, active: ActiveRun) -> Iterator[None]:
+    def aside(self, active: ActiveRun) -> Generator[None]:
         """Count a run that waits for people, as long as it does."""
         active.is_aside = True
         self._waiting += 1

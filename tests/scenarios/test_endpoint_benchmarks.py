@@ -45,8 +45,13 @@ def test_every_process_is_told_with_its_memory_when_an_endpoint_is_soaked(
 
 def looks(*sizes: dict[str, float]) -> list[Growth]:
     """What is told of processes that had these sizes, MB, one look after the other."""
-    seen = [(float(at), {(1, name): round(size * MB) for name, size in each.items()}) for at, each in enumerate(sizes)]
-    return growths_of(seen)
+    pids = {name: pid for pid, name in enumerate(dict.fromkeys(name for each in sizes for name in each))}
+    return growths_of(
+        [
+            (float(at), {(pids[name], f"{name} {at}"): round(size * MB) for name, size in each.items()})
+            for at, each in enumerate(sizes)
+        ]
+    )
 
 
 def test_growth_of_the_last_third_is_told_and_warming_up_is_not() -> None:
@@ -59,8 +64,8 @@ def test_growth_of_the_last_third_is_told_and_warming_up_is_not() -> None:
         {"warms": 100, "grows": 110},
         {"warms": 100, "grows": 112, "late": 1},
     )
-    assert (first.name, first.before_bytes, first.after_bytes, first.is_flat) == ("grows", 105 * MB, 111 * MB, False)
-    assert [(each.name, each.is_flat) for each in rest] == [("warms", True)]
+    assert (first.name, first.before_bytes, first.after_bytes, first.is_flat) == ("grows 0", 105 * MB, 111 * MB, False)
+    assert [(each.name, each.is_flat) for each in rest] == [("warms 0", True)]
 
 
 @pytest.mark.parametrize(("before", "after", "is_flat"), [(10, 12, True), (10, 12.1, False), (200, 204, True)])
