@@ -189,6 +189,15 @@ class StudioReader:
         found = self._marked(found)
         return ReviewList(reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id)))
 
+    async def gate(self, run_id: str, gate_id: str) -> Review | None:
+        """Return a gate of a run as it stands; None: there is none.
+
+        Raises:
+            StudioRefusal: there is no such run.
+        """
+        reviews = self._reviews(await self._views.see(run_id))
+        return next((each for each in reviews if each.gate_id == gate_id), None)
+
     async def check_visible(self, run_id: str, visitor: Visitor) -> None:
         """Refuse a run that the visitor may not know of.
 

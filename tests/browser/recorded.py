@@ -86,7 +86,7 @@ def _person(role: str, goal: str, model: ScriptedModel, **fields: object) -> Age
     return Agent(role=role, goal=goal, llm=model, **fields)  # type: ignore[arg-type]
 
 
-def report_team(pace_s: float = 0.0, **fields: object) -> Ensemble:
+def report_team(pace_s: float = 0.0, *, mood: str = "") -> Ensemble:
     """Three researchers with a tool side by side, an analyst, a writer, an editor."""
 
     def finder(topic: str, seconds: float) -> Task:
@@ -110,7 +110,7 @@ def report_team(pace_s: float = 0.0, **fields: object) -> Ensemble:
         )
     )
     writer = ScriptedModel(otherwise=_slow(pace_s, 2.2, answer(_DRAFT, 1680, 402)))
-    editor = ScriptedModel(otherwise=_slow(pace_s, 0.8, answer(_DRAFT.replace("its niche", "the niche"), 1104, 388)))
+    editor = ScriptedModel(otherwise=_slow(pace_s, 0.8, answer(f"{_DRAFT.replace('its niche', 'the niche')} {mood}".strip(), 1104, 388)))
     analysis = Task(
         name="analyse",
         description="Say in two sentences what drives the market",
@@ -141,7 +141,6 @@ def report_team(pace_s: float = 0.0, **fields: object) -> Ensemble:
         cost_configuration=prices,
         max_tokens=20_000,
         inputs={"topic": "home batteries"},
-        **fields,  # type: ignore[arg-type]
     )
 
 
@@ -295,12 +294,16 @@ def doubtful_team() -> Ensemble:
     return Ensemble(tasks=[Task(name="pay", description="Pay it", expected_output="x", agent=clerk)])
 
 
-def mapped(items: int, pace_s: float = 0.0) -> MapReduceEnsemble[int]:
+def mapped(items: int, pace_s: float = 0.0, *, at_once: int | None = None) -> MapReduceEnsemble[int]:
     """A map-reduce over numbers: as many maps as items, joined by fives."""
-    reader = _person(
-        "Reader", "Read reviews", ScriptedModel(otherwise=_slow(pace_s, 0.4, answer("Praises the lid.", 80, 9)))
-    )
-    joiner = _person("Editor", "Join notes", ScriptedModel(otherwise=answer("Lid: 5 of 5.", 210, 30)))
+
+    async def read_review(asked: ScriptedCall) -> object:
+        await asyncio.sleep(pace_s * (0.2 + 0.1 * (asked.number * 7 % 11)))
+        return answer("Praises the lid.", 80, 9)
+
+    reader = _person("Reader", "Read reviews", ScriptedModel(otherwise=read_review))
+    joined = answer("Lid: 5 of 5.", 210, 30)
+    joiner = _person("Editor", "Join notes", ScriptedModel(otherwise=_slow(pace_s, 0.3, joined)))
 
     def read(item: int) -> Task:
         return Task(description=f"Name what review {item} praises", expected_output="Two lines", agent=reader)

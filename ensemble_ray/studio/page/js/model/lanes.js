@@ -7,7 +7,7 @@ import { isFrame } from "./run.js";
 /** @typedef {{agent: string, bars: number, rows: Bar[][], reach: number[][]}} Lane */
 
 /** Rows of a lane; what is more lies over others. */
-const MOST_ROWS = 64;
+const MOST_ROWS = 128;
 
 /**
  * @param {Iterable<Step>} steps

@@ -16,7 +16,7 @@ const TONES = ["running", "waiting", "completed", "failed", "exited", "stopped"]
 
 /** @param {number} rows */
 function rowHeight(rows) {
-  return rows > 24 ? 6 : rows > 8 ? 11 : 24;
+  return rows > 64 ? 4 : rows > 24 ? 6 : rows > 8 ? 11 : 24;
 }
 
 export class LaneChart {
@@ -162,7 +162,10 @@ export class LaneChart {
     context.beginPath();
     context.rect(this.gutter, top, this.width - this.gutter, size);
     context.clip();
-    lane.rows.forEach((row, at) => this.drawRow(row, /** @type {number[]} */ (lane.reach[at]), top + LANE_GAP + at * high, high));
+    lane.rows.forEach((row, at) => {
+      const y = top + LANE_GAP + at * high;
+      if (y + high > AXIS && y < this.height) this.drawRow(row, /** @type {number[]} */ (lane.reach[at]), y, high);
+    });
     context.restore();
     this.paint("line");
     context.fillRect(0, Math.round(top + size) - 1, this.width, 1);
@@ -210,12 +213,15 @@ export class LaneChart {
       this.drawn += 1;
       narrow = null;
     };
+    let covered = 0;
     for (let at = firstInSight(reach, this.span.from); at < row.length; at += 1) {
       const bar = /** @type {Bar} */ (row[at]);
       if (bar.start > this.span.to) break;
       const [x, end] = [this.xOf(bar.start), this.xOf(bar.end)];
       const tone = statusTone(bar.step.status);
       const isLoud = bar.step.id === this.chosen;
+      if (end < covered && tone === "completed" && !isLoud) continue; // it lies under others
+      covered = Math.max(covered, end);
       if (end - x < 2.5 && !isLoud) {
         const fillName = tone === "failed" ? "failed" : tone === "running" ? "running" : "model";
         if (narrow && x - narrow[1] < 1 && (narrow[2] === fillName || narrow[2] === "failed")) narrow[1] = Math.max(narrow[1], end);

@@ -85,7 +85,7 @@ export function stepsTab(app, model, route) {
   /** @param {number} by */
   function move(by) {
     const at = chosenAt();
-    const next = Math.max(0, Math.min(shown.length - 1, at < 0 ? 0 : at + by));
+    const next = Math.max(0, Math.min(shown.length - 1, at < 0 && by > 0 ? by - 1 : at + by));
     choose(next);
     list.reveal(next);
   }

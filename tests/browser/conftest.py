@@ -1,0 +1,152 @@
+"""A browser, and a page over runs that were recorded for it. Without Chromium these tests are skipped, and only they.
+
+All of them share one browser and one event loop, each has a context of its own. A test fails where its page says an error on
+its console, asks anybody but its server, or does what its policy forbids.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
+
+from ensemble_ray import InlineRuntime, TaskExecutionError
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.studio.server import StudioServer
+from tests.browser import recorded
+from tests.browser.killed import kill_run
+
+_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+#: What a page may take on a machine that does a lot of other things meanwhile, ms.
+_PATIENCE_MS = 40_000
+#: Maps of the long map-reduce; with their reduces some 10,000 steps.
+_MANY = 8000
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark these tests as starting programs, run them in one loop, and skip them where there is no browser."""
+    for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        item.add_marker("program")
+        if isinstance(item, pytest.Function) and item.get_closest_marker("asyncio"):
+            item.add_marker(pytest.mark.asyncio(loop_scope="package"), append=False)
+        if _CHROMIUM is None and "page" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason="there is no chromium: apt-get install chromium"))
+
+
+@dataclass
+class Runs:
+    """A home with runs, and the server that shows them."""
+
+    home: Path
+    server: StudioServer
+
+    def at(self, path: str) -> str:
+        """Return the address of a view."""
+        return f"{self.server.url}#{path}"
+
+    @property
+    def inline(self) -> InlineRuntime:
+        """A runtime that records there."""
+        return InlineRuntime(home=self.home)
+
+
+def _record(home: Path) -> None:
+    """Leave runs of all kinds in a home, each under its name."""
+    inline = InlineRuntime(home=home)
+    recorded.report_team(0.02).run(runtime=inline, run_id="report", options=recorded.TAGS)
+    recorded.drafting_loop().run(runtime=inline, run_id="loop")
+    recorded.routing_graph().run(runtime=inline, run_id="graph")
+    recorded.hostile_team().run(runtime=inline, run_id="hostile")
+    recorded.doubtful_team().run(runtime=inline, run_id="doubtful")
+    recorded.mapped(60).run(runtime=inline, run_id="mapped")
+    recorded.mapped(_MANY).run(runtime=inline, run_id="many")
+    recorded.reviewed_team().run(runtime=inline, run_id="waiting")
+    with pytest.raises(TaskExecutionError):
+        recorded.failing_team().run(runtime=inline, run_id="failed")
+    kill_run(home, "killed")
+
+
+@pytest.fixture(scope="package")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Runs that ended, failed, were killed and wait, and the page over them; tests only look at these."""
+    home = tmp_path_factory.mktemp("studio")
+    _record(home)
+    yield from _serve(home)
+
+
+@pytest.fixture
+def own(home: str) -> Iterator[Runs]:
+    """A home of the test's own, and the page over it: what is done there is seen by nobody else."""
+    yield from _serve(Path(home))
+
+
+def _serve(home: Path) -> Iterator[Runs]:
+    server = StudioServer(StoreAddress.of(home), port=0)
+    server.start()
+    yield Runs(home, server)
+    server.stop()
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def browser() -> AsyncGenerator[Browser, None]:
+    """One browser for all tests."""
+    expect.set_options(timeout=_PATIENCE_MS)
+    async with async_playwright() as playwright:
+        opened = await playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        await opened.close()
+
+
+@dataclass
+class Watched:
+    """What a page did that it should not do."""
+
+    faults: list[str] = field(default_factory=list)
+    #: Parts of messages that a test brings about on purpose, such as a dead server's.
+    expected: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page) -> None:
+        """Listen to a page."""
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
+        page.on("request", self._request)
+        page.on("dialog", lambda dialog: self.faults.append(f"dialog: {dialog.message}"))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"} and not any(part in message.text for part in self.expected):
+            self.faults.append(f"console: {message.text}")
+
+    def _request(self, request: Request) -> None:
+        if not request.url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:")):
+            self.faults.append(f"request: {request.url}")
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """Fails the test whose pages had faults."""
+    seen = Watched()
+    yield seen
+    assert seen.faults == []
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def context(browser: Browser, watched: Watched) -> AsyncGenerator[BrowserContext, None]:
+    """A fresh profile whose pages are watched."""
+    opened = await browser.new_context(viewport={"width": 1280, "height": 800})
+    opened.set_default_timeout(_PATIENCE_MS)
+    opened.on("page", watched.watch)
+    yield opened
+    await opened.close()
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def page(context: BrowserContext) -> Page:
+    """An empty page."""
+    return await context.new_page()

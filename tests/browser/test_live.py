@@ -1,0 +1,122 @@
+"""Runs that go on while a page looks at them: what moves, what survives a reload, two pages, a server that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterator
+
+import pytest
+from playwright.async_api import BrowserContext, Page, expect
+
+from ensemble_ray import EnsembleOutput
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.studio.server import StudioServer
+from ensemble_ray.testing.scripted import ScriptedCall
+from tests.browser.conftest import Runs, Watched
+from tests.browser.recorded import blocked_team
+from tests.builders import answer
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+
+class Gate:
+    """Holds a model's answer back until the test opens it."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+
+    async def __call__(self, _: ScriptedCall) -> object:
+        await asyncio.to_thread(self.open.wait, 120)
+        return answer("It may go on.", 30, 7)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """A gate that is open at the end, whatever became of the test."""
+    made = Gate()
+    yield made
+    made.open.set()
+
+
+def begin(runs: Runs, gate: Gate) -> asyncio.Task[EnsembleOutput]:
+    """Begin a run whose second task waits at a gate."""
+    return asyncio.create_task(asyncio.to_thread(blocked_team(gate).run, runtime=runs.inline, run_id="slow"))
+
+
+async def test_a_page_follows_a_run_to_its_end(page: Page, own: Runs, gate: Gate) -> None:
+    """S-VIZ-74, S-VIZ-75, S-STU-102: pending grey, running, done in the role's colour, without a reload; bars grow meanwhile."""
+    work = begin(own, gate)
+    await page.goto(own.at("/runs"))
+    await expect(page.locator(".run .is-running")).to_have_count(1)
+    await page.locator(".run").click()
+    await expect(page.locator(".node.is-running")).to_contain_text("Wait for the test")
+    await expect(page.locator(".node.is-completed")).to_contain_text("Say what is at hand")
+    await expect(page.locator(".node.is-pending")).to_contain_text("Come to an end")
+    pulse = await page.locator(".node.is-running").evaluate("e => getComputedStyle(e).animationName")
+    assert pulse == "glow"
+    await page.get_by_role("tab", name="Timeline").click()
+    await expect(page.get_by_label("Follow latest")).to_be_checked()
+    await expect(page.locator("canvas")).to_have_attribute("aria-label", re.compile("2 steps"))
+    gate.open.set()
+    await expect(page.locator("canvas")).to_have_attribute("aria-label", re.compile("3 steps"))
+    await expect(page.locator(".run-head .status")).to_have_text("completed")
+    await page.get_by_role("tab", name="Flow").click()
+    await expect(page.locator(".node.is-completed")).to_have_count(3)
+    await work
+
+
+async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(context: BrowserContext, own: Runs, gate: Gate) -> None:
+    """S-STU-102, S-STU-103: who joins late or comes back sees what the others see."""
+    work = begin(own, gate)
+    pages = [await context.new_page() for _ in range(2)]
+    for page in pages:
+        await page.goto(own.at("/runs/slow/steps"))
+        await expect(page.locator(".step-row .is-running")).to_have_count(1)
+    await pages[0].reload()
+    await expect(pages[0].locator(".step-row .is-running")).to_have_count(1)
+    gate.open.set()
+    for page in pages:
+        await expect(page.locator(".step-row .is-completed")).to_have_count(3)
+        await expect(page.locator(".run-head .status")).to_have_text("completed")
+    texts = [await page.locator(".step-row").all_inner_texts() for page in pages]
+    assert texts[0] == texts[1]
+    await work
+
+
+async def test_a_page_comes_back_when_its_server_does(page: Page, own: Runs, gate: Gate, watched: Watched) -> None:
+    """S-WEB-80: it says that the connection is lost, tries again, and has all that happened meanwhile."""
+    watched.expected.append("ERR_")
+    work = begin(own, gate)
+    await page.goto(own.at("/runs/slow/flow"))
+    await expect(page.locator(".node.is-running")).to_have_count(1)
+    port = int(own.server.url.rstrip("/").rsplit(":", 1)[1])
+    own.server.stop()
+    await expect(page.locator(".notice")).to_contain_text("The connection is lost")
+    gate.open.set()
+    await work
+    again = StudioServer(StoreAddress.of(own.home), port=port)
+    again.start()
+    try:
+        await page.evaluate("window.dispatchEvent(new Event('online'))")
+        await expect(page.locator(".node.is-completed")).to_have_count(3)
+        await expect(page.locator(".notice")).to_be_hidden()
+    finally:
+        again.stop()
+
+
+async def test_waits_between_tries_double_up_to_half_a_minute(page: Page, own: Runs) -> None:
+    """S-WEB-80: 1, 2, 4 ... 30 s; events of a stream are whole whatever pieces they come in."""
+    await page.goto(own.at("/runs"))
+    waits, events = await page.evaluate(
+        """async () => {
+            const {eventParser, retryDelay} = await import("./js/source/stream.js");
+            const events = [];
+            const parse = eventParser((event) => events.push([event.event, event.data, event.id]));
+            for (const char of ": beat\\n\\nid: 7\\r\\nevent: steps\\r\\ndata: {\\r\\ndata: }\\r\\n\\r\\ndata: x\\n\\n") parse(char);
+            return [[1, 2, 3, 4, 5, 6, 7].map(retryDelay), events];
+        }"""
+    )
+    assert waits == [1000, 2000, 4000, 8000, 16000, 30000, 30000]
+    assert events == [["steps", "{\n}", "7"], ["message", "x", None]]
