@@ -14,9 +14,9 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-crash quick test test-near test-far test-again again-near again-far chaos attack check bench clean
+.PHONY: help demo demo-crash serve-demo quick test test-near test-far test-again again-near again-far chaos attack check bench docs clean
 #: Scenarios of whole programs, which need none of what the others share.
-PROGRAMS := demo demo_crash examples job local_model
+PROGRAMS := demo demo_crash demo_serve examples job local_model site
 #: Half of the tests, in time: many only wait, for clusters and programs, so both halves run at the same time. What
 #: shares one cluster for all of its tests is in the other half.
 NEAR := tests/ensemble_ray tests/typing tests/architecture tests/chaos tests/serve docs README.md
@@ -30,6 +30,9 @@ demo: $(STAMPS)/local ## Let a team of agents read texts with a model on this ma
 
 demo-crash: $(STAMPS)/local ## The same, killed half-way and resumed: what was answered is not asked again.
 	@$(BIN)/ensemble-ray demo --crash $(ARGS) $(FILES)
+
+serve-demo: $(STAMPS)/serve ## Serve teams with that model, ask them with the openai client, decide a review over HTTP, stop.
+	@$(BIN)/ensemble-ray demo --serve $(ARGS)
 
 #: Where unit tests are, and those of one package, as PACKAGE=schedule or PACKAGE=execute/agent; none: all.
 PACKAGE ?=
@@ -88,6 +91,10 @@ check: $(STAMPS)/dev ## Check the form: formatting, lint, import contracts, type
 bench: $(STAMPS)/dev ## Measure against the floor and print the table.
 	$(BIN)/python -m benchmarks $(ARGS)
 
+docs: $(STAMPS)/dev ## Build the documentation as a site, in build/site; ARGS=--help.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet $(ARGS)
+	@echo "Open build/site/index.html"
+
 clean: ## Remove what was set up and built.
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
@@ -105,8 +112,12 @@ $(STAMPS)/local: pyproject.toml $(STAMPS)/venv
 	@$(BIN)/ensemble-ray models install
 	@touch $@
 
+$(STAMPS)/serve: $(STAMPS)/local
+	@$(PIP) install --quiet --editable '.[local,serve]'
+	@touch $@
+
 $(STAMPS)/dev: pyproject.toml $(STAMPS)/venv
 	@echo "Setting up $(VENV); this takes a few minutes, once ..."
 	@$(PIP) install --quiet --editable '.[dev]'
 	@$(BIN)/ensemble-ray models install
-	@touch $@ $(STAMPS)/local
+	@touch $@ $(STAMPS)/local $(STAMPS)/serve

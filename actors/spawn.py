@@ -27,6 +27,7 @@ __all__ = [
     "existing_journals",
     "existing_schedulers",
     "journal_actor",
+    "namespace_of",
     "on_node",
     "rate_limiter",
     "run_driver",
@@ -37,6 +38,8 @@ __all__ = [
 NAMESPACE = "ensemble_ray"
 #: Name of the first scheduler; a number follows in those of the others.
 SCHEDULER = "scheduler"
+#: Between the name of a namespace of ours, which has none of it, and that of a scheduler.
+_BETWEEN = "/"
 #: How the names of journals begin; the node's id follows.
 _JOURNAL = "journal-"
 #: What the head node alone has.
@@ -70,20 +73,27 @@ def _shared(cls: type[object], name: str, *arguments: object, **options: object)
     return actor.options(**options).remote(*arguments)
 
 
-def scheduler_name(shard: int) -> str:
-    """Return the name of a scheduler, by its number from 0."""
-    return f"{SCHEDULER}-{shard}" if shard else SCHEDULER
+def scheduler_name(shard: int, namespace: str = "") -> str:
+    """Return the name of a scheduler, by its number from 0; of a namespace that has a name, behind that."""
+    name = f"{SCHEDULER}-{shard}" if shard else SCHEDULER
+    return f"{namespace}{_BETWEEN}{name}" if namespace else name
 
 
-def scheduler(cls: type[object], shard: int = 0) -> Any:
+def namespace_of(scheduler: str) -> str:
+    """Return the namespace of a scheduler, by the name that `scheduler_name` gave; empty: that without a name."""
+    return scheduler.rpartition(_BETWEEN)[0]
+
+
+def scheduler(cls: type[object], shard: int = 0, namespace: str = "") -> Any:
     """Return a scheduler of the cluster. It stays on the head node, where its runs' files are: elsewhere it could not go on."""
-    name = scheduler_name(shard)
+    name = scheduler_name(shard, namespace)
     return _shared(cls, name, name, resources=_ON_HEAD)
 
 
-def existing_schedulers() -> dict[str, Any]:
-    """Return the cluster's schedulers by their names."""
-    return {name: found for name in _names(SCHEDULER) if (found := existing(name)) is not None}
+def existing_schedulers(namespace: str = "") -> dict[str, Any]:
+    """Return the schedulers of a namespace by their names."""
+    names = (name for name in _names(scheduler_name(0, namespace)) if namespace_of(name) == namespace)
+    return {name: found for name in names if (found := existing(name)) is not None}
 
 
 def run_driver(cls: type[object], name: str, config: object) -> Any:

@@ -34,6 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks import scale
 
         return scale.main(given[1:])
+    if given[:1] == ["endpoint"]:
+        from benchmarks.endpoint import requests
+
+        return requests.main(given[1:])
+    if given[:1] == ["soak"]:
+        from benchmarks.endpoint import soak
+
+        return soak.main(given[1:])
     chosen = _parser().parse_args(arguments)
     if chosen.profile:
         from benchmarks.profiling import print_profile
@@ -77,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks",
         description="What a run costs beside the bare calls it is made of: ratios to hand-written AsyncOpenAI code, "
         "on the same local protocol server, in the same run. Takes some minutes; a quiet machine gives quiet figures. "
-        "`python -m benchmarks scale --help` tells of another measurement: what scheduling alone costs, by size.",
+        "Other measurements: `python -m benchmarks scale`, what scheduling alone costs, by size; `endpoint`, what a request to "
+        "an endpoint costs; `soak`, whether its memory is flat under steady load. Each has a `--help`.",
     )
     names = [scenario.name for scenario in SCENARIOS]
     parser.add_argument(

@@ -11,6 +11,9 @@ import importlib
 _EXPORTS = {
     "ensemble_ray.actors.driver.runtime": "RayRuntime",
     "ensemble_ray.process.context": "LogContextFilter",
+    "ensemble_ray.dashboard.dashboard": "WebDashboard",
+    "ensemble_ray.dashboard.listener": "WebSocketStreamingListener",
+    "ensemble_ray.dashboard.reviews": "WebReviewHandler",
     "ensemble_ray.definition.agent": "Agent",
     "ensemble_ray.definition.durability": "Durability OnUnknown",
     "ensemble_ray.definition.ensemble": "RunOptions",
@@ -118,6 +121,9 @@ _EXPORTS = {
     """,
     "ensemble_ray.values.unit_outputs": "GraphStep",
     "ensemble_ray.values.unit_traces": "GraphTrace GraphTraceStep LoopTrace PhaseStatus",
+    "ensemble_ray.visualization.dag_model": "DagAgentNode DagGraphEdge DagModel DagPhase DagTaskNode",
+    "ensemble_ray.visualization.dev_tools": "DevToolsExport EnsembleDevTools",
+    "ensemble_ray.visualization.exporter": "DagExporter",
 }
 #: Modules that are attributes of the package without an import of their own.
 MODULES = ("errors", "events", "tools")

@@ -4,6 +4,9 @@ from ensemble_ray import events as events
 from ensemble_ray import tools as tools
 from ensemble_ray.actors.driver.runtime import RayRuntime as RayRuntime
 from ensemble_ray.coordinator.map_reduce.item_log import ItemStream as ItemStream
+from ensemble_ray.dashboard.dashboard import WebDashboard as WebDashboard
+from ensemble_ray.dashboard.listener import WebSocketStreamingListener as WebSocketStreamingListener
+from ensemble_ray.dashboard.reviews import WebReviewHandler as WebReviewHandler
 from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.durability import Durability as Durability
 from ensemble_ray.definition.durability import OnUnknown as OnUnknown
@@ -234,6 +237,14 @@ from ensemble_ray.values.unit_traces import GraphTrace as GraphTrace
 from ensemble_ray.values.unit_traces import GraphTraceStep as GraphTraceStep
 from ensemble_ray.values.unit_traces import LoopTrace as LoopTrace
 from ensemble_ray.values.unit_traces import PhaseStatus as PhaseStatus
+from ensemble_ray.visualization.dag_model import DagAgentNode as DagAgentNode
+from ensemble_ray.visualization.dag_model import DagGraphEdge as DagGraphEdge
+from ensemble_ray.visualization.dag_model import DagModel as DagModel
+from ensemble_ray.visualization.dag_model import DagPhase as DagPhase
+from ensemble_ray.visualization.dag_model import DagTaskNode as DagTaskNode
+from ensemble_ray.visualization.dev_tools import DevToolsExport as DevToolsExport
+from ensemble_ray.visualization.dev_tools import EnsembleDevTools as EnsembleDevTools
+from ensemble_ray.visualization.exporter import DagExporter as DagExporter
 
 MODULES: tuple[str, ...]
 MODULE_OF: dict[str, str]
@@ -260,6 +271,12 @@ __all__ = [
     "CostEstimate",
     "CustomSchemaAgentTool",
     "CustomToolMetrics",
+    "DagAgentNode",
+    "DagExporter",
+    "DagGraphEdge",
+    "DagModel",
+    "DagPhase",
+    "DagTaskNode",
     "DateTimeTool",
     "DeadLetters",
     "DefaultManagerPromptStrategy",
@@ -275,6 +292,7 @@ __all__ = [
     "DelegationStartedEvent",
     "DelegationStatus",
     "DelegationTrace",
+    "DevToolsExport",
     "Durability",
     "DynamicToolProvider",
     "Effect",
@@ -284,6 +302,7 @@ __all__ = [
     "EmbeddingStoreLongTermMemory",
     "Ensemble",
     "EnsembleCompletedEvent",
+    "EnsembleDevTools",
     "EnsembleError",
     "EnsembleListener",
     "EnsembleMemory",
@@ -450,9 +469,12 @@ __all__ = [
     "UnknownOutcomeError",
     "Until",
     "ValidationError",
+    "WebDashboard",
+    "WebReviewHandler",
     "WebScraperTool",
     "WebSearchProvider",
     "WebSearchTool",
+    "WebSocketStreamingListener",
     "Workflow",
     "adecide",
     "afork",

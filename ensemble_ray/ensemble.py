@@ -139,7 +139,7 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
     ) -> Run:
         """Begin a run, or go on with one; see `Startable.begin`."""
         return Run(
-            PlannedLauncher(self.with_options(options), inputs),
+            PlannedLauncher(self.with_options(options).with_dashboard_parts(), inputs),
             runtime=connect(runtime),
             run_id=run_id,
             options=options,

@@ -51,7 +51,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
     ensemble (`to_ensemble`). With a budget of tokens, over another source, pipelined, or with one of the three fields for
     items, tasks are made while it runs: `start()` then gives a handle with `items()`.
 
-    Example:
+    Examples:
         >>> from ensemble_ray.testing import ScriptedModel
         >>> summaries = MapReduceEnsemble(
         ...     items=["a long report", "another one", "a third"],
@@ -184,7 +184,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         resumption: Resumption | None = None,
     ) -> Run | MapReduceRun:
         """Begin a run, or go on with one; see `Startable.begin`. `is_heard` says that `events()` may be asked, too."""
-        chosen = self.with_options(options)
+        chosen = self.with_options(options).with_dashboard_parts()
         if not self.is_planned:
             return _begin_over_items(
                 chosen,
@@ -197,7 +197,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
                 resumption=resumption,
             )
         return Run(
-            PlannedLauncher(self.to_ensemble().with_options(options), inputs),
+            PlannedLauncher(self.to_ensemble().with_options(options).with_dashboard_parts(), inputs),
             runtime=connect(runtime),
             run_id=run_id,
             options=options,
@@ -214,7 +214,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
     becomes of each item. What else it takes is what `Ensemble` takes. Tasks are made while it runs, never further ahead
     than there are places for them; `start().items()` and `stream()` give results as they come.
 
-    Example:
+    Examples:
         >>> from ensemble_ray.testing import ScriptedModel
         >>> words = MapEnsemble(
         ...     items=["tea", "milk"],
@@ -252,7 +252,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         resumption: Resumption | None = None,
     ) -> MapReduceRun:
         """Begin a run, or go on with one; see `Startable.begin`. `is_heard` says that `events()` may be asked, too."""
-        chosen = self.with_options(options)
+        chosen = self.with_options(options).with_dashboard_parts()
         return _begin_over_items(
             chosen,
             inputs,

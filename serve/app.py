@@ -12,15 +12,18 @@ import os
 from dataclasses import replace
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 from ray import serve as ray_serve
 from ray.serve import Application
 
 from ensemble_ray import ValidationError
 from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.actors.driver.schedulers import check_namespace
 from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.config import Settings
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.catalog import load_catalog
+from ensemble_ray.serve.catalog import load_catalog, load_models, named_models
+from ensemble_ray.serve.datasets import load_datasets, parse_datasets
 from ensemble_ray.serve.driving.config import DriverConfig
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.remote_runs import RemoteRuns
@@ -44,10 +47,16 @@ class EndpointOptions(BaseModel):
             `*` for any.
         tools: `module:attribute` names of tools that clients with the right `admin` may call, as a list or with commas
             between them.
+        models: Models that runs can be told to ask, by name: `module:attribute`, or what a team file says as `llm`; on the
+            command line `NAME=MODEL`, with commas between them.
+        datasets: Ray Datasets whose rows requests may map, as `NAME: module:attribute`, or with commas between
+            `NAME=module:attribute`.
         cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
         allowed_origins: Origins whose pages may ask, as a list or with commas between them; every request needs a key then.
         keys: Which requests need a key: `auto`, all once a key was made, and before that all that do not come by loopback;
             `required`, all; `none`, none, for something before the endpoint that knows the callers.
+        namespace: Of the schedulers that have its runs; None: what `ENSEMBLE_RAY_NAMESPACE` says where it is deployed, else the
+            one without a name.
         replicas: Processes that answer requests.
         limits: What runs may use, and how many there may be.
     """
@@ -59,9 +68,12 @@ class EndpointOptions(BaseModel):
     max_body_bytes: int | None = Field(default=None, gt=0)
     allowed_hosts: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    models: dict[str, JsonValue] = Field(default_factory=dict)
+    datasets: dict[str, str] = Field(default_factory=dict[str, str])
     cancel_on_disconnect: bool = True
     allowed_origins: tuple[str, ...] = ()
     keys: KeyPolicy = KeyPolicy.AUTO
+    namespace: str | None = None
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
 
@@ -70,6 +82,27 @@ class EndpointOptions(BaseModel):
     def _split(cls, value: object) -> object:
         """Split the names: on the command line they are one text."""
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _pair(cls, value: object) -> object:
+        """Split names from models: on the command line all are one text."""
+        return named_models(value.split(",")) if isinstance(value, str) else value
+
+    def chosen_namespace(self) -> str:
+        """Return the namespace of its runs; empty: the one without a name.
+
+        Raises:
+            ValidationError: it is none.
+        """
+        chosen = Settings.from_environment().namespace if self.namespace is None else self.namespace
+        return check_namespace(chosen.strip())
+
+    @field_validator("datasets", mode="before")
+    @classmethod
+    def _parse(cls, value: object) -> object:
+        """Read the names: on the command line they are one text."""
+        return parse_datasets(value) if isinstance(value, str) else value
 
     def key_policy(self) -> KeyPolicy:
         """Return which requests need a key (S-SRV-152).
@@ -96,6 +129,8 @@ def app(options: EndpointOptions) -> Application:
     names = team_names([*([options.team] if options.team else []), *options.teams])
     load_teams(names, needs_keys=False)
     load_catalog(options.tools)
+    load_models(options.models, needs_keys=False)
+    load_datasets(options.datasets)
     max_body_bytes = body_limit(options.max_body_bytes)
     config = DriverConfig(
         name="",
@@ -104,6 +139,9 @@ def app(options: EndpointOptions) -> Application:
         deployed_at=SystemClock().now(),
         keys=policy,
         tools=options.tools,
+        models=options.models,
+        namespace=options.chosen_namespace(),
+        datasets=options.datasets,
     )
 
     def api() -> FastAPI:

@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue
 
 from ensemble_ray.serve.schemas import Data, Expressible, Text, Wire
 
-__all__ = ["Capabilities", "TaskInfo", "ToolCallBody", "ToolInfo", "ToolReply"]
+__all__ = ["Capabilities", "ModelInfo", "TaskInfo", "ToolCallBody", "ToolInfo", "ToolReply"]
 
 
 class ToolInfo(Wire):
@@ -35,6 +35,13 @@ class TaskInfo(Wire):
     agent_role: Text
 
 
+class ModelInfo(Wire):
+    """A model that runs of a team can be told to ask."""
+
+    ensemble: str
+    name: str
+
+
 class Capabilities(Wire):
     """Answer to `GET /capabilities`.
 
@@ -43,6 +50,7 @@ class Capabilities(Wire):
     """
 
     tools: list[ToolInfo]
+    models: list[ModelInfo]
     tasks: list[TaskInfo]
 
 

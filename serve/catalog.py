@@ -1,6 +1,6 @@
-"""Tools that an operator offers over HTTP: loaded by name, called one at a time. Package: serve.
+"""Tools and models that an operator offers over HTTP: loaded by name; tools are called one at a time. Package: serve.
 
-In: `module:attribute` names of the application's arguments. Out: descriptions, and what calls gave. Only what is named there can be called,
+In: `module:attribute` names of the application's arguments. Out: models; descriptions of tools, and what calls gave. Only what is named there can be called,
 whatever tools the teams have.
 """
 
@@ -9,25 +9,28 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray import ExitEarlyError, IllegalStateError, ValidationError
+from ensemble_ray.loader.models import load_model
 from ensemble_ray.loader.references import find_attribute, make_importable
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.capability_schemas import ToolInfo, ToolReply
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.tools.call import call_tool
-from ensemble_ray.tools.registry import BoundAgentTool, ResolvedTools, resolve_tools
+from ensemble_ray.tools.registry import BoundAgentTool, resolve_tools
 from ensemble_ray.tools.tool import ToolContext
 from ensemble_ray.values.ids import new_object_id
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-__all__ = ["ToolCatalog", "load_catalog"]
+    from ensemble_ray import ChatModel
+
+__all__ = ["ToolCatalog", "load_catalog", "load_models", "named_models"]
 
 _log = bounded_logger(__name__)
 #: How long one call may take, s.
@@ -41,9 +44,23 @@ _RETRY_S = 5
 class ToolCatalog:
     """The tools of one endpoint."""
 
-    def __init__(self, tools: ResolvedTools | None = None, *, time_limit_s: float = _CALL_S) -> None:
-        """Offer tools, or none."""
-        self._tools = tools or ResolvedTools()
+    def __init__(self, entries: Sequence[object] = (), *, time_limit_s: float = _CALL_S) -> None:
+        """Offer tools, or none.
+
+        Args:
+            entries: The tools, as an agent would list them.
+            time_limit_s: How long one call may take, s.
+
+        Raises:
+            ValidationError: one is no tool, or one that asks a person first; or two have one name.
+        """
+        self._tools = resolve_tools(entries)
+        bound = [self._tools.get(name) for name in self._tools.names]
+        asking = [each.name for each in bound if isinstance(each, BoundAgentTool) and each.asks_first]
+        if asking:
+            raise ValidationError(f"Tools that ask a person before each call cannot be offered over HTTP: {asking}")
+        #: what has a tool, by the tool's name, for tasks of requests; several tools of one object come together
+        self.entries: Mapping[str, object] = {name: each for each in entries for name in resolve_tools([each]).names}
         self._time_limit_s = time_limit_s
         self._running = 0
 
@@ -104,9 +121,42 @@ def load_catalog(references: Sequence[str]) -> ToolCatalog:
     for reference in references:
         found = find_attribute(reference)
         entries += cast("Sequence[object]", found) if isinstance(found, list | tuple) else [found]
-    tools = resolve_tools(entries)
-    bound = [tools.get(name) for name in tools.names]
-    asking = [each.name for each in bound if isinstance(each, BoundAgentTool) and each.asks_first]
-    if asking:
-        raise ValidationError(f"Tools that ask a person before each call cannot be offered over HTTP: {asking}")
-    return ToolCatalog(tools)
+    return ToolCatalog(entries)
+
+
+def load_models(references: Mapping[str, object], *, needs_keys: bool = True) -> Mapping[str, ChatModel]:
+    """Return the models that runs can be told to ask, by name.
+
+    Args:
+        references: By name, `module:attribute`, or what a team file says as `llm`.
+        needs_keys: False where it is deployed from: keys are needed where models are asked alone.
+
+    Raises:
+        ValidationError: one of them names no model.
+    """
+    found: dict[str, ChatModel] = {}
+    for name, given in references.items():
+        try:
+            found[name] = load_model(given, needs_keys=needs_keys)
+        except ValidationError as error:
+            raise ValidationError(f"Model '{name}': {error}") from error
+    return found
+
+
+def named_models(given: Iterable[str]) -> dict[str, str]:
+    """Return models by name, from texts of the form `NAME=MODEL`, or `module:attribute`, whose name is the attribute.
+
+    Raises:
+        ValidationError: one has no name, or two have the same.
+    """
+    found: dict[str, str] = {}
+    for text in filter(None, map(str.strip, given)):
+        name, equals, reference = (part.strip() for part in text.partition("="))
+        if not equals:
+            name, reference = text.rpartition(":")[2], text
+        if not name or not reference:
+            raise ValidationError(f"'{text}' is no model with a name: say NAME=MODEL")
+        if name in found:
+            raise ValidationError(f"Two models are called '{name}': {found[name]} and {reference}. Rename one of them")
+        found[name] = reference
+    return found

@@ -18,6 +18,7 @@ __all__ = [
     "FirstDecision",
     "NewDecision",
     "NewDirective",
+    "NewModel",
     "ReviewConflict",
     "ReviewList",
     "ReviewOfEnsemble",
@@ -26,6 +27,8 @@ __all__ = [
 
 #: Characters of a comment, and of a text that takes the place of an output.
 _LONGEST_COMMENT, _LONGEST_EDIT = 10_000, 4_000_000
+#: Characters of a name of a model, or of a role.
+_LONGEST_NAME = 256
 #: About 30 years, s.
 _LONGEST_TTL_S = 1e9
 
@@ -40,6 +43,18 @@ class NewDirective(Wire):
 
     text: Annotated[str, Field(min_length=1, max_length=LONGEST_DIRECTIVE, pattern=r"\S"), BeforeValidator(whole_data)]
     ttl_s: float | None = Field(default=None, gt=0, le=_LONGEST_TTL_S)
+
+
+class NewModel(Wire):
+    """Body of `POST /runs/{run_id}/model`.
+
+    Attributes:
+        model: Name of one of the team's models in `GET /capabilities`; null: each agent's own again.
+        agent: Role of the agent whose tasks are meant; null: those of all.
+    """
+
+    model: Annotated[str | None, Field(min_length=1, max_length=_LONGEST_NAME), BeforeValidator(whole_data)]
+    agent: Annotated[str | None, Field(min_length=1, max_length=_LONGEST_NAME), BeforeValidator(whole_data)] = None
 
 
 class Verdict(StrEnum):

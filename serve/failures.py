@@ -123,6 +123,7 @@ def refused(refusal: Refusal) -> Failure:
         message=refusal.message,
         run_id=refusal.run_id,
         missing=list(refusal.missing),
+        retry_after_ms=None if refusal.retry_after_s is None else refusal.retry_after_s * 1000,
     )
 
 

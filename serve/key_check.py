@@ -6,7 +6,6 @@ named here, so that a route which is added cannot be forgotten. Never: a key beh
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -16,14 +15,14 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ensemble_ray.access.admission import Knock
+from ensemble_ray.access.hosts import headers_of, host_name, is_loopback, own_address
 from ensemble_ray.access.keys import digest_of, is_key
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.answers import refusal_answer
-from ensemble_ray.serve.middleware import headers_of, host_name, own_address
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.rights import Callers
 
-__all__ = ["OPEN_PATHS", "KeyCheck", "RefusalForm", "bearer_of", "is_local", "is_loopback"]
+__all__ = ["OPEN_PATHS", "KeyCheck", "RefusalForm", "bearer_of", "is_local"]
 
 RefusalForm = Callable[[Refusal], JSONResponse]
 #: What probes ask, which have no key; nothing of teams or runs is in the answers.
@@ -128,13 +127,3 @@ def is_local(scope: Scope) -> bool:
     names = [own_address(scope), (host_name(hosts[0]) or "") if len(hosts) == 1 else ""]
     is_forwarded = any(name.lower() in _FORWARDED for name, _ in scope["headers"])
     return not is_forwarded and all(map(is_loopback, names))
-
-
-def is_loopback(name: str) -> bool:
-    """Return whether a name or an address is one of this machine alone."""
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

@@ -7,9 +7,8 @@ server that listens on loopback alone (DNS rebinding).
 
 from __future__ import annotations
 
-import ipaddress
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from http import HTTPStatus
 
 from fastapi.responses import JSONResponse
@@ -17,6 +16,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ensemble_ray import ValidationError
+from ensemble_ray.access.hosts import headers_of, host_name, is_served_host, own_address
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.schemas import Failure
 
@@ -27,10 +27,6 @@ __all__ = [
     "HostCheck",
     "body_limit",
     "for_proxy",
-    "headers_of",
-    "host_name",
-    "is_served_host",
-    "own_address",
 ]
 
 #: Environment variable with the longest body, for replicas and for Serve's proxy.
@@ -40,8 +36,6 @@ DEFAULT_MAX_BODY_BYTES = 8_388_608
 #: So much beyond the limit is read and thrown away: a client that is refused while it sends often loses the answer.
 _DISCARDED_BYTES = 8_388_608
 _LONGEST_NUMBER = 30
-_ANY = "*"
-_LOCAL = "localhost"
 _log = bounded_logger(__name__)
 
 
@@ -161,57 +155,9 @@ class _Replayed:
         return self._messages.pop(0) if self._messages else await self._receive()
 
 
-def host_name(header: str) -> str | None:
-    """Return the name or address of a Host header, without its port; None when it has another form."""
-    text = header.strip().lower()
-    if text.startswith("["):
-        address, bracket, port = text[1:].partition("]")
-        name = address if bracket and _is_address(address) else ""
-        port = port.removeprefix(":") if port.startswith(":") else port and "x"
-    else:
-        name, _, port = text.partition(":")
-    if not name or (port and not (port.isascii() and port.isdigit())):
-        return None
-    return name.removesuffix(".")
-
-
-def is_served_host(host: str, allowed: Sequence[str], own_address: str) -> bool:
-    """Whether requests for a host are served.
-
-    Args:
-        host: A name or an address in lower case.
-        allowed: Names that the operator gave.
-        own_address: The address at which the connection arrived.
-    """
-    if host in {_LOCAL, own_address} or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
-        return True
-    return any(
-        name in {_ANY, host} or (name.startswith("*.") and host.endswith(name.removeprefix(_ANY))) for name in allowed
-    )
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def own_address(scope: Scope) -> str:
-    """Return where the connection arrived, as the server says; no client can choose it."""
-    server = scope.get("server")
-    return str(server[0]).lower() if server else ""
-
-
 def _length(announced: str) -> int:
     """Return the length that a header announces; 0 where that is no number, since what comes is counted anyway."""
     return int(announced) if announced.isascii() and announced.isdecimal() and len(announced) < _LONGEST_NUMBER else 0
-
-
-def headers_of(scope: Scope, name: bytes) -> list[str]:
-    """Return the values of a request's headers of a name."""
-    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
 
 
 def _refusal(status: HTTPStatus, code: str, message: str) -> JSONResponse:

@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, JsonValue
 
 from ensemble_ray.serve.schemas import Expressible, Failure, FinishedRun, Text, Wire
+from ensemble_ray.serve.task_schemas import TaskOverrides, TaskSelection
 from ensemble_ray.text.foreign_text import whole_data
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ChatInfo",
     "EnsembleInfo",
     "EnsembleList",
+    "ItemsDataset",
     "ItemsFile",
     "NewRun",
     "OpenReview",
@@ -94,6 +96,16 @@ class ItemsFile(Wire):
     file: _Name
 
 
+class ItemsDataset(Wire):
+    """A Ray Dataset, whose rows are the items.
+
+    Attributes:
+        dataset: The name under which the operator offers it.
+    """
+
+    dataset: _Name
+
+
 class NewRun(Wire):
     """Body of `POST /runs`.
 
@@ -104,6 +116,8 @@ class NewRun(Wire):
         options: What this run may use.
         tags: Words of the client's own, to find the run again.
         items: What a map-reduce maps, in place of its own items.
+        task_overrides: What is different of the team's tasks, by their names; needs the right `admin`.
+        tasks: The tasks of this run, in place of the team's: names of these, and new ones; needs the right `admin`.
     """
 
     ensemble: _Name | None = None
@@ -111,7 +125,9 @@ class NewRun(Wire):
     run_id: _Word | None = None
     options: RunLimits = RunLimits()
     tags: RunTags = Field(default_factory=dict)
-    items: Annotated[list[JsonValue], Expressible] | ItemsFile | None = None
+    items: Annotated[list[JsonValue], Expressible] | ItemsFile | ItemsDataset | None = None
+    task_overrides: TaskOverrides | None = None
+    tasks: TaskSelection | None = None
 
 
 class AcceptedRun(Wire):

@@ -14,6 +14,7 @@ from ensemble_ray.serve.control_schemas import (
     DecidedReview,
     NewDecision,
     NewDirective,
+    NewModel,
     ReviewConflict,
     ReviewOfEnsemble,
 )
@@ -113,6 +114,19 @@ class RunService(Protocol):
         """
         ...
 
+    async def switch_model(self, run_id: str, model: NewModel, *, by: str = "") -> RunDetail:
+        """Let the tasks of a run that start from now on ask another model, and return the run as it stands.
+
+        Args:
+            run_id: The run's id.
+            model: Which one, and whose tasks.
+            by: Who says so; empty: nobody asked who it is.
+
+        Raises:
+            Refusal: there is no such run, model or agent, the run is over, or it does not run just now.
+        """
+        ...
+
     async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
         """Return the gates at which runs of these teams wait, oldest first; None: of all."""
         ...
@@ -128,7 +142,7 @@ class RunService(Protocol):
         ...
 
     async def capabilities(self) -> Capabilities:
-        """Return the tools that can be called, and the tasks of all teams."""
+        """Return the tools that can be called, and the models and tasks of all teams."""
         ...
 
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:

@@ -186,6 +186,7 @@ class Failure(Wire):
         missing: Inputs that the team needs and did not get.
         causes: Class and text of our errors that led to this one, nearest first.
         tasks: What was completed before the failure.
+        retry_after_ms: After how long it may be asked again, ms; null: that would not help.
     """
 
     error: str
@@ -196,6 +197,7 @@ class Failure(Wire):
     missing: list[Text] = Field(default_factory=list)
     causes: list[Text] = Field(default_factory=list)
     tasks: list[FinishedTask] = Field(default_factory=list[FinishedTask])
+    retry_after_ms: int | None = None
 
 
 class Health(Wire):

@@ -14,19 +14,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import pydantic
 import ray
 from ray import serve as ray_serve
 
 from ensemble_ray import ValidationError
 from ensemble_ray.access.admission import KeyPolicy
-from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray.access.hosts import is_loopback
+from ensemble_ray.access.key_store import KeyStore, open_keys
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
-from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.notices import give_notice
 from ensemble_ray.serve.app import EndpointOptions, app
+from ensemble_ray.serve.catalog import load_catalog, load_models
 from ensemble_ray.serve.driving.remote_runs import driver_name
-from ensemble_ray.serve.key_check import is_loopback
 from ensemble_ray.serve.team import load_teams, team_names
 
 if TYPE_CHECKING:
@@ -74,20 +75,33 @@ class EndpointPlace:
         return f"http://{host}:{self.port}"
 
 
-def check_keys(place: EndpointPlace, policy: KeyPolicy, file: KeyFile) -> None:
+def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
     """Refuse an endpoint that nobody could ask: it would listen beyond loopback, where a key is needed, and there is none.
 
     Raises:
         ValidationError: that is so.
         EnsembleError: the keys cannot be read.
     """
-    if policy is KeyPolicy.NONE or (is_loopback(place.host) and policy is KeyPolicy.AUTO) or file.read():
+    if policy is KeyPolicy.NONE or (is_loopback(place.host) and policy is KeyPolicy.AUTO) or keys.read():
         return
     where = f"on {place.host}" if policy is KeyPolicy.AUTO else "with keys=required"
     raise ValidationError(
-        f"An endpoint {where} needs keys, and there are none in {file.path}. What to do: make one with ensemble-ray keys add "
+        f"An endpoint {where} needs keys, and there are none in {keys.place}. What to do: make one with ensemble-ray keys add "
         "NAME --teams TEAM,..., or serve with --keys none where a proxy in front of it knows the callers"
     )
+
+
+def _checked(options: Mapping[str, object]) -> EndpointOptions:
+    """Return the arguments of the application.
+
+    Raises:
+        ValidationError: one of them is none.
+    """
+    try:
+        return EndpointOptions.model_validate(dict(options))
+    except pydantic.ValidationError as error:
+        found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors(include_url=False)]
+        raise ValidationError("; ".join(f"{where}: {text}" for where, text in found)) from None
 
 
 def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace, *, name: str) -> None:
@@ -99,7 +113,7 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
         name: Of the application; what was accepted under it before is gone on with.
 
     Raises:
-        ValidationError: a team cannot be found, read or run, a key is missing, the port is taken, or callers would need keys
+        ValidationError: a team, a tool or a model cannot be found, read or run, a key is missing, the port is taken, or callers would need keys
             and there are none.
         EnsembleError: Ray cannot be joined or started.
     """
@@ -108,12 +122,14 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     def stop(_number: int, _frame: FrameType | None) -> None:
         stopped.set()
 
-    checked = EndpointOptions.model_validate(dict(options))
-    policy = checked.key_policy()
+    checked = _checked(options)
+    policy, namespace = checked.key_policy(), checked.chosen_namespace()
     load_teams(team_names(checked.teams))
+    load_catalog(checked.tools)
+    load_models(checked.models)
     cluster = os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
     if cluster == LOCAL:
-        check_keys(place, policy, KeyFile(home_directory()))
+        check_keys(place, policy, open_keys())
     place = place.checked()
     os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
     join_or_start(cluster, {})
@@ -130,5 +146,5 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     stopped.wait()
     give_notice("Stopping. Runs that have not ended go on with the next start")
     cast("Any", ray_serve).shutdown()
-    if (driver := spawn.existing(driver_name(name))) is not None:
+    if (driver := spawn.existing(driver_name(name, namespace))) is not None:
         ray.kill(driver, no_restart=True)

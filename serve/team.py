@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from ensemble_ray import Ensemble, MapReduceEnsemble, PromptTemplateError, ValidationError
+from ensemble_ray import ChatModel, Ensemble, MapReduceEnsemble, PromptTemplateError, ValidationError
 from ensemble_ray.loader import Runnable, load_runnable
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.capability_schemas import TaskInfo
@@ -69,6 +69,11 @@ class ServedTeam:
     tasks: tuple[TaskInfo, ...] = ()
     #: whether answers of models come in fragments
     is_streaming: bool = False
+
+    def with_models(self, models: Mapping[str, ChatModel]) -> ServedTeam:
+        """Return the team with more models that its runs can be told to ask; its own ones win."""
+        known = {**models, **self.definition.models}
+        return replace(self, definition=self.definition.model_copy(update={"models": known}))
 
     def with_items(self, items: object) -> Runnable:
         """Return the definition over other items."""

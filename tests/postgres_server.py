@@ -53,7 +53,7 @@ class PostgresServer:
             connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(name)))
         self.end_backends(self._for_turns)
         with self.connection(self._for_turns) as connection:
-            for schema in ("ensemble_ray", "ensemble_ray_memory"):
+            for schema in ("ensemble_ray", "ensemble_ray_memory", "ensemble_ray_endpoint"):
                 connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
         return self._for_turns
 

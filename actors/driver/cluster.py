@@ -17,13 +17,16 @@ from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, patiently, reach
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import package_version
+from ensemble_ray.values.ids import new_object_id
 
-__all__ = ["LOCAL", "ClusterHeartbeat", "check_version", "connection_id", "join_or_start"]
+__all__ = ["LOCAL", "PROGRAM", "ClusterHeartbeat", "check_version", "connection_id", "join_or_start"]
 
 Reply = TypeVar("Reply")
 _log = bounded_logger(__name__)
 #: Address that means: start one on this machine.
 LOCAL = "local"
+#: This process, as a cluster knows it: its runs may share processes there.
+PROGRAM = new_object_id()
 #: How long a cluster's port may take to accept a connection, s; Ray itself would try for minutes.
 _REACH_S = 5.0
 #: How often a driver that waits looks whether the cluster is still there, s, and how often in vain before it gives up.

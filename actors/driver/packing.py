@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.loop import Loop
     from ensemble_ray.definition.phase import Phase
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.execute.orders import TaskOrder
+    from ensemble_ray.execute.orders import RunContext, TaskOrder
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
 
-__all__ = ["PackedOrder", "Packer", "list_payloads", "pack_callables", "pack_submission"]
+__all__ = ["PackedOrder", "Packer", "list_payloads", "pack_callables", "pack_context", "pack_submission"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +208,26 @@ def _task_body(task: Task, where: str) -> bytes:
     return pickle.dumps(bare, protocol=5) if is_plain else dump(bare, where)
 
 
+def pack_context(context: RunContext) -> RunContext:
+    """Return what a run's tasks share as it travels.
+
+    Raises:
+        ValidationError: one of its models cannot.
+    """
+    return replace(context, models=context.models.packed(dump))
+
+
 # Planned runs.
 
 
 def pack_submission(
-    request: RunRequest, work: PlannedWork, *, keeps_warm: bool, is_connected: bool, goes_on_alone: bool
+    request: RunRequest,
+    work: PlannedWork,
+    *,
+    keeps_warm: bool,
+    is_connected: bool,
+    goes_on_alone: bool,
+    program: str = "",
 ) -> Submission:
     """Return a planned run as the scheduler gets it.
 
@@ -222,6 +237,7 @@ def pack_submission(
         keeps_warm: Whether agent processes are kept for the next run.
         is_connected: Whether this process listens.
         goes_on_alone: Whether it goes on without this process where it waits for reviews.
+        program: Its runs may share processes with this one; empty: no other run may.
 
     Raises:
         ValidationError: something of it cannot travel; the path to the culprit is named (S-CONV-34).
@@ -231,7 +247,7 @@ def pack_submission(
     return Submission(
         run_id=request.run_id,
         plan=planned.plan,
-        context=request.context,
+        context=pack_context(request.context),
         header=work.header,
         preamble=work.preliminary,
         tasks={key: dump(_without_callables(task), f"Task '{key}'") for key, task in planned.tasks.items()},
@@ -244,6 +260,7 @@ def pack_submission(
         is_connected=is_connected,
         goes_on_alone=goes_on_alone,
         keeps_warm=keeps_warm,
+        program=program,
     )
 
 
@@ -252,6 +269,7 @@ def list_payloads(submission: Submission) -> dict[str, bytes]:
     roles = {node.agent_key: node.agent_role for node in submission.plan.nodes}
     payloads = {f"Agent '{roles.get(each.key, each.key)}'": each.body for each in submission.templates}
     payloads.update((f"Task '{key}'", body) for key, body in submission.tasks.items())
+    payloads.update((f"Model '{name}'", body) for name, body in submission.context.models.bodies.items())
     if submission.callables is not None:
         payloads[_CALLABLES] = submission.callables.bundles[_BUNDLE]
     return payloads

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.exceptions
 
-from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
+from ensemble_ray.actors.driver.cluster import PROGRAM, ClusterHeartbeat
 from ensemble_ray.actors.driver.driver_connection import DriverConnection
 from ensemble_ray.actors.driver.loading import check_loading
-from ensemble_ray.actors.driver.packing import PackedOrder, Packer
+from ensemble_ray.actors.driver.packing import PackedOrder, Packer, pack_context
 from ensemble_ray.actors.link.accounts import shared_spending
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line, ours
@@ -316,7 +316,8 @@ class RemoteExecutor:
         opening = SessionOpening(
             run_id=self._run_id,
             session=self._session,
-            context=request.context,
+            context=pack_context(request.context),
+            program=PROGRAM,
             location=None if request.store is None else RecordLocation(request.store, node_id),
             is_connected=self._is_connected,
             is_resubmission=self._collecting is not None,

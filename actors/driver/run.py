@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.runs.ports import RunRequest
-    from ensemble_ray.values.directives import Directive
+    from ensemble_ray.values.directives import RunDirective
 
 __all__ = ["RayRun"]
 
@@ -142,7 +142,7 @@ class RayRun:
         except ray.exceptions.RayError as error:
             _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
 
-    async def inject(self, directive: Directive) -> bool:
+    async def inject(self, directive: RunDirective) -> bool:
         """Tell the tasks that start from now on, also where the scheduler is just being started again.
 
         Raises:

@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import ray
 import ray.exceptions
 
-from ensemble_ray.actors.driver.cluster import LOCAL, connection_id, join_or_start
+from ensemble_ray.actors.driver.cluster import LOCAL, PROGRAM, connection_id, join_or_start
 from ensemble_ray.actors.driver.jobs import JobServer
 from ensemble_ray.actors.driver.loading import check_loading
 from ensemble_ray.actors.driver.node_check import ask_nodes, question_about
 from ensemble_ray.actors.driver.packing import list_payloads, pack_submission
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
 from ensemble_ray.actors.driver.run import RayRun
-from ensemble_ray.actors.driver.schedulers import Schedulers
+from ensemble_ray.actors.driver.schedulers import Schedulers, check_namespace
 from ensemble_ray.actors.link.failures import last_line, ours
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.placement import most_replicas
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.config import Settings
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.stores import StoreAddress
@@ -59,6 +60,7 @@ class RayRuntime:
         init_options: Mapping[str, object] | None = None,
         log_to_driver: bool = True,
         shards: int = 1,
+        namespace: str | None = None,
     ) -> None:
         """Make one; nothing is started before the first run.
 
@@ -70,9 +72,11 @@ class RayRuntime:
             init_options: More arguments for `ray.init`.
             log_to_driver: Whether warnings of agents' processes, and what user code prints there, are logged here too.
             shards: How many schedulers the runs are spread over, by their ids; > 0.
+            namespace: Schedulers and processes that programs of another namespace have nothing to do with; default:
+                `ENSEMBLE_RAY_NAMESPACE`, else the one without a name.
 
         Raises:
-            ValidationError: `shards` is not a number above 0.
+            ValidationError: `shards` is not a number above 0, or the namespace is none.
         """
         if not isinstance(shards, int) or isinstance(shards, bool) or shards < 1:
             raise ValidationError(f"RayRuntime shards must be > 0, got: {shards}")
@@ -82,6 +86,7 @@ class RayRuntime:
         self._init_options = dict(init_options or {})
         self._log_to_driver = log_to_driver
         self._shards = shards
+        self._namespace = check_namespace(Settings.from_environment().namespace if namespace is None else namespace)
         self._schedulers: Schedulers | None = None
         self._connected_as = ""
         self._connecting: asyncio.Task[None] | None = None
@@ -107,6 +112,7 @@ class RayRuntime:
             keeps_warm=self._is_kept_warm(),
             is_connected=_needs_driver(request, has_doubles=has_doubles),
             goes_on_alone=request.context.is_detached and not _asks_driver(request, has_doubles=has_doubles),
+            program=PROGRAM,
         )
         try:
             scheduler = await self._find_scheduler(request)
@@ -230,7 +236,7 @@ class RayRuntime:
 
     async def _reconnect(self) -> None:
         await threads.run(self._join)
-        self._schedulers, self._connected_as = await Schedulers.connect(self._shards), connection_id()
+        self._schedulers, self._connected_as = await Schedulers.connect(self._shards, self._namespace), connection_id()
 
     def _on_connected(self, connecting: asyncio.Task[None]) -> None:
         self._connecting = None

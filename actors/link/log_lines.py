@@ -23,7 +23,7 @@ CLUSTER_LOGGER = "ensemble_ray.cluster"
 LINES_PER_S = 20
 #: Lines of a run that are kept until its driver takes them; the oldest are dropped.
 _KEPT_LINES = 1000
-#: Runs whose lines are kept; those of a run without a driver are dropped so.
+#: Runs whose lines are kept though no driver asks for them just now.
 _KEPT_RUNS = 64
 
 
@@ -137,7 +137,9 @@ class LineService:
         if run_id not in self._boxes:
             self._boxes[run_id] = _Box()
         self._boxes.move_to_end(run_id)
-        while len(self._boxes) > _KEPT_RUNS:
-            _, dropped = self._boxes.popitem(last=False)
-            dropped.changed.set()
+        if len(self._boxes) > _KEPT_RUNS:
+            # Those that drivers listen to stay, however many: a driver would only ask anew, and drop another's.
+            left = [name for name, box in self._boxes.items() if not box.waiting and name != run_id]
+            for name in left[: max(0, len(left) + 1 - _KEPT_RUNS)]:
+                del self._boxes[name]
         return self._boxes[run_id]

@@ -168,6 +168,8 @@ class SessionOpening:
     #: which opening this is: the driver's id, and a number; the next one takes its place
     session: str = ""
     context: RunContext
+    #: which process began it: its runs may share processes of the cluster; empty: with no other run
+    program: str = ""
     #: None: it is recorded nowhere
     location: RecordLocation | None = None
     #: agents that are known from the beginning; others come with the orders that need them
@@ -209,6 +211,8 @@ class Submission:
     goes_on_alone: bool = False
     #: whether agent processes are kept for the next run
     keeps_warm: bool = False
+    #: which process began it: its runs may share processes of the cluster; empty: with no other run
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

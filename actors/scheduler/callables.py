@@ -16,7 +16,7 @@ import ray.exceptions
 from ensemble_ray.actors.link.packing import pack_update
 from ensemble_ray.actors.link.wire import CallablesUpdate, TaskCallables, WireOrder
 from ensemble_ray.actors.scheduler.process_groups import ProcessGroups
-from ensemble_ray.actors.scheduler.processes import Process
+from ensemble_ray.actors.scheduler.processes import Lease
 from ensemble_ray.execute.kinds import RefCountedCache
 
 __all__ = ["CallablesDelivery"]
@@ -58,7 +58,7 @@ class CallablesDelivery:
         self._done_bundles: list[str] = []
         #: bundles that this host was sent
         self._sent: set[str] = set()
-        self._host: Process | None = None
+        self._host: Lease | None = None
         self._sending: asyncio.Task[None] | None = None
 
     def put(self, bundles: Mapping[str, bytes]) -> None:
@@ -138,7 +138,7 @@ class CallablesDelivery:
                 self._ready(orders)
                 return
 
-    def _update(self, host: Process, orders: Sequence[WireOrder]) -> CallablesUpdate:
+    def _update(self, host: Lease, orders: Sequence[WireOrder]) -> CallablesUpdate:
         if host is not self._host:
             self._host = host
             self._done_tasks.clear()

@@ -54,7 +54,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.claimed import ClaimedRun
 from ensemble_ray.runs.decisions import DecisionWatch
 from ensemble_ray.runs.ownership import watch_for_cancel
-from ensemble_ray.values.directives import Directive
+from ensemble_ray.values.directives import RunDirective
 from ensemble_ray.values.outputs import RunState
 
 __all__ = ["PlannedRun", "body_of", "opening_of"]
@@ -183,7 +183,7 @@ class PlannedRun:
         """End the run; processes that hold on are ended after a grace."""
         await self._coordinator.cancel()
 
-    async def inject(self, directive: Directive) -> bool:
+    async def inject(self, directive: RunDirective) -> bool:
         """Tell the tasks that start from now on; False: the run has ended."""
         return await self._coordinator.inject(directive)
 
@@ -309,6 +309,7 @@ def opening_of(submission: Submission) -> SessionOpening:
         templates=submission.templates,
         callables=submission.callables,
         is_connected=submission.is_connected,
+        program=submission.program,
     )
 
 

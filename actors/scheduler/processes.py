@@ -1,7 +1,8 @@
-"""Agent processes: started, watched, pooled, ended. Used by the scheduler's sessions.
+"""Agent processes: started, watched, shared, pooled, ended. Used by the scheduler's sessions.
 
-A process that a run has let go of is kept for the next one for a while, when asked; it is bound anew then, which costs
-a thousandth of a new process.
+A run leases its processes. Runs of one program may share a process (`plan.sharing`); one that the last run has let go of is kept
+for the next for a while, when asked. Either costs a thousandth of a new process. Must never happen: a process that is given to a
+run while a thread or task of another one is stuck in it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from ensemble_ray.actors.worker.manager import ManagerActor
 from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.limits.steps import HolderGone
 from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements, least_used
+from ensemble_ray.plan.sharing import SharedProcess, choose_shared
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.ids import new_object_id
 
-__all__ = ["Process", "ProcessPool", "ProcessType"]
+__all__ = ["Lease", "Process", "ProcessPool", "ProcessType", "Sharing"]
 
 _log = bounded_logger(__name__)
 #: How long an unused process is kept, s.
@@ -42,6 +44,15 @@ _CLASSES: Mapping[ProcessType, type[object]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What a run agrees to: other runs of its program in a process that it leases."""
+
+    program: str
+    #: processes that there may be before the run joins one that has much to do
+    most: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Process:
     """One agent process."""
@@ -55,14 +66,56 @@ class Process:
     #: what it reserves on its node
     requirements: ResourceRequirements = NOTHING
     is_alive: bool = True
-    #: whether it has been bound to the current run
+    #: whose runs share it; None: one run has it alone
+    program: str | None = None
+    #: the runs that have it
+    leases: list[Lease] = field(default_factory=list["Lease"], repr=False)
+    #: whether it gets no more runs, since something is stuck in it; it ends with its last one
+    is_retired: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several runs have it now."""
+        return len(self.leases) > 1
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    """A run's use of a process."""
+
+    process: Process
+    run_id: str
+    #: whether it has been bound to the run
     is_ready: bool = False
     #: done when it is ready, or cannot be
     starting: asyncio.Task[None] | None = None
-    #: templates of agents of the current run that it was sent, those sent last in the end
+    #: templates of agents of the run that it was sent, those sent last in the end
     templates: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
-    on_death: Callable[[Process, BaseException], None] | None = None
-    timer: asyncio.TimerHandle | None = None
+    #: called when the run loses it
+    on_death: Callable[[Lease, BaseException], None] | None = None
+    #: returns how many tasks of the run it is at work on
+    count_tasks: Callable[[], int] = int
+
+    @property
+    def handle(self) -> Any:
+        """The process's."""
+        return self.process.handle
+
+    @property
+    def name(self) -> str:
+        """The process's name."""
+        return self.process.name
+
+    @property
+    def requirements(self) -> ResourceRequirements:
+        """What the process reserves on its node."""
+        return self.process.requirements
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process lives."""
+        return self.process.is_alive
 
 
 class ProcessPool:
@@ -80,26 +133,54 @@ class ProcessPool:
 
     def claim(
         self,
+        run_id: str,
         process_type: ProcessType = "agent",
         *,
         requirements: ResourceRequirements = NOTHING,
         nodes: Sequence[Node] = (),
-    ) -> Process:
-        """Return an idle process of that type, or a fresh one; never waits, since calls queue up until it has started.
+        sharing: Sharing | None = None,
+    ) -> Lease:
+        """Lease a process of that type to a run; never waits, since calls queue up until it has started.
 
         Args:
+            run_id: The run's id.
             process_type: What it is for.
-            requirements: What it asks of its node.
+            requirements: What it asks of its node; one that asks for something is never shared.
             nodes: It should be on that of these which has the fewest, unless it asks for something; none: it does not matter.
+            sharing: Whether the run shares it with others; None: no.
         """
         nodes = () if requirements else nodes  # Ray finds one that has it
-        wanted = (process_type, requirements, bool(nodes))
+        sharing = None if requirements else sharing
+        process = self._take_idle((process_type, requirements, bool(nodes)))
+        if process is None and sharing is not None:
+            process = self._find_shared(run_id, process_type, sharing)
+        if process is None:
+            process = self._start(process_type, requirements, nodes)
+        if not process.leases:
+            process.program = None if sharing is None else sharing.program
+        lease = Lease(process=process, run_id=run_id)
+        process.leases.append(lease)
+        return lease
+
+    def _take_idle(self, wanted: tuple[ProcessType, ResourceRequirements, bool]) -> Process | None:
         for process in self._idle:
             if (process.type, process.requirements, bool(process.node_id)) == wanted and process.is_alive:
                 self._idle.remove(process)
                 if process.timer is not None:
                     process.timer.cancel()
                 return process
+        return None
+
+    def _find_shared(self, run_id: str, process_type: ProcessType, sharing: Sharing) -> Process | None:
+        shared = {
+            each.name: each
+            for each in self._living
+            if each.type == process_type and each.program == sharing.program and each.leases and not each.is_retired
+        }
+        name = choose_shared(run_id, map(_seen, shared.values()), most=sharing.most)
+        return None if name is None else shared[name]
+
+    def _start(self, process_type: ProcessType, requirements: ResourceRequirements, nodes: Sequence[Node]) -> Process:
         if requirements:  # what idle ones reserve may be just what it would wait for
             for process in [each for each in self._idle if each.requirements]:
                 self._expire(process)
@@ -120,17 +201,31 @@ class ProcessPool:
         now = asyncio.get_running_loop().time()
         return [node for node in nodes if self._doubted.get(node.node_id, 0.0) <= now] or nodes
 
-    def put_back(self, process: Process, *, keep: bool) -> None:
-        """Keep it for the next run, or end it."""
-        is_placed = process.is_ready or not process.requirements  # else it may wait for a node, for nobody
-        process.on_death = None
-        process.is_ready = False
-        process.templates.clear()
-        if keep and process.is_alive and is_placed:
+    def put_back(self, lease: Lease, *, keep: bool, is_clean: bool = True) -> None:
+        """Take a lease back. The last one decides whether the process is kept for the next run, or ended.
+
+        Args:
+            lease: Whose run has let the process go.
+            keep: Whether it may be kept.
+            is_clean: Whether nothing of the run is left in it; else it gets no more runs.
+        """
+        process = lease.process
+        lease.on_death = None
+        process.leases.remove(lease)
+        process.is_retired = process.is_retired or not is_clean
+        if process.leases:
+            return
+        is_placed = lease.is_ready or not process.requirements  # else it may wait for a node, for nobody
+        if keep and process.is_alive and is_placed and not process.is_retired:
             process.timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, process)
             self._idle.append(process)
         else:
             self.end(process)
+
+    def retire(self, process: Process) -> bool:
+        """Give a process to no more runs, since something is stuck in it; False: only one run has it, which may end it."""
+        process.is_retired = True
+        return process.is_shared
 
     def evict_idle(self) -> None:
         """End everything idle."""
@@ -151,7 +246,7 @@ class ProcessPool:
         ray.kill(process.handle)
 
     def lose(self, process: Process, error: BaseException) -> None:
-        """Give up a process that failed a call, and tell whoever has it now; it may only be out of reach, so it is ended.
+        """Give up a process that failed a call, and tell the runs that have it; it may only be out of reach, so it is ended.
 
         Its watch may hear of a death later than this, and tells nobody then.
         """
@@ -160,8 +255,7 @@ class ProcessPool:
                 self._idle.remove(process)
             self.end(process)
             self._doubt(process.node_id)
-            if process.on_death is not None:
-                process.on_death(process, error)
+            _tell_all(process, error)
 
     def _expire(self, process: Process) -> None:
         if process in self._idle:
@@ -179,13 +273,32 @@ class ProcessPool:
                 self._idle.remove(process)
             if was_alive:
                 self._doubt(process.node_id)
-                if process.on_death is not None:
-                    process.on_death(process, error)
+                _tell_all(process, error)
             _leave(process.name)
 
     def _doubt(self, node_id: str) -> None:
         if node_id:
             self._doubted[node_id] = asyncio.get_running_loop().time() + _DOUBT_S
+
+
+def _seen(process: Process) -> SharedProcess:
+    """Return a process as the choice of one to share sees it."""
+    return SharedProcess(
+        name=process.name,
+        runs=frozenset(lease.run_id for lease in process.leases),
+        tasks=sum(lease.count_tasks() for lease in process.leases),
+    )
+
+
+def _tell_all(process: Process, error: BaseException) -> None:
+    """Tell the runs that have a process of its death."""
+    for lease in list(process.leases):
+        _tell(lease, error)
+
+
+def _tell(lease: Lease, error: BaseException) -> None:
+    if lease.on_death is not None:
+        lease.on_death(lease, error)
 
 
 def _leave(name: str) -> None:

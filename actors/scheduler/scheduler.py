@@ -43,7 +43,7 @@ from ensemble_ray.record.resume.run_head import head_facts
 from ensemble_ray.runs.claimed import claim_planned
 from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.runs.submission import SubmissionReason
-from ensemble_ray.values.directives import Directive
+from ensemble_ray.values.directives import RunDirective
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
@@ -160,7 +160,7 @@ class SchedulerActor(LineService, SessionService):
     async def update_endpoint(self, source: str, update: EndpointUpdate) -> None:
         """Let all other processes of the cluster know what one knows of an endpoint (S-DUR-64, S-DUR-65)."""
         await self.hear_endpoint(source, update)
-        for name, other in spawn.existing_schedulers().items():
+        for name, other in spawn.existing_schedulers(spawn.namespace_of(self._name)).items():
             if name != self._name:
                 other.hear_endpoint.remote(source, update)
 
@@ -195,7 +195,7 @@ class SchedulerActor(LineService, SessionService):
         if run is not None:
             await run.cancel()
 
-    async def inject(self, run_id: str, directive: Directive) -> bool:
+    async def inject(self, run_id: str, directive: RunDirective) -> bool:
         """Tell the tasks of a run that start from now on; False: it has ended."""
         await self.recovered()
         run = self._planned.get(run_id)

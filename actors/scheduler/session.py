@@ -22,7 +22,7 @@ from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import AgentTemplate, Binding, SessionOpening, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.callables import CallablesDelivery
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups
-from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
+from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, ProcessType, Sharing
 from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.execute.kinds import MOST_TEMPLATES, RefCountedCache
 from ensemble_ray.execute.orders import RunContext
@@ -107,7 +107,16 @@ class RunSession:
         self._is_managed = is_managed
         self._beside_callables = beside_callables
         is_recorded = opening.location is not None
-        self._groups = ProcessGroups(self, pool, hub=hub, is_recorded=is_recorded, nodes=limits.spread_over)
+        # Without a record, what dies with a process that another run brings down could not go on.
+        may_share = is_recorded and bool(opening.program)
+        self._groups = ProcessGroups(
+            self,
+            pool,
+            hub=hub,
+            is_recorded=is_recorded,
+            nodes=limits.spread_over,
+            sharing=Sharing(program=opening.program, most=limits.max_own) if may_share else None,
+        )
         self._placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
         self._templates: RefCountedCache[AgentTemplate] = RefCountedCache(on_drop=self._on_drop)
         #: those that are known from the beginning; processes of their groups are bound to them
@@ -144,7 +153,7 @@ class RunSession:
     def resize(self, limits: SessionLimits) -> None:
         """Use the cluster as it is now: nodes came or went."""
         self._limits = limits
-        self._groups.nodes = limits.spread_over
+        self._groups.use_cluster(limits.spread_over, most=limits.max_own)
         self._placement.resize(max_own=limits.max_own, most_replicas=limits.most_replicas)
         if not self._groups.is_closed:
             for group in self._placement.groups:
@@ -200,7 +209,7 @@ class RunSession:
             await self._receiver.receive(fresh)
 
     @property
-    def callables_host(self) -> Process | None:
+    def callables_host(self) -> Lease | None:
         """The process of the run's callables; None when there is none."""
         return self._groups.callables
 
@@ -330,6 +339,10 @@ class RunSession:
         """Return what a group's processes ask of their nodes."""
         return NOTHING if group == CALLABLES else self._placement.requirements_of(group)
 
+    def may_share(self, group: str) -> bool:
+        """Return whether processes of a group may have other runs, too."""
+        return group == CALLABLES or not self._placement.is_isolated(group)
+
     def on_ready(self, group: str) -> None:
         """Start the next process of a group, since one has started that had to wait for a node."""
         if not self._groups.is_closed and group in self._placement.groups:
@@ -346,30 +359,30 @@ class RunSession:
             f"so far. {show_nodes(self._limits.nodes)}, in use or not"
         )
 
-    def templates_for(self, process: Process, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
+    def templates_for(self, lease: Lease, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
         """Return the templates of agents that these orders need and that process was not sent."""
         keys = {order.agent_key: None for order in orders if order.agent_key not in self._declared}
         missing: dict[str, bytes] = {}
         for key in keys:
-            template = None if key is None or key in process.templates else self._templates.get(key)
+            template = None if key is None or key in lease.templates else self._templates.get(key)
             if template is not None:
                 missing[template.key] = template.body
         for key in keys:
-            process.templates[key or ""] = None
-            process.templates.move_to_end(key or "")
-        while len(process.templates) > MOST_TEMPLATES:
-            process.templates.popitem(last=False)
+            lease.templates[key or ""] = None
+            lease.templates.move_to_end(key or "")
+        while len(lease.templates) > MOST_TEMPLATES:
+            lease.templates.popitem(last=False)
         return missing
 
-    async def bind(self, group: str, process: Process, callables: Any) -> None:
+    async def bind(self, group: str, lease: Lease, callables: Any) -> None:
         """Make a new process of a group ready for the run."""
         if group == CALLABLES:
             members, callables = self._beside_callables, None
-            await process.handle.hold.remote(pack_update(self.run_id, self._callables.whole()))
+            await lease.handle.hold.remote(pack_update(self.run_id, self._callables.whole()))
             if self._groups.is_closed:
                 return  # it was released, and is not to have the run for ever
         else:
             members = self._declared.intersection(self._placement.members(group))
         templates = {key: found.body for key in members if (found := self._templates.get(key)) is not None}
         body = pack_binding(Binding(self.context, templates, self._opening.location))
-        await process.handle.bind.remote(body, hub=self._hub, callables=callables)
+        await lease.handle.bind.remote(body, hub=self._hub, callables=callables)

@@ -209,6 +209,9 @@ class AgentActor:
         """Take what another process knows of an endpoint (S-DUR-64, S-DUR-65)."""
         process_endpoints().on_update(update)
 
+    async def answer(self) -> None:
+        """Answer, which a process does whose loop is not blocked."""
+
     async def watch(self) -> None:
         """Wait for ever; its failure tells the scheduler that this process is gone."""
         await asyncio.Event().wait()

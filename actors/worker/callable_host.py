@@ -1,4 +1,4 @@
-"""CallableHost: one process with one copy of a run's own callables: handlers, guardrails, predicates, policies (S-SET-31).
+"""CallableHost: the process with the one copy of a run's own callables: handlers, guardrails, predicates, policies (S-SET-31).
 
 It also runs the handler tasks themselves, since all they do is call one of these, and agents whose tasks are followed by
 questions to predicates (`plan.placement`). The scheduler runs no user code.
@@ -89,7 +89,7 @@ class HeldCallables(Mapping[str, _HeldTask]):
 
 
 class CallableHost(AgentActor):
-    """Hosts the callables of one run."""
+    """Hosts the callables of runs."""
 
     def __init__(self, name: str, scheduler: str = spawn.SCHEDULER) -> None:
         """Make it, as an `AgentActor`."""

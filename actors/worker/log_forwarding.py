@@ -42,7 +42,8 @@ class LineForwarder:
         self._clock = clock
         #: the process's, from `open` on
         self._loop: Any = None
-        self._runs: set[str] = set()
+        #: in the order in which they came; all are of one program
+        self._runs: dict[str, None] = {}
         self._budget = LineBudget()
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, LogLine]] = []
@@ -53,7 +54,7 @@ class LineForwarder:
     def open(self, run_id: str) -> None:
         """Forward what this process says in that run; called on the process's loop."""
         self._loop = asyncio.get_running_loop()
-        self._runs.add(run_id)
+        self._runs[run_id] = None
         if not self._is_installed:
             self._is_installed = True
             own_log = sys.stderr
@@ -63,7 +64,7 @@ class LineForwarder:
 
     def close(self, run_id: str) -> None:
         """Forward nothing more of that run."""
-        self._runs.discard(run_id)
+        self._runs.pop(run_id, None)
 
     async def flushed(self) -> None:
         """Return when the scheduler has everything that was said so far."""
@@ -97,14 +98,15 @@ class LineForwarder:
     def _say(self, line_of: Callable[[str], LogLine]) -> None:
         fields = current_log_context()
         named, role = fields.get("ensemble.id"), fields.get("agent.role", "")
-        runs = ({named} if named is not None else set(self._runs)) & self._runs
-        if not runs:
+        # What no run says in particular, such as a thread of a tool, is the program's, which is told once.
+        run_id = next(iter(self._runs), None) if named is None else named
+        if run_id is None or run_id not in self._runs:
             return
         with self._lock:
             is_admitted = self._budget.admit(self._clock())
         if is_admitted:
             line = line_of(str(one_line(role, 100)))
-            self._loop.call_soon_threadsafe(self._add, [(run_id, line) for run_id in runs])
+            self._loop.call_soon_threadsafe(self._add, run_id, line)
         else:
             self._loop.call_soon_threadsafe(self._count)
 
@@ -120,10 +122,11 @@ class LineForwarder:
         if not count:
             return  # it was said already
         text = f"{count} more lines were left out; the logs of Ray have all"
-        self._add([(run_id, LogLine(text=text, agent_role="")) for run_id in self._runs])
+        for run_id in list(self._runs)[:1]:
+            self._add(run_id, LogLine(text=text, agent_role=""))
 
-    def _add(self, lines: list[tuple[str, LogLine]]) -> None:
-        self._waiting.extend(lines)
+    def _add(self, run_id: str, line: LogLine) -> None:
+        self._waiting.append((run_id, line))
         if self._sending is None:
             self._sending = self._loop.create_task(self._send())
 

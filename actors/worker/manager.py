@@ -1,4 +1,4 @@
-"""ManagerActor: the process of a hierarchical run's manager. Always its own: nobody else's tools run beside it.
+"""ManagerActor: the process of a hierarchical run's manager. Only managers of other runs run beside it.
 
 It runs one task, the manager's own loop; each `delegate_task` of it is a message to a worker's process (`peers`), and
 the answer a message back. What is allowed is decided by `schedule.hierarchy` inside that task, and recorded before any

@@ -117,7 +117,7 @@ def parse_rate(text: str) -> RateLimit:
     Raises:
         ValidationError: it is none.
 
-    Example:
+    Examples:
         >>> parse_rate("60/min").requests
         60
     """

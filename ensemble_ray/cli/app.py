@@ -18,6 +18,7 @@ from ensemble_ray.cli.commands.cancel import cancel
 from ensemble_ray.cli.commands.delete import delete, prune
 from ensemble_ray.cli.commands.doctor import doctor
 from ensemble_ray.cli.commands.fork import fork
+from ensemble_ray.cli.commands.import_team import imports
 from ensemble_ray.cli.commands.keys import keys
 from ensemble_ray.cli.commands.map import map_items
 from ensemble_ray.cli.commands.memory import memory
@@ -29,6 +30,7 @@ from ensemble_ray.cli.commands.run import run
 from ensemble_ray.cli.commands.runs import runs
 from ensemble_ray.cli.commands.schema import schema
 from ensemble_ray.cli.commands.serve import serve
+from ensemble_ray.cli.commands.studio import studio
 from ensemble_ray.cli.commands.submit import submit
 from ensemble_ray.cli.commands.trace import trace
 from ensemble_ray.cli.demo.command import demo
@@ -74,9 +76,10 @@ def version() -> None:
 
 app.command("map")(map_items)
 for command in (
-    run, submit, attach, plan, runs, trace, reviews, review, resume, fork, cancel, delete, prune, serve, demo, doctor, schema, version
+    run, submit, attach, plan, runs, trace, reviews, review, resume, fork, cancel, delete, prune, studio, serve, demo, doctor, schema, version
 ):  # fmt: skip
     app.command()(command)
+app.add_typer(imports, name="import")
 app.add_typer(keys, name="keys")
 app.add_typer(memory, name="memory")
 app.add_typer(models, name="models")

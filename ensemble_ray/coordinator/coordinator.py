@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.schedule.stimuli import Stimulus
-    from ensemble_ray.values.directives import Directive
+    from ensemble_ray.values.directives import RunDirective
 
 __all__ = ["Coordinator"]
 
@@ -154,7 +154,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
         self.notify(Decided(at=self._journal.now(), gate=gate, verdict=verdict, text=text))
         return True
 
-    async def inject(self, directive: Directive) -> bool:
+    async def inject(self, directive: RunDirective) -> bool:
         """Tell the tasks that start from now on; return, when it is on record, whether any may: False for a run that ended.
 
         Raises:

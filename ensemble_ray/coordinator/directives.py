@@ -1,21 +1,24 @@
 """RunDirectives: what people told one run, as its coordinator keeps it. Package: coordinator.
 
-In: directives, given or recorded. Out: the texts that a task is told which starts now. On record before any task is told.
+In: directives and choices of models, given or recorded. Out: the texts that a task is told which starts now, and which model it asks. On
+record before any task is concerned.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
-from ensemble_ray.facts.directives import DirectiveGiven
+from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched
 from ensemble_ray.ports import Persistence
+from ensemble_ray.values.directives import Directive, ModelSwitch, switched
 from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.coordinator.run_journal import RunJournal
-    from ensemble_ray.values.directives import Directive
+    from ensemble_ray.facts.directives import ToldFact
+    from ensemble_ray.values.directives import RunDirective
 
 __all__ = ["RunDirectives"]
 
@@ -23,23 +26,26 @@ __all__ = ["RunDirectives"]
 class RunDirectives:
     """The directives of one run."""
 
-    def __init__(self, journal: RunJournal, recorded: Sequence[DirectiveGiven] = ()) -> None:
+    def __init__(self, journal: RunJournal, recorded: Sequence[ToldFact] = ()) -> None:
         """Make them, with those that are recorded of a run that goes on."""
         self._journal = journal
         #: by text: one that is given again takes the place of the earlier one, so that asking twice does no harm
-        self._given = {each.text: each for each in recorded}
+        self._given: dict[str, DirectiveGiven] = {}
+        #: which models tasks ask that start now, where those are not their agents' own
+        self.switches: tuple[ModelSwitch, ...] = ()
+        for each in recorded:
+            self._keep(each)
 
-    async def add(self, directive: Directive) -> None:
-        """Put a directive on record; tasks that start from then on are told.
+    async def add(self, directive: RunDirective) -> None:
+        """Put a directive on record; tasks that start from then on follow it.
 
         Raises:
             RecordError, StaleEpochError: it cannot be, or the run is somebody else's now.
         """
         now = self._journal.now()
-        expires_at = None if directive.ttl_s is None else now + directive.ttl_s
-        given = DirectiveGiven(text=directive.text, expires_at=expires_at, given_by=directive.given_by)
-        await self._journal.append(self._journal.fact(RUN, given, now), until=Persistence.COMMITTED)
-        self._given[given.text] = given
+        data = _fact_of(directive, now)
+        await self._journal.append(self._journal.fact(RUN, data, now), until=Persistence.COMMITTED)
+        self._keep(data)
 
     def active(self) -> tuple[str, ...]:
         """Return the texts that a task is told which starts now, in the order in which they were given."""
@@ -47,3 +53,22 @@ class RunDirectives:
             return ()
         now = self._journal.now()
         return tuple(each.text for each in self._given.values() if each.is_active(now))
+
+    def _keep(self, data: ToldFact) -> None:
+        match data:
+            case DirectiveGiven(text=text):
+                self._given[text] = data
+            case ModelSwitched(model=model, agent=agent):
+                self.switches = switched(self.switches, ModelSwitch(model=model, agent=agent))
+            case _:
+                assert_never(data)
+
+
+def _fact_of(directive: RunDirective, now: float) -> ToldFact:
+    match directive:
+        case Directive(text=text, ttl_s=ttl_s, given_by=given_by):
+            return DirectiveGiven(text=text, expires_at=None if ttl_s is None else now + ttl_s, given_by=given_by)
+        case ModelSwitch(model=model, agent=agent, given_by=given_by):
+            return ModelSwitched(model=model, agent=agent, given_by=given_by)
+        case _:
+            assert_never(directive)

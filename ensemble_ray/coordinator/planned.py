@@ -227,6 +227,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             is_again=self.put_down.pick_up(start.instance),
             directives=self.directives.active(),
             asks=None if self._units is None else self._units.foresee(start, node.agent_key),
+            switches=self.directives.switches,
         )
 
     def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:

@@ -37,7 +37,7 @@ _Asked = Callable[[object], object]
 def predicate_path(question: UntilHolds | EdgeMatches) -> str:
     """Return the name of the predicate that a question is for; every execution of a unit asks the same one.
 
-    Example:
+    Examples:
         >>> predicate_path(EdgeMatches(unit="graph:triage", step=4, edge=3))
         'graph:triage/edge/3'
         >>> predicate_path(UntilHolds(unit="graph:triage#3/loop:refine", iteration=1))

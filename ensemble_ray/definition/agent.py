@@ -68,7 +68,8 @@ class Agent(Identified):
         on_incomplete: What becomes of an answer that was cut off or is empty: `"warn"`: it is used, with a warning;
             `"fail"`: the task fails; `"retry"`: the model is asked again, twice at most, then the task fails; None: as
             the ensemble says.
-        isolation: `"process"`: always a process of its own on Ray; `"shared"`: never one; None: the runtime decides.
+        isolation: `"process"`: always a process of its own on Ray, which no other agent and no other run has; `"shared"`: never
+            one; None: the runtime decides.
         num_cpus: Processors of its node that each of its processes on Ray reserves; 0: none, since it waits for models.
         num_gpus: The same for GPUs; parts of one are possible.
         resources: The same for resources of the cluster's own, by their names.

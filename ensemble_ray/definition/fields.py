@@ -29,6 +29,7 @@ __all__ = [
     "CaptureModeField",
     "DurabilityField",
     "ErrorStrategyField",
+    "ModelCatalogField",
     "ModelField",
     "OnUnknownField",
     "OptionalDurabilityField",
@@ -41,6 +42,7 @@ __all__ = [
     "StrictText",
     "ToolsField",
     "WorkflowField",
+    "check_models",
     "check_positive",
     "check_text",
     "check_tools",
@@ -129,6 +131,23 @@ def resolve_model(value: object) -> ChatModel | None:
     return resolve_llm(value)
 
 
+def check_models(value: object, subject: str) -> dict[str, ChatModel]:
+    """Return the models that the runs of an ensemble can be told to ask, by name (S-CTL-10).
+
+    Raises:
+        ValidationError: a name is none, or one of them is no model.
+    """
+    if not isinstance(value, Mapping | None):
+        raise ValidationError(f"{subject} models must be given by their names, got: {type(value).__name__}")
+    found: dict[str, ChatModel] = {}
+    for name, given in cast("Mapping[object, object]", value or {}).items():
+        model = resolve_model(given) if isinstance(name, str) and name.strip() else None
+        if model is None:
+            raise ValidationError(f"{subject} models: each has a name that is not blank, and is a model; got: {name!r}")
+        found[str(name)] = model
+    return found
+
+
 def limit_model(model: ChatModel, limit: RateLimit | None) -> ChatModel:
     """Return the model held to that limit; one already held to an equal limit stays as it is, with its bucket."""
     if limit is None:
@@ -193,6 +212,7 @@ def initially(value: object) -> Any:
 
 if TYPE_CHECKING:
     ModelField = Accepts[ChatModel, ChatModel | str]
+    ModelCatalogField = Accepts[Mapping[str, ChatModel], Mapping[str, ChatModel | str] | None]
     OptionalModelField = Accepts[ChatModel | None, ChatModel | str | None]
     ToolsField = Accepts[tuple[object, ...], Sequence[object] | None]
     WorkflowField = Accepts[Workflow | None, Workflow | str | None]
@@ -220,6 +240,7 @@ else:
 
     # Checked by the definition itself, in its place among the other checks.
     ModelField = Annotated[ChatModel, SkipValidation]
+    ModelCatalogField = Annotated[Mapping[str, ChatModel], SkipValidation]
     OptionalModelField = Annotated[ChatModel | None, SkipValidation]
     ToolsField = Annotated[tuple, SkipValidation]
     WorkflowField = Annotated[Workflow | None, BeforeValidator(to_member(Workflow, "workflow"))]

@@ -78,7 +78,7 @@ class HierarchicalConstraints(Value):
         global_max_delegations: Delegations in all, at most; 0: no cap.
         required_stages: Groups of roles in order: every role of a group succeeds before one of a later group starts.
 
-    Example:
+    Examples:
         >>> rules = HierarchicalConstraints(required_stages=[["Researcher"], ["Writer"]], required_workers={"Writer"})
         >>> rules.required_stages
         (('Researcher',), ('Writer',))

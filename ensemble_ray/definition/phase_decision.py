@@ -26,7 +26,7 @@ class PhaseReviewDecision(ABC):
         RetryPredecessor: Run a direct predecessor again, with this feedback, and then the phase.
         Reject: Fail the phase, for this reason.
 
-    Example:
+    Examples:
         >>> PhaseReviewDecision.Retry("shorter").to_text()
         'RETRY: shorter'
         >>> PhaseReviewDecision.parse("reject: off topic")

@@ -32,7 +32,7 @@ class RetryPolicy(Value):
     Raises:
         ValidationError: a value cannot work.
 
-    Example:
+    Examples:
         >>> RetryPolicy(max_attempts=3, max_wait=20).max_wait
         datetime.timedelta(seconds=20)
     """

@@ -20,6 +20,7 @@ from ensemble_ray.definition.fields import (
     CaptureModeField,
     DurabilityField,
     ErrorStrategyField,
+    ModelCatalogField,
     OnUnknownField,
     OptionalDurabilityField,
     OptionalModelField,
@@ -28,6 +29,7 @@ from ensemble_ray.definition.fields import (
     StrictAmount,
     StrictInt,
     StrictText,
+    check_models,
     check_positive,
     initially,
     resolve_model,
@@ -58,6 +60,7 @@ from ensemble_ray.events import (
 )
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.ports import ToolMetrics
+from ensemble_ray.ports.dashboard import Dashboard
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason
@@ -115,6 +118,12 @@ def _review_handler_of(value: object) -> object:
     )
 
 
+def _dashboard_of(value: object) -> object:
+    if value is None or isinstance(value, Dashboard):
+        return value
+    raise ValidationError(f"Ensemble dashboard must be a WebDashboard, got: {type(value).__name__}")
+
+
 def _inputs_of(value: object) -> object:
     return {} if value is None else value
 
@@ -127,6 +136,7 @@ if TYPE_CHECKING:
     _Synthesizer: TypeAlias = Synthesizer | Callable[[Task, Any], object] | None
     _Exporter: TypeAlias = ExecutionTraceExporter | Callable[[ExecutionTrace], object] | None
     _ReviewHandler: TypeAlias = Reviewing | ReviewFunction | None
+    _Dashboard: TypeAlias = Dashboard | None
     _Inputs: TypeAlias = Accepts[Mapping[str, object], Mapping[str, object] | None]
     _Started: TypeAlias = Callable[[str, str, int], object]
     _Completed: TypeAlias = Callable[[str, timedelta, ExitReason], object]
@@ -136,6 +146,7 @@ else:
     _Synthesizer = Annotated[Any, BeforeValidator(_synthesizer_of)]
     _Exporter = Annotated[Any, BeforeValidator(_exporter_of)]
     _ReviewHandler = Annotated[Any, BeforeValidator(_review_handler_of)]
+    _Dashboard = Annotated[Any, BeforeValidator(_dashboard_of)]
     _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copied)]
     _OnStarted = _OnCompleted = Callbacks[object]
 
@@ -182,6 +193,7 @@ class RunRules(Value):
     Attributes:
         verbose: Whether prompts, answers and outputs are logged at INFO.
         llm: Model of the agents that are made for tasks without one; a model or a string.
+        models: Models by name that a run which goes on can be told to ask, in place of its agents' own (`run.switch_model`).
         is_streaming: Written as `stream=`: whether answers stream where neither agent nor task say otherwise.
         agent_synthesizer: Makes agents for tasks that name none; None: by template, without a model call.
         inputs: Values of the variables in task texts; those given to a run win.
@@ -226,6 +238,7 @@ class RunRules(Value):
 
     verbose: bool = False
     llm: OptionalModelField = initially(None)
+    models: ModelCatalogField = initially({})
     #: written as `stream=`; read under another name, since `Ensemble.stream` is what streams a run's events
     is_streaming: bool = Field(default=False, alias="stream")
     agent_synthesizer: _Synthesizer = None
@@ -262,6 +275,7 @@ class RunRules(Value):
         check_positive(arguments.get("context_budget"), f"{cls._called} context_budget must be > 0 when set")
         check_budget(arguments, cls._called)
         arguments["llm"] = resolve_model(arguments.get("llm"))
+        arguments["models"] = check_models(arguments.get("models"), cls._called)
         return arguments
 
     @property
@@ -301,9 +315,12 @@ class Watched(RunRules):
     """What listens to the runs of an ensemble.
 
     Attributes:
+        dashboard: A `WebDashboard`, whose page shows the runs and answers their review gates, where there is no
+            `review_handler`; it is started when a run begins, and stopped behind the last one that it was started for.
         on_task_start: Called with each event of that kind; one callable or several. The same holds for every `on_*`.
     """
 
+    dashboard: _Dashboard = None
     # One field per kind of event, in the order in which they are registered (S-EVT-2).
     on_ensemble_started: _OnStarted = initially(())
     on_ensemble_completed: _OnCompleted = initially(())
@@ -328,6 +345,20 @@ class Watched(RunRules):
         """The `on_*` callables by listener method, in the order of registration; kinds without any are left out."""
         handlers = {method: cast("tuple[Callable[..., object], ...]", getattr(self, method)) for method in EVENT_TYPES}
         return {method: callables for method, callables in handlers.items() if callables}
+
+    def with_dashboard_parts(self) -> Self:
+        """Return this ensemble as its runs see it: with the listener of its dashboard, and the parts that it has none of (S-WEB-10)."""
+        dashboard = self.dashboard
+        if dashboard is None:
+            return self
+        changes: dict[str, object] = {}
+        if not any(each is dashboard.streaming_listener for each in self.listeners):
+            changes["listeners"] = (*self.listeners, dashboard.streaming_listener)
+        if self.review_handler is None:
+            changes["review_handler"] = dashboard.review_handler
+        if self.trace_exporter is None:
+            changes["trace_exporter"] = dashboard.trace_exporter
+        return self.model_copy(update=changes)
 
     def with_additional_listener(self, listener: object) -> Self:
         """Return this ensemble with one more listener, behind the others (S-DOM-69)."""

@@ -18,12 +18,20 @@ if TYPE_CHECKING:
     from ensemble_ray.llm.rate_limited import RateLimitedChatModel
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["TeamModels", "uses_team_model"]
+__all__ = ["TeamModels", "uses_team_model", "with_model"]
 
 
 def uses_team_model(agent: Agent) -> bool:
     """Return whether an agent names no model of its own; it may have a limit of its own."""
     return agent.llm is TEAM_MODEL or (agent.rate_limit is not None and getattr(agent.llm, "delegate", 0) is TEAM_MODEL)
+
+
+def with_model(agent: Agent, model: ChatModel) -> Agent:
+    """Return the same agent with another model, which the limit of its own one holds for, too."""
+    from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # few runs change models
+
+    own = agent.llm
+    return agent.rewritten(llm=own.around(model) if isinstance(own, RateLimitedChatModel) else model)
 
 
 class TeamModels:

@@ -12,7 +12,7 @@ _IN_BRACES = re.compile(r"\{(\w+)\}")
 def escape_template(text: str) -> str:
     """Return the template that resolves to that very text, whatever stands in its braces.
 
-    Example:
+    Examples:
         >>> escape_template("{a} of {1, 2}")
         '{{a}} of {1, 2}'
     """

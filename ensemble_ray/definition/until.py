@@ -26,7 +26,7 @@ Predicate: TypeAlias = Callable[[LoopIterationContext], bool | Awaitable[bool]]
 class Until:
     """A predicate for `Loop(until=...)` and `GraphEdge(condition=...)`; made by `Until.parsed`, `Until.text_contains` or `Until.unchanged`.
 
-    Example:
+    Examples:
         >>> Until.text_contains("APPROVED", ignore_case=True)
         Until(kind='text_contains', text='APPROVED', ignore_case=True, condition=None)
     """

@@ -354,7 +354,7 @@ class ToolConfigurationError(IllegalStateError):
 class TryAgain(Portable):
     """Raised by a tool or a guardrail: the model is given the message and tries again (S-TOOL-54, S-GRD-17).
 
-    Example:
+    Examples:
         >>> raise TryAgain("Give the date as YYYY-MM-DD")
         Traceback (most recent call last):
         ensemble_ray.errors.TryAgain: Give the date as YYYY-MM-DD

@@ -17,9 +17,10 @@ from functools import partial
 from typing import Protocol
 
 from ensemble_ray.events import Event
-from ensemble_ray.events.listeners import call_listener, wanted_by
+from ensemble_ray.events.listeners import RunEndListener, call_listener, wanted_by
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
+from ensemble_ray.values.outputs import ExitReason
 
 __all__ = ["Delivery", "listeners_of"]
 
@@ -57,6 +58,11 @@ class _Recipient:
     def put(self, entry: Event | Callable[[], None] | None) -> None:
         self._queue.put(entry)
 
+    def put_end(self, run_id: str, exit_reason: ExitReason) -> None:
+        """Queue the end of the run, where the listener takes it (S-EVT-23)."""
+        if isinstance(self._listener, RunEndListener):
+            self.put(partial(self._call_guarded, "on_run_ended", self._listener.on_run_ended, run_id, exit_reason))
+
     def _deliver(self) -> None:
         with log_context(self._fields):
             while (entry := self._queue.get()) is not None:
@@ -69,12 +75,15 @@ class _Recipient:
         self.done.set()
 
     def _call(self, event: Event) -> None:
+        self._call_guarded(event.method, call_listener, self._listener, event)
+
+    def _call_guarded(self, name: str, function: Callable[..., object], *arguments: object) -> None:
         try:
-            outcome = call_listener(self._listener, event)
+            outcome = function(*arguments)
             if inspect.isawaitable(outcome):
                 self._await(outcome)
         except Exception:  # noqa: BLE001  S-EVT-3: whatever a listener raises stays with it
-            _log.warning("Listener %s.%s raised", type(self._listener).__name__, event.method, exc_info=True)
+            _log.warning("Listener %s.%s raised", type(self._listener).__name__, name, exc_info=True)
         except BaseException as stop:  # noqa: BLE001  KeyboardInterrupt and SystemExit end the run, not this thread
             self._on_interrupt(stop)
 
@@ -126,6 +135,11 @@ class Delivery:
                 heard: asyncio.Future[None] = loop.create_future()
                 recipient.put(partial(_wake, loop, heard))
                 await heard
+
+    def end(self, run_id: str, exit_reason: ExitReason) -> None:
+        """Queue the end of the run for those who take it, behind all events."""
+        for recipient in self._recipients:
+            recipient.put_end(run_id, exit_reason)
 
     async def close(self) -> None:
         """Return when every queued event was delivered (S-EVT-6)."""

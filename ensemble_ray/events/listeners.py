@@ -5,6 +5,8 @@ Callbacks run in the driver process, each listener on a delivery thread of its o
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 from ensemble_ray.events import (
     EVENT_TYPES,
     DelegationCompletedEvent,
@@ -26,8 +28,9 @@ from ensemble_ray.events import (
     TokenEvent,
     ToolCallEvent,
 )
+from ensemble_ray.values.outputs import ExitReason
 
-__all__ = ["EnsembleListener", "call_listener", "wanted_by"]
+__all__ = ["EnsembleListener", "RunEndListener", "call_listener", "wanted_by"]
 
 
 class EnsembleListener:
@@ -87,6 +90,15 @@ class EnsembleListener:
 
     def on_task_reflected(self, event: TaskReflectedEvent) -> object:
         """React to a reflection on a task's output that was stored."""
+
+
+@runtime_checkable
+class RunEndListener(Protocol):
+    """A listener that wants to know when nothing of a run comes any more, also where it failed (S-EVT-23)."""
+
+    def on_run_ended(self, run_id: str, exit_reason: ExitReason, /) -> object:
+        """Take notice that the run is over, behind all of its events."""
+        ...
 
 
 def wanted_by(listener: object) -> frozenset[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from ensemble_ray.events import TokenEvent
+from ensemble_ray.events.messages import instant
 
 __all__ = ["LAST_TYPE", "Cursor", "WireEvent", "render_token"]
 
@@ -54,13 +55,14 @@ class WireEvent:
     cursor: Cursor | None = None
 
 
-def render_token(event: TokenEvent) -> WireEvent:
-    """Return the message of a streamed fragment, which no record keeps."""
+def render_token(event: TokenEvent, at: float) -> WireEvent:
+    """Return the message of a streamed fragment, which no record keeps; `at` is the time, Unix time, s."""
     data: dict[str, object] = {
         "token": event.token,
         "agent_role": event.agent_role,
         "task_description": event.task_description,
         "iteration_index": event.iteration,
+        "sent_at": instant(at),
         "instance": event.instance,
     }
     return WireEvent(type="token", data=data)

@@ -67,7 +67,7 @@ class GuardrailOutput(Value):
 class GuardrailResult:
     """What a guardrail says; made by `success` and `failure` (S-GRD-3).
 
-    Example:
+    Examples:
         >>> GuardrailResult.failure("no names, please").message
         'no names, please'
         >>> GuardrailResult.success().is_success

@@ -18,14 +18,16 @@ from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import StaleEpochError, message_of
 from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions
+from ensemble_ray.execute.run_models import RunModels
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.delegation import DelegationContext
+from ensemble_ray.values.directives import ModelSwitch
 from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
-from ensemble_ray.values.reviews import OpenReview, ReviewPolicy
+from ensemble_ray.values.reviews import OpenReview, Review, ReviewPolicy
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 
 __all__ = [
@@ -150,12 +152,16 @@ class RunContext:
     hierarchy: HierarchyRules | None = None
     #: which tasks have a gate behind them that say nothing of it; None: there is nobody to ask (S-REV-15)
     review_policy: ReviewPolicy | None = None
+    #: the gate that the policy puts there; None: `Review()` (S-REV-16, S-WEB-51)
+    policy_review: Review | None = None
     #: whether a task at an open gate is put down, and the run waits in its record (S-REV-113)
     is_detached: bool = False
     #: which kinds of memory it has; None: none
     memory: MemoryRules | None = None
     #: whether there is a store for what is learned of its tasks
     has_reflections: bool = False
+    #: models that its tasks can be told to ask in place of their agents' own
+    models: RunModels = field(default_factory=RunModels)
 
 
 class TaskBody(NamedTuple, Generic[Task_co]):
@@ -224,6 +230,8 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     is_again: bool = False
     #: what people told the run, active when it was started
     directives: tuple[str, ...] = ()
+    #: which models of the run's catalog agents ask in place of their own, as it was when it was started
+    switches: tuple[ModelSwitch, ...] = ()
     #: whether its output is reflected on later, when its phase has accepted it (S-REFL-19)
     is_reflected_later: bool = False
     #: an accepted output that is to be reflected on, in place of doing the task; None: the task is to be done

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.team_model import with_model
 from ensemble_ray.errors import (
     AgentExecutionError,
     ExitEarlyError,
@@ -50,6 +51,7 @@ from ensemble_ray.facts.fact import Fact, FactData, find_fact
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
+from ensemble_ray.values.directives import model_for
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
@@ -146,7 +148,11 @@ class TaskRunner:
 
     def _agent_of(self, order: TaskOrder) -> Agent | None:
         """Return who does a task; None: a handler."""
-        return None if order.agent_key is None else order.agent or self._agents[order.agent_key]
+        if order.agent_key is None:
+            return None
+        agent = order.agent or self._agents[order.agent_key]
+        chosen = model_for(order.switches, agent.role) if order.switches else None
+        return agent if chosen is None else with_model(agent, self.context.models.get(chosen))
 
     async def _reflected(self, scope: TaskScope, output: TaskOutput, is_stopped: Callable[[], bool]) -> TaskResult:
         """Reflect on an output that was accepted after its task had ended; nobody waits for more than the end of that."""

@@ -1,14 +1,14 @@
-"""What people told a run while it went on, and which tasks were told. Package: facts. Pure."""
+"""What people told a run while it went on, which tasks were told, and which models were chosen. Package: facts. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import INSTANT, TEXT, list_of, optional
 
-__all__ = ["DirectiveGiven", "DirectivesShown"]
+__all__ = ["DirectiveGiven", "DirectivesShown", "ModelSwitched", "ToldFact"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +43,27 @@ class DirectivesShown(FactData):
     KEYS: ClassVar = {"texts": Key(list_of(TEXT), (), is_needed=True, read=tuple, write=list)}
 
     texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSwitched(FactData):
+    """A person chose the model that tasks ask which start later."""
+
+    KIND: ClassVar = "model_switched"
+    IS_OF_RUN: ClassVar = True
+    KEYS: ClassVar = {
+        "model": Key(optional(TEXT), is_needed=True),
+        "agent": Key(optional(TEXT), is_optional=True),
+        "given_by": Key(TEXT, "", is_optional=True),
+    }
+
+    #: its name in the run's catalog; None: each agent's own again
+    model: str | None
+    #: role of the agent whose tasks are meant; None: those of all
+    agent: str | None = None
+    #: empty: nobody asked who it is
+    given_by: str = ""
+
+
+#: What people told a run, in its record.
+ToldFact: TypeAlias = DirectiveGiven | ModelSwitched

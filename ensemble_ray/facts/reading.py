@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from ensemble_ray.facts.directives import DirectiveGiven, DirectivesShown
+from ensemble_ray.facts.directives import DirectiveGiven, DirectivesShown, ModelSwitched
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, FactData
@@ -31,6 +31,7 @@ KINDS: Mapping[str, type[FactData]] = {
         OutcomeDecided, DelegationDecided, OutputRecorded, FailureRecorded, ExitRecorded, ItemsRecorded, GroupRecorded,
         AgentsJoined, ItemOutputRecorded, MemoryRecalled, MemoryStored, ReviewRequested, ReviewDecided,
         ReflectionRecalled, ReflectionMade, ReflectionStored, DirectiveGiven, DirectivesShown,
+        ModelSwitched,
     )
 }  # fmt: skip
 #: Those that are only told of runs as a whole: a store finds them however many facts a run has.

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.claimed import ClaimedRun
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
     from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
-    from ensemble_ray.values.directives import Directive
+    from ensemble_ray.values.directives import RunDirective
     from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["InlineRun", "outputs_of"]
@@ -158,7 +158,7 @@ class InlineRun:
         """Ask the run to end."""
         await self._coordinator.cancel()
 
-    async def inject(self, directive: Directive) -> bool:
+    async def inject(self, directive: RunDirective) -> bool:
         """Tell the tasks that start from now on."""
         return await self._coordinator.inject(directive)
 

@@ -46,7 +46,7 @@ class LocalChatModel:
     Raises:
         ValidationError: a value cannot work.
 
-    Example:
+    Examples:
         >>> LocalChatModel(max_tokens=64)
         LocalChatModel(max_tokens=64)
     """

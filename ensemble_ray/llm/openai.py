@@ -58,7 +58,7 @@ class OpenAIChatModel:
     Raises:
         ValidationError: a value cannot work.
 
-    Example:
+    Examples:
         >>> OpenAIChatModel("gpt-4o-mini", api_key="sk-1", temperature=0)
         OpenAIChatModel('gpt-4o-mini', temperature=0)
     """

@@ -42,7 +42,7 @@ class RateLimitedChatModel:
         rate_limit: How many calls may begin in which time.
         wait_timeout: How long a call waits for its permit.
 
-    Example:
+    Examples:
         >>> from ensemble_ray.values.rate_limit import RateLimit
         >>> from ensemble_ray.testing import ScriptedModel
         >>> model = RateLimitedChatModel.of(ScriptedModel("hello"), RateLimit.per_minute(60))

@@ -15,7 +15,7 @@ __all__ = ["expand", "may_be_secret", "takes_variables"]
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 _INDEX = re.compile(r"\[\d+\]")
 #: Below these keys everything takes variables but what may be secret.
-_SECTIONS = frozenset({"llm", "manager_llm", "inputs"})
+_SECTIONS = frozenset({"llm", "manager_llm", "models", "inputs"})
 #: And these values, wherever they stand: who agents are, files, folders, addresses, numbers.
 _KEYS = frozenset({
     "role", "goal", "background", "items", "results", "dead_letters", "directory", "base_directory", "url",
@@ -46,7 +46,7 @@ def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     Returns:
         The text, and the names of variables that are not set and have no default, each once.
 
-    Example:
+    Examples:
         >>> expand("openai:${MODEL:-small} at ${HOST}, $${HOST}", {"HOST": "here"})
         ('openai:small at here, ${HOST}', [])
     """

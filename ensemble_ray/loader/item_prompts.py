@@ -79,7 +79,7 @@ class _Prompt:
 class ItemPrompt(_Prompt):
     """Makes the task of an item.
 
-    Example:
+    Examples:
         >>> from ensemble_ray.definition.task import Task
         >>> prompt = ItemPrompt(Task.of("Summarise {title}: {item}"))
         >>> prompt({"title": "Tides"}).description

@@ -5,21 +5,26 @@ A key never stands in the file: `api_key_env` names the environment variable tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
+import pydantic
 from pydantic import Field, PlainValidator, ValidationInfo
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.factory import KNOWN_FORMS, resolve_llm
-from ensemble_ray.loader.document import Entries
+from ensemble_ray.loader.document import Entries, read_document
 from ensemble_ray.loader.kinds import Flag, Free, FreeMapping, Number, Text, Whole, text_in
+from ensemble_ray.loader.problems import Problems
 from ensemble_ray.loader.reading import Reading, context_of, refuse, refuse_keys
-from ensemble_ray.loader.section import Section, key
+from ensemble_ray.loader.references import find_attribute, is_reference, make_importable
+from ensemble_ray.loader.section import Section, key, report
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["Model", "ModelKeys"]
+__all__ = ["Model", "ModelKeys", "load_model"]
 
 
 class _Name(Section):
@@ -88,6 +93,31 @@ def _read(node: object, info: ValidationInfo) -> ChatModel:
     raise ValidationError(f"must be one of [{', '.join(KNOWN_FORMS)}], or a mapping with the key 'model'")
 
 
+def load_model(given: object, *, needs_keys: bool = True) -> ChatModel:
+    """Return the model that a configuration names.
+
+    Args:
+        given: `module:attribute`, a text as a team file's `llm`, or a mapping with `model` and its options.
+        needs_keys: False: it will not be asked here, so its key may be missing.
+
+    Raises:
+        ValidationError: it names no model.
+    """
+    if isinstance(given, str) and is_reference(given) and given.partition(":")[0] not in {"openai", "local"}:
+        make_importable(Path.cwd())
+        return resolve_llm(find_attribute(given))
+    problems = Problems("model")
+    root = read_document(json.dumps({"llm": given}), problems)
+    problems.check()
+    reading = Reading(Path.cwd(), llm=None, needs_keys=needs_keys)
+    try:
+        return cast("ChatModel", _OneModel.model_validate(root, context=reading).llm)
+    except pydantic.ValidationError as error:
+        report(error, cast("Entries", root), problems)
+        problems.check()
+        raise
+
+
 def _resolve_path(reading: Reading, text: str) -> str:
     """Return `local:PATH` with the path seen from the file's directory."""
     prefix, colon, path = text.partition(":")
@@ -130,3 +160,8 @@ _TEXT = "A model: `openai:MODEL` for any endpoint of that protocol, `local` for 
 _ModelText = Annotated[str, Field(pattern=r"^(openai:.+|local(:.+)?)$", description=_TEXT)]
 #: A model.
 Model = Annotated[object, PlainValidator(_read, json_schema_input_type=_ModelText | ModelKeys)]
+
+
+class _OneModel(Section):
+    called = "a model"
+    llm: Model = key(is_required=True)

@@ -25,11 +25,13 @@ from ensemble_ray.loader.kinds import (
     Flag,
     PathText,
     convert_freely,
+    mapping,
     one_of,
     text_in,
 )
 from ensemble_ray.loader.member_sections import AgentMembers, ItemTaskKeys, TaskMembers
 from ensemble_ray.loader.memory import Memory, StoreName
+from ensemble_ray.loader.models import Model
 from ensemble_ray.loader.reading import context_of, refuse
 from ensemble_ray.loader.reflection import ReflectionStoreName
 from ensemble_ray.loader.reviews import ReviewHandlerName
@@ -38,6 +40,7 @@ from ensemble_ray.loader.unit_sections import GraphKeys, LoopMembers, PhaseMembe
 from ensemble_ray.loader.user_code import (
     CallableName,
     CallbackNames,
+    DashboardName,
     ListenerName,
     MetricsName,
     StrategyName,
@@ -147,6 +150,7 @@ class MapTeamKeys(Section):
     agent_synthesizer: SynthesizerName = key(
         "Makes agents for tasks that name none: `template`, `llm_based`, or module:attribute."
     )
+    models: Annotated[dict[str, Model], mapping()] = key()
     inputs: _Inputs = key()
     listeners: list[ListenerName] = key(
         "Objects or classes with methods such as `on_task_start`, each as module:attribute."
@@ -158,6 +162,7 @@ class MapTeamKeys(Section):
     review_handler: ReviewHandlerName = key(
         "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it gates are passed."
     )
+    dashboard: DashboardName = key("A `WebDashboard` that shows the runs, as module:attribute.")
     reflection_store: ReflectionStoreName = key(
         "Keeps what is learned of tasks, from run to run: `in_memory`, `sqlite: {path: ...}`, or module:attribute."
     )

@@ -14,10 +14,12 @@ from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.loader.document import Items
 from ensemble_ray.loader.kinds import ReferenceText, has_method, reference, text_in
 from ensemble_ray.plan.synthesis import AgentSynthesizer
+from ensemble_ray.ports.dashboard import Dashboard
 
 __all__ = [
     "CallableName",
     "CallbackNames",
+    "DashboardName",
     "GuardrailNames",
     "HandlerName",
     "ListenerName",
@@ -115,6 +117,14 @@ HandlerName = Annotated[
 OutputTypeName = Annotated[
     object,
     reference("a type", accepts=lambda found: isinstance(found, type), is_intended=_is_data_type, standard=_DATA_TYPES),
+]
+DashboardName = Annotated[
+    object,
+    reference(
+        "a WebDashboard",
+        accepts=lambda found: isinstance(found, Dashboard),
+        is_intended=lambda found: isinstance(found, Dashboard),
+    ),
 ]
 StrategyName = Annotated[
     object,

@@ -167,6 +167,10 @@ class Placement:
         """Return what the processes of a group ask of their nodes."""
         return self._groups[group].requirements
 
+    def is_isolated(self, group: str) -> bool:
+        """Return whether an agent of a group asks for processes that nobody else has."""
+        return any(request.isolation == "process" for request in self._groups[group].members.values())
+
     def begins_with(self, group: str) -> int:
         """Return how many processes the agents of a group ask for."""
         return self._groups[group].begins_with

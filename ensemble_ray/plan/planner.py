@@ -33,6 +33,7 @@ from ensemble_ray.values.delegation import Colleague
 __all__ = [
     "Planned",
     "ResolvedTasks",
+    "in_levels",
     "needs_synthesis",
     "plan_run",
     "resolve_tasks",
@@ -130,7 +131,7 @@ def plan_run(
     strategy = definition.parallel_error_strategy or ParallelErrorStrategy.FAIL_FAST
     plan = Plan(
         workflow=resolved.workflow.value,
-        nodes=tuple(nodes if definition.levels is None else _in_levels(nodes, definition.levels)),
+        nodes=tuple(nodes if definition.levels is None else in_levels(nodes, definition.levels)),
         agents=tuple(maker.entries),
         error_strategy=strategy.value,
         max_parallel_tasks=definition.max_parallel_tasks,
@@ -144,7 +145,7 @@ def plan_run(
     )
 
 
-def _in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
+def in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
     """Return the nodes of a map-reduce with their positions in its tree; each counted within its level (S-MR-95)."""
     counted: dict[int, int] = {}
     for node in nodes:

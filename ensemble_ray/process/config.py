@@ -23,6 +23,7 @@ VARIABLES = (
     "ENSEMBLE_RAY_HOME",
     "ENSEMBLE_RAY_MAX_BODY_BYTES",
     "ENSEMBLE_RAY_MEMORY",
+    "ENSEMBLE_RAY_NAMESPACE",
     "ENSEMBLE_RAY_RETENTION",
     "ENSEMBLE_RAY_RUNTIME",
     "ENSEMBLE_RAY_STORE",
@@ -83,10 +84,12 @@ class Settings:
     store: str = field(repr=False)
     #: address of a Ray cluster to join; empty: start a local one
     ray_address: str
+    #: namespace of the schedulers on a Ray cluster; empty: the one without a name
+    namespace: str = ""
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Read `ENSEMBLE_RAY_RUNTIME`, `ENSEMBLE_RAY_HOME`, `ENSEMBLE_RAY_STORE` and `RAY_ADDRESS`.
+        """Read `ENSEMBLE_RAY_RUNTIME`, `_HOME`, `_STORE`, `_NAMESPACE` and `RAY_ADDRESS`.
 
         Variables that look like ours and are unknown are warned of, once in a process.
         """
@@ -96,4 +99,5 @@ class Settings:
             home=home_directory(),
             store=os.environ.get("ENSEMBLE_RAY_STORE", "").strip(),
             ray_address=os.environ.get("RAY_ADDRESS", "").strip(),
+            namespace=os.environ.get("ENSEMBLE_RAY_NAMESPACE", "").strip(),
         )

@@ -59,7 +59,7 @@ def describe_schema(kind: type[object] | None) -> str:
     Raises:
         ValueError: there is no type, or it is a primitive or an array (S-OUT-5).
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass
         >>> @dataclass
         ... class City:

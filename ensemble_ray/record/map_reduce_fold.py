@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors.provider import is_refusal_data
-from ensemble_ray.facts.directives import DirectiveGiven
+from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched, ToldFact
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, kinds_of
@@ -52,6 +52,7 @@ MAP_REDUCE_KINDS = (
         FailureRecorded,
         ExitRecorded,
         DirectiveGiven,
+        ModelSwitched,
     ),
 )
 #: What calls that made the agent of some work have in their names.
@@ -113,7 +114,7 @@ class MapReduceRecovery:
         self._keep_inner = keep_inner
         self._keep_item = keep_item
         #: what people told the run
-        self.directives: list[DirectiveGiven] = []
+        self.directives: list[ToldFact] = []
         self.verdicts: dict[str, list[Evaluated]] = {}
         #: outcomes by level and number, and of work that has neither in its key
         self._levels: dict[int, Codes] = {}
@@ -130,7 +131,7 @@ class MapReduceRecovery:
             RecordError: one of them is damaged.
         """
         facts = tuple(facts)
-        self.directives += (fact.data for fact in facts if isinstance(fact.data, DirectiveGiven))
+        self.directives += (fact.data for fact in facts if isinstance(fact.data, ToldFact))
         for fact in facts:
             match fact.data:
                 case ModelAnswered() as answer:

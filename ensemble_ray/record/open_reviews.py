@@ -108,7 +108,7 @@ def obstacle_at(gate: Gate, *, at: float, is_owned: bool) -> Obstacle | None:
 def ends_of(name: str) -> Sequence[tuple[str, str]]:
     """Return what closes a gate: instance and name of the facts of `END_KINDS` that tell the end of what it belongs to.
 
-    Example:
+    Examples:
         >>> ends_of("draft#0/2/call-1-review-0")
         [('draft#0', 'draft#0'), ('draft#0', 'draft#0/2/call-1')]
     """

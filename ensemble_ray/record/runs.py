@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, MutableMapping
 from datetime import datetime
 from pathlib import Path
 
@@ -282,14 +282,36 @@ class RunDirectory:
         return 0.0, "", RunState.INTERRUPTED
 
 
-def list_runs(home: Path) -> list[RunSummary]:
+def list_runs(home: Path, known: MutableMapping[str, tuple[int, RunSummary]] | None = None) -> list[RunSummary]:
     """All runs of a home, newest first; none when there is no home.
+
+    Args:
+        home: The home.
+        known: What an earlier call has read of runs that had ended; it is kept up. Such a run's `meta.json` alone says how it
+            stands, so that it is read again only when it was written again.
 
     Raises:
         RecordError: the home cannot be read.
     """
-    found = [RunDirectory(home, name).summary() for name in _list_ids(home)]
+    directory, found = os.fspath(runs_directory(home)), list[RunSummary]()
+    for name in _list_ids(home):
+        written_at = _written_at(f"{directory}/{name}/{_META}") if known is not None else 0
+        if known is not None and (earlier := known.get(name)) is not None and earlier[0] == written_at:
+            found.append(earlier[1])
+            continue
+        summary = RunDirectory(home, name).summary()
+        found.append(summary)
+        if known is not None and written_at and summary.state.is_final:
+            known[name] = (written_at, summary)
     return sorted(found, key=lambda run: (run.created_at, run.run_id), reverse=True)
+
+
+def _written_at(path: str) -> int:
+    """Return when a file was written, ns; 0: it is not there."""
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116  asked for each of ten thousand runs
+    except OSError:
+        return 0
 
 
 def find_run(text: str, home: Path) -> RunDirectory:

@@ -174,6 +174,14 @@ class RunStore(Protocol):
         """
         ...
 
+    async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
+        """Return what is recorded of one instance, in order, stimuli left out; it costs little how many others there are.
+
+        Raises:
+            RecordError: the record is damaged, or of a newer format.
+        """
+        ...
+
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return the run as lists show it; None when there is none."""
         ...

@@ -12,6 +12,7 @@ from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
+from ensemble_ray.facts.directives import ModelSwitched
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.loader import load_source
 from ensemble_ray.map_reduce import MapReduceEnsemble
@@ -31,6 +32,7 @@ from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.runtime import connect
 from ensemble_ray.values.amounts import Amount, RunBudget
+from ensemble_ray.values.directives import ModelSwitch, switched
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
 
-__all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
+__all__ = ["aresume", "begin_again", "check_resumable", "planned_form", "recorded_definition", "resume"]
 
 _log = bounded_logger(__name__)
 #: How long a local cluster may outlive the driver that started it, s; measured: 10.
@@ -133,7 +135,7 @@ async def begin_again(
     found = await _wait_while_ending(store, found, take_over=take_over)
     facts = await head_facts(store, found.run_id)
     head = RunHead(facts)
-    _check(found, head, take_over=take_over)
+    check_resumable(found, head, take_over=take_over)
     # Loading runs user code, which may take its time.
     call = f"resume('{found.run_id}', ensemble)"
     definition = await threads.run(recorded_definition, found, head.source, call) if ensemble is None else ensemble
@@ -148,6 +150,8 @@ async def begin_again(
         raise ValidationError(
             f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
         )
+    if not is_completed:
+        await _check_models(store, found.run_id, again)
     return definition.begin(
         header.inputs or {},
         runtime=runtime or header.runtime or None,
@@ -174,6 +178,21 @@ async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amo
     return tally.total
 
 
+async def _check_models(store: RunStore, run_id: str, definition: Runnable) -> None:
+    """Refuse a definition without a model that the run was told to ask (S-CTL-12)."""
+    switches: tuple[ModelSwitch, ...] = ()
+    async for page in store.read(run_id, kinds=kinds_of(ModelSwitched)):
+        for fact in page:
+            if isinstance(chosen := fact.data, ModelSwitched):
+                switches = switched(switches, ModelSwitch(model=chosen.model, agent=chosen.agent))
+    for each in switches:
+        if each.model is not None and each.model not in definition.models:
+            raise ValidationError(
+                f"Run '{run_id}' was told to ask the model '{each.model}', which the ensemble does not have any more. "
+                f"Known: [{', '.join(sorted(definition.models))}]"
+            )
+
+
 def _budget(definition: Runnable) -> RunBudget | None:
     return RunBudget.of(definition.max_tokens, definition.max_cost)
 
@@ -193,8 +212,14 @@ async def _wait_while_ending(store: RunStore, found: RunSummary, *, take_over: b
     return found
 
 
-def _check(found: RunSummary, head: RunHead, *, take_over: bool) -> None:
-    """Refuse what cannot go on, and say what can be done instead."""
+def check_resumable(found: RunSummary, head: RunHead, *, take_over: bool = False) -> None:
+    """Refuse what cannot go on, and say what can be done instead.
+
+    Raises:
+        ValidationError: it failed.
+        RunExistsError: a process owns it, and it is not taken from it.
+        RecordError: it never began.
+    """
     run_id = found.run_id
     if head.is_dynamic and (refusal := refusal_of(head)):
         raise ValidationError(f"Run '{run_id}' failed and is not resumed: {refusal}")

@@ -13,7 +13,7 @@ import aiohttp
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import call_user
-from ensemble_ray.values.reviews import ReviewDecision, ReviewRequest
+from ensemble_ray.values.reviews import Review, ReviewDecision, ReviewRequest
 
 __all__ = ["NotifyingHandler", "ReviewNotifier", "SlackNotifier"]
 
@@ -84,6 +84,9 @@ class NotifyingHandler:
     def __init__(self, handler: object, notifiers: tuple[object, ...]) -> None:
         self._handler = handler
         self._notifiers = notifiers
+        #: as the handler says (S-WEB-58, S-WEB-51)
+        self.is_concurrent = bool(getattr(handler, "is_concurrent", False))
+        self.default_review: Review | None = getattr(handler, "default_review", None)
 
     async def review(self, request: ReviewRequest, /) -> ReviewDecision:
         """Tell everybody, one after the other, and ask."""

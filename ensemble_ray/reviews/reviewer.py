@@ -5,6 +5,8 @@ Rules:
    end no run, are not kept in line with them (S-TOOL-61); a console keeps its own.
 2. Once a decision has ended the run nobody is asked any more: what waits goes on unchanged (S-REV-17, S-REV-37).
 3. A decision is checked here, where the handler's name is known.
+4. A handler that says `is_concurrent` is asked about all gates at once, since its answers come in any order (S-WEB-58). What is open
+   there when a decision ends the run goes on unchanged, too.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class LocalReviewer:
     def __init__(self, handler: object) -> None:
         self._handler = handler
         self._turn = asyncio.Lock()
-        self._is_ending = False
+        #: set when a decision has ended the run
+        self._ending = asyncio.Event()
 
     async def ask(self, request: ReviewRequest) -> ReviewAnswer:
         """Ask, when it is the request's turn; see `Reviewer`.
@@ -43,12 +46,33 @@ class LocalReviewer:
         """
         if not request.ends_run:
             return await self._answered(request)
+        if getattr(self._handler, "is_concurrent", False):
+            return await self._ask_beside_others(request)
         async with self._turn:
-            if self._is_ending:
+            if self._ending.is_set():
                 return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
             answer = await self._answered(request)
-            self._is_ending = isinstance(answer.decision, ExitEarly)
+            if isinstance(answer.decision, ExitEarly):
+                self._ending.set()
             return answer
+
+    async def _ask_beside_others(self, request: ReviewRequest) -> ReviewAnswer:
+        """Ask while other gates are open; the first decision that ends the run answers them all."""
+        if self._ending.is_set():
+            return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
+        loop = asyncio.get_running_loop()
+        asking, ending = loop.create_task(self._answered(request)), loop.create_task(self._ending.wait())
+        try:
+            await asyncio.wait([asking, ending], return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
+            answer = asking.result()
+            if isinstance(answer.decision, ExitEarly):
+                self._ending.set()
+            return answer
+        finally:
+            asking.cancel()
+            ending.cancel()
 
     async def _answered(self, request: ReviewRequest) -> ReviewAnswer:
         try:

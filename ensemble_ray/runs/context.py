@@ -13,6 +13,7 @@ from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.reflection.local import LocalRunReflections
+from ensemble_ray.execute.run_models import RunModels
 from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
 from ensemble_ray.reviews.reviewer import LocalReviewer
 from ensemble_ray.runs.ports import RunRequest
@@ -78,8 +79,10 @@ def run_context_of(
         hierarchy=plan.hierarchy,
         memory=rules_of(definition.memory, definition.memory_store),
         review_policy=definition.review_policy if definition.has_reviews else None,
+        policy_review=getattr(definition.review_handler, "default_review", None),
         is_detached=definition.is_detached,
         has_reflections=definition.reflection_store is not None or reflects(planned),
+        models=RunModels(definition.models),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,9 @@ from ensemble_ray.record.retention import apply_retention
 from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
 from ensemble_ray.runs.run_events import RunEvents
+from ensemble_ray.runs.showing import exit_reason_of, show_run
 from ensemble_ray.values.amounts import RunBudget
-from ensemble_ray.values.directives import check_directive
+from ensemble_ray.values.directives import ModelSwitch, check_directive
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.run_rules import RunOptions
     from ensemble_ray.events.log import EventStream
     from ensemble_ray.runs.ports import Runtime
-    from ensemble_ray.values.directives import Directive
+    from ensemble_ray.values.directives import RunDirective
     from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["Run"]
@@ -203,10 +205,34 @@ class Run:
         """Tell the tasks of the run as `inject` does, in async code; `given_by` is recorded."""
         await bridge(self._inject(check_directive(text, ttl, given_by)))
 
-    async def _inject(self, directive: Directive) -> None:
+    def switch_model(self, model: str | None, *, agent: str | None = None) -> None:
+        """Let the tasks of the run that start from now on ask another model (S-CTL-11).
+
+        It is on record when this returns, so that a run that goes on later keeps it. Before the run has begun it waits for that.
+
+        Args:
+            model: A name of the ensemble's `models`; None: each agent's own again.
+            agent: Role of the agent whose tasks are meant; None: those of all.
+
+        Raises:
+            ValidationError: there is no model, or no agent, of that name.
+            IllegalStateError: the run is over, or waits for people, so that no task would ask it.
+            RecordError: it cannot be recorded.
+            RuntimeError: called on the library's own loop; there, await `aswitch_model`.
+        """
+        run_blocking(self.aswitch_model(model, agent=agent))
+
+    async def aswitch_model(self, model: str | None, *, agent: str | None = None, given_by: str = "") -> None:
+        """Let the tasks of the run ask another model as `switch_model` does, in async code; `given_by` is recorded."""
+        known = self._launcher.definition.models
+        if model is not None and model not in known:
+            raise ValidationError(f"Unknown model '{model}'. Known: [{', '.join(sorted(known))}]")
+        await bridge(self._inject(ModelSwitch(model=model, agent=agent, given_by=given_by)))
+
+    async def _inject(self, directive: RunDirective) -> None:
         await self._scope.begun.wait()
         if self._future.done() or not await self._launcher.inject(directive):
-            raise IllegalStateError(f"Run '{self.id}' does not go on: no task of it would be told of a directive")
+            raise IllegalStateError(f"Run '{self.id}' does not go on: no task of it starts any more")
 
     def _unwrap(self, outcome: EnsembleOutput | _Interrupted) -> EnsembleOutput:
         if isinstance(outcome, _Interrupted):
@@ -233,8 +259,10 @@ class Run:
 
     async def _conclude(self) -> EnsembleOutput:
         """Run, and return or raise when every listener has heard everything."""
-        with log_context(self._scope.log_fields):
+        async with contextlib.AsyncExitStack() as leaving:
+            leaving.enter_context(log_context(self._scope.log_fields))
             try:
+                await show_run(self._definition.dashboard, leaving)
                 return await self._run()
             except ValidationError as error:
                 self._state = RunState.FAILED
@@ -245,7 +273,7 @@ class Run:
                 _log.info("Run failed (%s)", type(error).__name__)
                 raise
             finally:
-                await self._scope.events.close()
+                await self._scope.events.close(self.id, exit_reason_of(self._state))
                 if self._scope.store_address is not None:
                     await apply_retention(store_at(self._scope.store_address), spared=self.id)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore, StoreAddress
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.runs.run_events import RunEvents
-    from ensemble_ray.values.directives import Directive
+    from ensemble_ray.values.directives import RunDirective
     from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
     from ensemble_ray.values.trace import CaptureMode
 
@@ -158,7 +158,7 @@ class Launcher(Protocol):
         """Ask what goes on to end; the scope is marked as cancelled already."""
         ...
 
-    async def inject(self, directive: Directive) -> bool:
+    async def inject(self, directive: RunDirective) -> bool:
         """Tell the tasks that start from now on, and return when that is on record; False: none will start.
 
         Raises:

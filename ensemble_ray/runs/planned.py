@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.validation import doubled_names, validate
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, message_of
+from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, ValidationError, message_of
 from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
@@ -40,6 +40,7 @@ from ensemble_ray.runs.planned_result import conclude, manager_failure
 from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
 from ensemble_ray.runs.remembered import restore_reflections, restore_short_term
 from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.values.directives import ModelSwitch
 from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.record.result import RunDescription
-    from ensemble_ray.values.directives import Directive
+    from ensemble_ray.values.directives import RunDirective
     from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["PlannedLauncher", "check"]
@@ -156,8 +157,16 @@ class PlannedLauncher:
         elif self._synthesizing is not None:
             self._synthesizing.cancel()  # a model is asked there, which may take as long as any
 
-    async def inject(self, directive: Directive) -> bool:
-        """Tell the tasks that start from now on."""
+    async def inject(self, directive: RunDirective) -> bool:
+        """Tell the tasks that start from now on.
+
+        Raises:
+            ValidationError: the run has no such agent.
+        """
+        if isinstance(directive, ModelSwitch) and directive.agent is not None:
+            roles = sorted({agent.role for agent in self._planned.agents.values()})
+            if directive.agent not in roles:
+                raise ValidationError(f"Unknown agent '{directive.agent}'. Known: [{', '.join(roles)}]")
         return self._submitted is not None and await self._submitted.inject(directive)
 
     def close(self) -> None:

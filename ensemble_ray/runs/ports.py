@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import Journal, Reviewer, RunEventSink, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
-    from ensemble_ray.values.directives import Directive
+    from ensemble_ray.values.directives import RunDirective
 
 __all__ = ["Deliver", "ExecutorSession", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
 
@@ -86,7 +86,7 @@ class SubmittedRun(Protocol):
         """Ask the run to end; `wait` returns within seconds."""
         ...
 
-    async def inject(self, directive: Directive) -> bool:
+    async def inject(self, directive: RunDirective) -> bool:
         """Tell the tasks that start from now on, and return when that is on record; False: the run has ended.
 
         Raises:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.definition.run_rules import Watched
     from ensemble_ray.events import Event
+    from ensemble_ray.values.outputs import ExitReason
 
 __all__ = ["RunEvents"]
 
@@ -64,7 +65,8 @@ class RunEvents:
         """Return all events, the past ones first."""
         return self._log.stream()
 
-    async def close(self) -> None:
-        """Return when every listener has every event; then no more events come."""
+    async def close(self, run_id: str, exit_reason: ExitReason) -> None:
+        """Return when every listener has every event, and its end; then no more events come."""
+        self._delivery.end(run_id, exit_reason)
         await self._delivery.close()
         self._log.close()

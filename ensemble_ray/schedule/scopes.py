@@ -28,7 +28,7 @@ _NOTHING: Mapping[str, Parts] = MappingProxyType({})
 def scope_of(instance: str) -> str:
     """Return the scope that an instance runs in.
 
-    Example:
+    Examples:
         >>> scope_of("loop:refine#2/writer#0")
         'loop:refine#2'
     """
@@ -42,7 +42,7 @@ def scope_keys(context: Sequence[str], tasks: Sequence[str]) -> Iterator[str]:
         context: Keys of tasks and units.
         tasks: In the place of each entry the body task that alone is meant, or ""; empty: there is none.
 
-    Example:
+    Examples:
         >>> list(scope_keys(["notes", "loop:refine"], ["", "writer"]))
         ['notes', 'loop:refine/writer']
     """

@@ -70,7 +70,7 @@ class ScriptedModel:
         entries: The script, in order.
         otherwise: Answers every call after the script is used up; without it such a call fails.
 
-    Example:
+    Examples:
         >>> import asyncio
         >>> model = ScriptedModel("first", "second")
         >>> asyncio.run(model.chat([ChatMessage("user", "hello")])).text

@@ -41,7 +41,7 @@ class Line(str):
 def whole_text(text: str) -> str:
     r"""Return the text with each half of a surrogate pair replaced by U+FFFD; two halves that fit become one character.
 
-    Example:
+    Examples:
         >>> whole_text("caf\ud800") == "caf\ufffd"
         True
     """
@@ -106,7 +106,7 @@ def one_line(text: str, limit: int | None = LOG_LIMIT) -> Line:
         text: Whatever somebody wrote.
         limit: Characters of it that are shown; None: all.
 
-    Example:
+    Examples:
         >>> one_line("first\nsecond", 9)
         'first\\nsec... [12 characters in all]'
     """

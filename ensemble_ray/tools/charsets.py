@@ -47,7 +47,7 @@ _STEP_BYTES = 65_536
 def codec_of(name: str) -> str:
     """Return the codec that is used for a charset's name: one of `CHARSETS`, UTF-8 for any other name.
 
-    Example:
+    Examples:
         >>> codec_of("ISO-8859-1"), codec_of("punycode")
         ('latin_1', 'utf_8')
     """

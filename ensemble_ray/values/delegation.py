@@ -149,7 +149,7 @@ class DelegationPolicyContext:
 class DelegationPolicyResult:
     """What a policy says; made by `allow`, `reject` and `modify` (S-DEL-42).
 
-    Example:
+    Examples:
         >>> DelegationPolicyResult.reject("not today").reason
         'not today'
         >>> DelegationPolicyResult.allow() is DelegationPolicyResult.allow()

@@ -1,13 +1,15 @@
-"""Directive: what a person tells a run that goes on. Package: values. Pure."""
+"""What people tell a run that goes on: a text for its tasks, or which model these ask. Package: values. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeAlias
 
 from ensemble_ray.errors import ValidationError
 
-__all__ = ["LONGEST_DIRECTIVE", "Directive", "check_directive"]
+__all__ = ["LONGEST_DIRECTIVE", "Directive", "ModelSwitch", "RunDirective", "check_directive", "model_for", "switched"]
 
 #: Characters of one directive: it stands in each prompt from then on.
 LONGEST_DIRECTIVE = 10_000
@@ -22,6 +24,34 @@ class Directive:
     ttl_s: float | None = None
     #: who gave it; empty: nobody asked who it is
     given_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSwitch:
+    """Which model of a run's catalog the tasks ask that start from then on."""
+
+    #: its name in the catalog; None: each agent's own again
+    model: str | None
+    #: role of the agent whose tasks are meant; None: those of all
+    agent: str | None = None
+    #: who said so; empty: nobody asked who it is
+    given_by: str = ""
+
+
+#: What a run that goes on may be told.
+RunDirective: TypeAlias = Directive | ModelSwitch
+
+
+def switched(switches: Sequence[ModelSwitch], new: ModelSwitch) -> tuple[ModelSwitch, ...]:
+    """Return the switches that count when another one was made: it takes the place of those that it covers."""
+    kept = (each for each in switches if new.agent is not None and each.agent != new.agent)
+    return (*kept, new)
+
+
+def model_for(switches: Sequence[ModelSwitch], agent_role: str) -> str | None:
+    """Return the name of the model that an agent asks; None: its own."""
+    meant = [each for each in switches if each.agent in {None, agent_role}]
+    return meant[-1].model if meant else None
 
 
 def check_directive(text: str, ttl: timedelta | float | None, given_by: str = "") -> Directive:

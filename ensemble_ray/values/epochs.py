@@ -33,7 +33,7 @@ def resend_step(depth: int) -> int:
     Args:
         depth: Of the delegated work; 1 where a task of the plan asks for it.
 
-    Example:
+    Examples:
         >>> [resend_step(depth) for depth in (1, 2, 3, 4)]
         [100, 10, 1, 1]
     """

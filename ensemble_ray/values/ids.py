@@ -66,7 +66,7 @@ def instance_of(key: str, *, occurrence: int = 0, parent: str = "") -> str:
 def key_of(instance: str) -> str:
     """Return the key of an instance without its occurrence, with the path before it.
 
-    Example:
+    Examples:
         >>> key_of("facts#0")
         'facts'
     """
@@ -81,7 +81,7 @@ def delegated_instance(effect: str) -> str:
 def node_key(instance: str) -> str:
     """Return the key of the task or unit that an instance is an execution of, without the path before it.
 
-    Example:
+    Examples:
         >>> node_key("loop:refine#2/writer#0")
         'writer'
     """
@@ -91,7 +91,7 @@ def node_key(instance: str) -> str:
 def reflecting_instance(instance: str) -> str:
     """Return the instance of reflecting on the output of an instance, where that is done behind its task.
 
-    Example:
+    Examples:
         >>> reflecting_instance("phase:draft#1/writer#0")
         'phase:draft#1/reflect:writer#0'
     """
@@ -117,7 +117,7 @@ def delegating_call(instance: str) -> str | None:
 def is_inside_unit(instance: str) -> bool:
     """Whether an instance is an execution of a task of the plan inside of a loop, a phase or a graph.
 
-    Example:
+    Examples:
         >>> is_inside_unit("loop:refine#2/writer#0"), is_inside_unit("writer#0/0/call-1/delegate#0")
         (True, False)
     """
@@ -127,7 +127,7 @@ def is_inside_unit(instance: str) -> bool:
 def task_instance(name: str) -> str:
     """Return the instance of the plan's task that an instance or an effect belongs to, however deep it was handed on.
 
-    Example:
+    Examples:
         >>> task_instance("facts#0/2/call-1/delegate#0/0/model")
         'facts#0'
         >>> task_instance("loop:refine#2/writer#0/0/model")

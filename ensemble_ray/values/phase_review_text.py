@@ -31,7 +31,7 @@ class DecisionText(NamedTuple):
 def read_decision_text(answer: str | None) -> DecisionText:
     """Return what a review's answer decides (S-PHASE-70 to S-PHASE-74).
 
-    Example:
+    Examples:
         >>> read_decision_text("Retry: issue: too brief").text
         'issue: too brief'
     """

@@ -63,7 +63,7 @@ class ReviewPolicy(StrEnum):
 class ReviewDecision:
     """What was decided at a gate: one of `Continue`, `Edit` and `ExitEarly`, which are attributes of this class.
 
-    Example:
+    Examples:
         >>> ReviewDecision.edit("Shorter.")
         Edit(revised_output='Shorter.')
         >>> isinstance(ReviewDecision.exit_early(), ReviewDecision.ExitEarly)

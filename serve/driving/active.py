@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,8 +52,8 @@ class Turns:
         self._on_change = on_change
         self._running = 0
         self._waiting = 0
-        self._queue: list[ActiveRun] = []
-        self._changed = asyncio.Condition()
+        #: first come, first served; each hears of its own turn alone, however many wait
+        self._queue: OrderedDict[ActiveRun, asyncio.Future[bool]] = OrderedDict()
 
     @property
     def running(self) -> int:
@@ -82,33 +83,34 @@ class Turns:
 
     async def take(self, active: ActiveRun) -> bool:
         """Wait for the turn of a run; False: it was cancelled before."""
-        self._queue.append(active)
-        self._on_change(self)
+        if active.is_cancelled:
+            return False
+        turn = self._queue[active] = asyncio.get_running_loop().create_future()
+        self._call_next()
         try:
-            async with self._changed:
-                await self._changed.wait_for(
-                    lambda: active.is_cancelled or (self._running < self._most and self._queue[0] is active)
-                )
-                if active.is_cancelled:
-                    return False
-                self._running += 1
-                return True
-        finally:
-            self._queue.remove(active)
-            self._on_change(self)
-            await self._wake()
+            return await turn
+        except asyncio.CancelledError:
+            if self._queue.pop(active, None) is None and not turn.cancelled() and turn.result():
+                self.give_back()  # it was called just now
+            raise
 
-    async def give_back(self) -> None:
+    def give_back(self) -> None:
         """Take notice that a run is over."""
         self._running -= 1
-        self._on_change(self)
-        await self._wake()
+        self._call_next()
 
-    async def cancel(self, active: ActiveRun) -> None:
+    def cancel(self, active: ActiveRun) -> None:
         """Let a run that waits go."""
         active.is_cancelled = True
-        await self._wake()
+        turn = self._queue.pop(active, None)
+        if turn is not None:
+            turn.set_result(False)
+            self._on_change(self)
 
-    async def _wake(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _call_next(self) -> None:
+        while self._queue and self._running < self._most:
+            _, turn = self._queue.popitem(last=False)
+            if not turn.done():
+                self._running += 1
+                turn.set_result(True)
+        self._on_change(self)

@@ -7,6 +7,7 @@ run is its outcome.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,10 @@ from ensemble_ray import EnsembleError, IllegalStateError, RunExistsError, RunSt
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.threads import threads
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.resuming import begin_again
+from ensemble_ray.serve.driving.changed_team import change_team
 from ensemble_ray.serve.driving.limits import EndpointLimits, items_of, options_of
 from ensemble_ray.serve.driving.outcomes import (
     Outcome,
@@ -27,13 +30,14 @@ from ensemble_ray.serve.driving.outcomes import (
 )
 from ensemble_ray.serve.failures import is_refusal, refused
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import RunStatus
+from ensemble_ray.serve.run_schemas import ItemsDataset, RunStatus
 
 if TYPE_CHECKING:
     from ensemble_ray import Runtime
     from ensemble_ray.loader import Runnable
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.runs.handle import Run
+    from ensemble_ray.serve.datasets import DatasetCatalog
     from ensemble_ray.serve.driving.active import ActiveRun
 
 __all__ = ["RunsTeam"]
@@ -48,9 +52,21 @@ _GRACE_LOOKS = 10
 class RunsTeam:
     """Runs teams on one runtime."""
 
-    def __init__(self, runtime: Runtime, limits: EndpointLimits) -> None:
+    def __init__(
+        self, runtime: Runtime, limits: EndpointLimits, tools: Mapping[str, object], datasets: DatasetCatalog
+    ) -> None:
+        """Make it.
+
+        Args:
+            runtime: Where runs live.
+            limits: What is allowed.
+            tools: Those that tasks of requests can name.
+            datasets: Those that requests may map.
+        """
         self._runtime = runtime
+        self._datasets = datasets
         self._limits = limits
+        self._tools = tools
 
     @property
     def _store(self) -> RunStore:
@@ -120,7 +136,7 @@ class RunsTeam:
         return outcome_of_output(run.state, output)
 
     async def _begin(self, active: ActiveRun, *, is_recovered: bool) -> Run:
-        definition = self._definition(active)
+        definition = await threads.run(self._definition, active)
         entry, asked = active.entry, active.asked
         if is_recovered and await self._is_recorded(entry.run_id):
             return await begin_again(entry.run_id, definition, runtime=self._runtime)
@@ -133,10 +149,14 @@ class RunsTeam:
         )
 
     def _definition(self, active: ActiveRun) -> Runnable:
-        """Return the team over the items of the request, with who listens to its models."""
-        items = items_of(active.asked, self._limits)
+        """Return the team with the items or the tasks of the request, and with who listens to its models."""
+        items: object = items_of(active.asked, self._limits, self._datasets)
+        if isinstance(items, ItemsDataset):
+            items = self._datasets.open(items.dataset)
         team = active.team
-        definition = team.definition if items is None else team.with_items(items)
+        definition = (
+            change_team(team.definition, active.asked, self._tools) if items is None else team.with_items(items)
+        )
         if active.live is None:
             return definition
         return definition.model_copy(update={"listeners": (*definition.listeners, active.live)})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
 
 from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.serve.driving.limits import EndpointLimits
@@ -23,5 +26,11 @@ class DriverConfig:
     deployed_at: float
     #: `module:attribute` names of the tools that clients may call
     tools: tuple[str, ...] = ()
+    #: models that runs can be told to ask, by name: `module:attribute`, or as a team file says a model
+    models: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    #: of the schedulers that have its runs; empty: the one without a name
+    namespace: str = ""
+    #: `module:attribute` names of the Datasets that requests may map, by the names that requests know
+    datasets: Mapping[str, str] = field(default_factory=dict[str, str])
     #: which requests need a key
     keys: KeyPolicy = KeyPolicy.AUTO

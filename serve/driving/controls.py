@@ -1,4 +1,4 @@
-"""What people say to runs while these go on: directives, and decisions at gates. Package: serve.
+"""What people say to runs while these go on: directives, other models, and decisions at gates. Package: serve.
 
 In: runs that are driven here, and the store of their records. Out: what the run or its record took; a `Refusal` where neither takes it.
 """
@@ -17,6 +17,7 @@ from ensemble_ray.serve.control_schemas import (
     FirstDecision,
     NewDecision,
     NewDirective,
+    NewModel,
     ReviewConflict,
     ReviewOfEnsemble,
     Verdict,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.serve.driving.active import ActiveRun
 
-__all__ = ["decide_gate", "inject_directive", "open_gates"]
+__all__ = ["decide_gate", "inject_directive", "open_gates", "switch_run_model"]
 
 #: Who decides where nobody is asked who they are.
 _ANYBODY = "a client of the endpoint"
@@ -50,6 +51,31 @@ async def inject_directive(active: ActiveRun, directive: NewDirective, by: str) 
         else:
             return
     text = f"Run '{run_id}' does not run just now, so that no task of it would be told. Ask again when it does"
+    raise Refusal(HTTPStatus.CONFLICT, "RUN_NOT_RUNNING", text, run_id=run_id)
+
+
+async def switch_run_model(active: ActiveRun, model: NewModel, by: str) -> None:
+    """Let the tasks of a run that start from now on ask another model.
+
+    Raises:
+        Refusal: the team has no such model or agent, or no task of it would ask.
+    """
+    run_id, known = active.entry.run_id, sorted(active.team.definition.models)
+    if model.model is not None and model.model not in known:
+        text = f"The team '{active.entry.ensemble}' has no model '{model.model}'. There are: [{', '.join(known)}]"
+        raise Refusal(HTTPStatus.BAD_REQUEST, "MODEL_NOT_FOUND", text, run_id=run_id)
+    if active.run is not None:
+        try:
+            await active.run.aswitch_model(model.model, agent=model.agent, given_by=by)
+        except ValidationError as error:
+            raise Refusal(HTTPStatus.BAD_REQUEST, "AGENT_NOT_FOUND", str(error), run_id=run_id) from error
+        except IllegalStateError:
+            pass  # as one that has not begun
+        else:
+            return
+    text = (
+        f"Run '{run_id}' does not run just now, so that no task of it would ask another model. Try again when it does"
+    )
     raise Refusal(HTTPStatus.CONFLICT, "RUN_NOT_RUNNING", text, run_id=run_id)
 
 

@@ -15,19 +15,21 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors.texts import describe
-from ensemble_ray.events.wire import LAST_TYPE, Cursor, WireEvent
+from ensemble_ray.events.wire import LAST_TYPE, WireEvent
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.loop import bridge
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
+from ensemble_ray.serve.capability_schemas import Capabilities, ModelInfo, ToolCallBody, ToolReply
 from ensemble_ray.serve.catalog import ToolCatalog
+from ensemble_ray.serve.datasets import DatasetCatalog
 from ensemble_ray.serve.driving.active import ActiveRun, Turns
 from ensemble_ray.serve.driving.carrying_out import RunsTeam
-from ensemble_ray.serve.driving.controls import decide_gate, inject_directive, open_gates
+from ensemble_ray.serve.driving.controls import decide_gate, inject_directive, open_gates, switch_run_model
 from ensemble_ray.serve.driving.details import detail_of, summary_of
+from ensemble_ray.serve.driving.following import open_follower, wire_event
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.outcomes import Outcome, open_reviews, outcome_of_defect, status_of_state
 from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
@@ -46,19 +48,21 @@ from ensemble_ray.serve.run_schemas import (
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
 
 if TYPE_CHECKING:
-    from ensemble_ray import Runtime
+    from ensemble_ray import ChatModel, Runtime
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.serve.control_schemas import (
         DecidedReview,
         NewDecision,
         NewDirective,
+        NewModel,
         ReviewConflict,
         ReviewOfEnsemble,
     )
-    from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
+    from ensemble_ray.serve.driving.ledger import LedgerEntry
+    from ensemble_ray.serve.driving.run_ledger import RunLedger
     from ensemble_ray.serve.team import ServedTeam
 
-__all__ = ["DrivenRuns", "wire_event"]
+__all__ = ["DrivenRuns"]
 
 _log = bounded_logger(__name__)
 #: After how long a client that was refused for want of room may ask again, s.
@@ -67,7 +71,6 @@ _RETRY_S = 5
 _LOOK_S = 1.0
 #: How long a reader of events waits in one go, s.
 _READ_S = 10.0
-_EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}
 
 
 class DrivenRuns:
@@ -77,11 +80,13 @@ class DrivenRuns:
         self,
         teams: Mapping[str, ServedTeam],
         runtime: Runtime,
-        ledger: Ledger,
+        ledger: RunLedger,
         limits: EndpointLimits | None = None,
         *,
         tally: RunTally | None = None,
         tools: ToolCatalog | None = None,
+        models: Mapping[str, ChatModel] | None = None,
+        datasets: DatasetCatalog | None = None,
     ) -> None:
         """Make it; `recover` begins what was left.
 
@@ -90,20 +95,31 @@ class DrivenRuns:
             runtime: Where runs live.
             ledger: What was accepted.
             limits: What is allowed; None: the defaults.
-            tools: Those that clients may call; None: there are none.
+            tools: Those that clients may call, and tasks of requests may name; None: there are none.
+            models: Those that runs of all teams can be told to ask, by name, beside the teams' own.
+            datasets: Those that requests may map; None: there are none.
             tally: Counts what happens; None: one of its own.
         """
-        self._teams = teams
+        self._teams: dict[str, ServedTeam] = {}
+        self._models = models or {}
         self._ledger = ledger
         self._tools = tools or ToolCatalog()
         self._limits = limits or EndpointLimits()
-        self._runs_team = RunsTeam(runtime, self._limits)
+        self._datasets = datasets or DatasetCatalog()
+        self._runs_team = RunsTeam(runtime, self._limits, self._tools.entries, self._datasets)
         self._runtime = runtime
         self._tally = tally or RunTally()
         self._active: dict[str, ActiveRun] = {}
-        self._turns = {name: Turns(self._limits.max_running, partial(self._tally.stand, name)) for name in teams}
+        self._turns: dict[str, Turns] = {}
         self._accepting = asyncio.Lock()
         self._followed = SharedEnds(self._store)
+        for name, team in teams.items():
+            self.serve(name, team)
+
+    def serve(self, name: str, team: ServedTeam) -> None:
+        """Let requests run a team from now on; runs of another one of that name are not concerned."""
+        self._teams[name] = team.with_models(self._models)
+        self._turns.setdefault(name, Turns(self._limits.max_running, partial(self._tally.stand, name)))
 
     @property
     def _store(self) -> RunStore:
@@ -150,6 +166,10 @@ class DrivenRuns:
         """Tell the tasks of a run that start from now on; see `RunService.inject`."""
         return await bridge(self._inject(run_id, directive, by))
 
+    async def switch_model(self, run_id: str, model: NewModel, *, by: str = "") -> RunDetail:
+        """Let the tasks of a run ask another model; see `RunService.switch_model`."""
+        return await bridge(self._switch_model(run_id, model, by))
+
     async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
         """Return the gates at which runs wait; see `RunService.reviews`."""
         return await bridge(open_gates(self._store, self._active, ensembles))
@@ -162,8 +182,12 @@ class DrivenRuns:
 
     async def capabilities(self) -> Capabilities:
         """Return what is there; see `RunService.capabilities`."""
-        tasks = [task for name in sorted(self._teams) for task in self._teams[name].tasks]
-        return Capabilities(tools=self._tools.infos, tasks=tasks)
+        teams = sorted(self._teams.items())
+        tasks = [task for _, team in teams for task in team.tasks]
+        models = [
+            ModelInfo(ensemble=name, name=each) for name, team in teams for each in sorted(team.definition.models)
+        ]
+        return Capabilities(tools=self._tools.infos, models=models, tasks=tasks)
 
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
         """Call a tool once; see `RunService.invoke_tool`."""
@@ -195,14 +219,16 @@ class DrivenRuns:
 
     async def _start(self, asked: NewRun, key: str | None) -> AcceptedRun:
         team = team_of(asked.ensemble, self._teams)
-        wanted = await threads.run(checked_entry, asked, team, self._limits, key)
+        wanted = await threads.run(
+            checked_entry, asked, team, self._limits, key, tools=self._tools.entries, datasets=self._datasets
+        )
         async with self._accepting:
             found = None if key is None else await threads.run(self._ledger.find_key, key)
             found = found or await threads.run(self._ledger.find, wanted.run_id)
             if found is not None:
                 return repeated(found, wanted)
             turns = self._turns[team.info.name]
-            if turns.queued >= self._limits.max_queued and turns.running >= self._limits.max_running:
+            if turns.running + turns.queued >= self._limits.max_running + self._limits.max_queued:
                 text = f"The team '{team.info.name}' has {turns.running} runs and {turns.queued} that wait: ask again later"
                 raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "QUEUE_FULL", text, retry_after_s=_RETRY_S)
             await threads.run(self._ledger.add, wanted)
@@ -253,7 +279,7 @@ class DrivenRuns:
             await threads.run(self._ledger.note, active.entry.run_id, RunStatus.RUNNING)
             return await self._runs_team.carry_out(active, is_recovered=is_recovered)
         finally:
-            await turns.give_back()
+            turns.give_back()
 
     async def _recover(self) -> int:
         entries = await threads.run(self._ledger.unfinished)
@@ -337,13 +363,17 @@ class DrivenRuns:
 
     async def _cancel(self, run_id: str) -> RunDetail:
         active = await self._going_on(run_id)
-        await self._turns[active.entry.ensemble].cancel(active)
+        self._turns[active.entry.ensemble].cancel(active)
         if active.run is not None:
             await active.run.acancel()
         return await self._detail(run_id)
 
     async def _inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail:
         await inject_directive(await self._going_on(run_id), directive, by)
+        return await self._detail(run_id)
+
+    async def _switch_model(self, run_id: str, model: NewModel, by: str) -> RunDetail:
+        await switch_run_model(await self._going_on(run_id), model, by)
         return await self._detail(run_id)
 
     async def _decide(
@@ -354,20 +384,11 @@ class DrivenRuns:
 
     async def _follow(self, run_id: str, after: str | None) -> RunFollower:
         await self._entry(run_id)
-        try:
-            cursor = None if after is None else Cursor.parse(after)
-        except ValueError as error:
-            raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", str(error), run_id=run_id) from None
-        active = self._active.get(run_id)
 
-        async def outcome() -> str | None:
-            status = (await self._detail(run_id)).status
-            if not status.is_final:
-                return None
-            return _EXIT_REASONS.get(status, status.value)
+        async def status() -> RunStatus:
+            return (await self._detail(run_id)).status
 
-        live = None if active is None else active.live
-        return RunFollower(self._followed, run_id, after=cursor, live=live, outcome=outcome)
+        return open_follower(self._followed, run_id, after, active=self._active.get(run_id), status=status)
 
     async def _read(self, follower: RunFollower, timeout_s: float) -> Sequence[WireEvent]:
         messages = await follower.read(timeout_s)
@@ -375,9 +396,3 @@ class DrivenRuns:
         if active is not None and messages and messages[-1].type == LAST_TYPE:
             await active.done.wait()  # whoever asks for the run next has its result
         return messages
-
-
-def wire_event(event: WireEvent) -> RunEvent:
-    """Return an event as routes give it on."""
-    cursor = None if event.cursor is None else str(event.cursor)
-    return RunEvent.model_validate({"type": event.type, "data": dict(event.data), "cursor": cursor})

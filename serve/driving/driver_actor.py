@@ -12,21 +12,21 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime
-from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray import EnsembleError, IllegalStateError, RayRuntime, RunExistsError
+from ensemble_ray.access.key_store import open_keys
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import submit
 from ensemble_ray.process.threads import threads
-from ensemble_ray.serve.catalog import load_catalog
-from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
+from ensemble_ray.serve.catalog import load_catalog, load_models
+from ensemble_ray.serve.datasets import load_datasets
+from ensemble_ray.serve.driving.driven_runs import DrivenRuns
+from ensemble_ray.serve.driving.following import wire_event
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
-from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.ray_exporter import RayExporter
+from ensemble_ray.serve.driving.run_ledger import open_ledger
 from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.team import load_teams
@@ -34,15 +34,18 @@ from ensemble_ray.serve.team import load_teams
 if TYPE_CHECKING:
     from ensemble_ray.access.admission import Knock
     from ensemble_ray.record.following import RunFollower
+    from ensemble_ray.record.stores import StoreAddress
     from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
     from ensemble_ray.serve.control_schemas import (
         DecidedReview,
         NewDecision,
         NewDirective,
+        NewModel,
         ReviewConflict,
         ReviewOfEnsemble,
     )
     from ensemble_ray.serve.driving.config import DriverConfig
+    from ensemble_ray.serve.driving.run_ledger import RunLedger
     from ensemble_ray.serve.rights import Caller
     from ensemble_ray.serve.run_schemas import (
         AcceptedRun,
@@ -60,6 +63,8 @@ T = TypeVar("T")
 _log = bounded_logger(__name__)
 #: Readers of events that are kept between two pages; one that is lost is made again from its cursor.
 _KEPT_READERS = 2000
+#: How long a request waits for the teams to be loaded and the ledger to be there, s.
+_OPENING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,28 +82,45 @@ class RunDriver:
         """Begin to load the teams, and to go on with what was left."""
         self._config = config
         self._readers: OrderedDict[str, RunFollower] = OrderedDict()
-        self._callers = KeptCallers(KeyFile(home_directory()), config.keys)
+        self._callers = KeptCallers(open_keys(), config.keys)
         self._tally = RunTally(RayExporter())
         self._opening: concurrent.futures.Future[DrivenRuns] = submit(self._open())
 
     async def _open(self) -> DrivenRuns:
         config = self._config
         teams = await threads.run(load_teams, config.teams)
-        runtime = await RayRuntime().__aenter__()  # warm until this process ends
-        path = Path(runtime.store_address.home) / "endpoint" / f"{config.name}.sqlite"
-        tools, ledger = await threads.run(load_catalog, config.tools), await threads.run(Ledger, path)
-        runs = DrivenRuns(teams, runtime, ledger, config.limits, tally=self._tally, tools=tools)
+        runtime = await RayRuntime(namespace=config.namespace).__aenter__()  # warm until this process ends
+        tools = await threads.run(load_catalog, config.tools)
+        models = await threads.run(load_models, config.models)
+        datasets = await threads.run(load_datasets, config.datasets)
+        ledger = await self._claim_ledger(runtime.store_address)
+        runs = DrivenRuns(
+            teams, runtime, ledger, config.limits, tally=self._tally, tools=tools, models=models, datasets=datasets
+        )
         await runs.recover()
         return runs
+
+    async def _claim_ledger(self, address: StoreAddress) -> RunLedger:
+        """Return the ledger, as soon as nobody else has it: the same endpoint on another cluster may be ending (S-SRV-46)."""
+        while True:
+            try:
+                return await threads.run(open_ledger, address, self._config.name, self._config.namespace)
+            except RunExistsError as error:
+                _log.warning("The endpoint '%s' cannot drive runs yet: %s", self._config.name, error)
 
     async def _runs(self) -> DrivenRuns:
         """Return the runs when they are there.
 
         Raises:
-            Refusal: they will not be: a team cannot be loaded here, or another endpoint has the ledger.
+            Refusal: they are not, since another endpoint has the ledger; or they will not be, since a team cannot be loaded.
         """
+        opening = asyncio.shield(asyncio.wrap_future(self._opening))
         try:
-            return await asyncio.shield(asyncio.wrap_future(self._opening))
+            async with asyncio.timeout(_OPENING_S):
+                return await opening
+        except TimeoutError:
+            text = "The endpoint is starting. Runs that were accepted are kept"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5) from None
         except (EnsembleError, IllegalStateError) as error:
             _log.error("The endpoint '%s' cannot drive runs: %s", self._config.name, describe(error))
             text = f"The endpoint could not start ({type(error).__name__}). Its log says more"
@@ -147,6 +169,10 @@ class RunDriver:
     async def inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail | Refusal:
         """Tell the tasks of a run that start from now on."""
         return await self._reply(lambda runs: runs.inject(run_id, directive, by=by))
+
+    async def switch_model(self, run_id: str, model: NewModel, by: str) -> RunDetail | Refusal:
+        """Let the tasks of a run that start from now on ask another model."""
+        return await self._reply(lambda runs: runs.switch_model(run_id, model, by=by))
 
     async def reviews(self, ensembles: frozenset[str] | None) -> Sequence[ReviewOfEnsemble] | Refusal:
         """Return the gates at which runs wait."""

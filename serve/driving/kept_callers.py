@@ -1,7 +1,7 @@
 """KeptCallers: the `Callers` of one endpoint, in the process that drives its runs. Package: serve.
 
 One process for all replicas on all nodes, so that a key's rate is one rate, and a key that is revoked is refused by the next request:
-the file is looked at for each of them, and read when it changed. Never: a request let in because the file cannot be read.
+the keys are looked at for each of them, and read when they changed. Never: a request let in because they cannot be read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.rights import ANYBODY, Caller
 
 if TYPE_CHECKING:
-    from ensemble_ray.access.key_file import KeyFile
+    from ensemble_ray.access.key_store import KeyStamp, KeyStore
     from ensemble_ray.ports import Clock
 
 __all__ = ["KeptCallers"]
@@ -35,20 +35,20 @@ _REALM = 'Bearer realm="ensemble-ray"'
 
 
 class KeptCallers:
-    """Who may ask, as a file has it.
+    """Who may ask, as the keys have it that are kept.
 
     Args:
-        file: The keys.
+        keys: Where they are kept.
         policy: Which requests need one.
         clock: Where time comes from.
     """
 
-    def __init__(self, file: KeyFile, policy: KeyPolicy = KeyPolicy.AUTO, *, clock: Clock | None = None) -> None:
-        self._file = file
+    def __init__(self, keys: KeyStore, policy: KeyPolicy = KeyPolicy.AUTO, *, clock: Clock | None = None) -> None:
+        self._keys = keys
         self._admission = Admission(policy)
         self._clock = clock or SystemClock()
-        #: of the file as it was read; False: it was not
-        self._stamp: tuple[int, int, int] | bool | None = False
+        #: of the keys as they were read; False: they were not
+        self._stamp: KeyStamp | bool | None = False
         self._reading = asyncio.Lock()
 
     async def admit(self, knock: Knock) -> Caller:
@@ -70,13 +70,13 @@ class KeptCallers:
         return ANYBODY if key is None else Caller(name=key.name, rights=key.rights, ensembles=key.teams)
 
     async def _refresh(self) -> None:
-        """Take the keys as the file has them now."""
+        """Take the keys as they are now."""
         async with self._reading:
-            stamp = await threads.run(self._file.stamp)
+            stamp = await threads.run(self._keys.stamp)
             if self._stamp is not False and stamp == self._stamp:
                 return
             self._stamp = False
-            self._admission.use(await threads.run(self._file.read))
+            self._admission.use(await threads.run(self._keys.read))
             self._stamp = stamp
 
 

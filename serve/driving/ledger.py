@@ -20,7 +20,7 @@ from ensemble_ray import RunExistsError
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunFilter, RunStatus
 
-__all__ = ["Ledger", "LedgerEntry"]
+__all__ = ["COLUMNS", "FINAL", "Ledger", "LedgerEntry", "entry_of", "text_of"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -48,8 +48,10 @@ CREATE INDEX IF NOT EXISTS runs_by_status ON runs (status, seq);
 """
 #: How often, and after which pause, s, a ledger is asked for that a process which is ending still has.
 _TRIES, _PAUSE_S = 50, 0.2
-_COLUMNS = "seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome"
-_FINAL = tuple(each.value for each in RunStatus if each.is_final)
+#: In the order in which `entry_of` takes them.
+COLUMNS = "seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome"
+#: States that a run stays in.
+FINAL = tuple(each.value for each in RunStatus if each.is_final)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ class Ledger:
             entry.tasks,
             entry.workflow,
             entry.status.value,
-            _text_of(entry.created_at),
+            text_of(entry.created_at),
         )
         with self._lock, self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -139,13 +141,13 @@ class Ledger:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute(
                 "UPDATE runs SET status = ?, ended_at = ?, outcome = ?, request = '' WHERE run_id = ?",
-                (outcome.status, _text_of(outcome.ended_at or outcome.created_at), outcome.model_dump_json(), run_id),
+                (outcome.status, text_of(outcome.ended_at or outcome.created_at), outcome.model_dump_json(), run_id),
             )
-            marks = ", ".join("?" * len(_FINAL))
+            marks = ", ".join("?" * len(FINAL))
             self._connection.execute(
                 f"DELETE FROM runs WHERE seq IN (SELECT seq FROM runs WHERE status IN ({marks}) "  # noqa: S608  marks only
                 "ORDER BY seq DESC LIMIT -1 OFFSET ?)",
-                (*_FINAL, kept),
+                (*FINAL, kept),
             )
 
     def find(self, run_id: str) -> LedgerEntry | None:
@@ -158,8 +160,8 @@ class Ledger:
 
     def unfinished(self) -> Sequence[LedgerEntry]:
         """Return the runs that have not ended, oldest first."""
-        marks = ", ".join("?" * len(_FINAL))
-        return self._select(f"status NOT IN ({marks}) ORDER BY seq", _FINAL)
+        marks = ", ".join("?" * len(FINAL))
+        return self._select(f"status NOT IN ({marks}) ORDER BY seq", FINAL)
 
     def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
         """Return runs, newest first.
@@ -178,7 +180,7 @@ class Ledger:
             values.append(wanted.status.value)
         if wanted.since is not None:
             where.append("created_at >= ?")
-            values.append(_text_of(wanted.since))
+            values.append(text_of(wanted.since))
         if wanted.ensembles is not None:
             where.append(f"ensemble IN ({', '.join('?' * len(wanted.ensembles))})")
             values += sorted(wanted.ensembles)
@@ -198,10 +200,10 @@ class Ledger:
         return next(iter(self._select(where, (value,))), None)
 
     def _select(self, where: str, values: Sequence[object]) -> list[LedgerEntry]:
-        query = f"SELECT {_COLUMNS} FROM runs WHERE {where}"  # noqa: S608  conditions of ours, with marks
+        query = f"SELECT {COLUMNS} FROM runs WHERE {where}"  # noqa: S608  conditions of ours, with marks
         with self._lock:
             rows = self._connection.execute(query, tuple(values)).fetchall()
-        return [_entry_of(row) for row in rows]
+        return [entry_of(row) for row in rows]
 
 
 def _own(path: Path) -> Ownership:
@@ -221,9 +223,10 @@ def _own(path: Path) -> Ownership:
     )
 
 
-def _entry_of(
+def entry_of(
     row: tuple[int, str, str | None, str, str, str, str, int | None, str, str, str, str | None, str | None],
 ) -> LedgerEntry:
+    """Return the entry of a row of `COLUMNS`."""
     seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome = row
     return LedgerEntry(
         seq=seq,
@@ -242,6 +245,6 @@ def _entry_of(
     )
 
 
-def _text_of(instant: datetime) -> str:
+def text_of(instant: datetime) -> str:
     """Return an instant as text that sorts by time."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds")

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ensemble_ray import RunOptions
 from ensemble_ray.loader import Runnable
+from ensemble_ray.serve.datasets import DatasetCatalog
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.run_schemas import ItemsFile, NewRun
+from ensemble_ray.serve.run_schemas import ItemsDataset, ItemsFile, NewRun
 
 __all__ = ["EndpointLimits", "items_of", "options_of"]
 
@@ -68,17 +69,22 @@ def _bounded(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | N
     return least if wanted is None else wanted
 
 
-def items_of(asked: NewRun, limits: EndpointLimits) -> list[object] | Path | None:
-    """Return what the run maps in place of the team's own items; None: nothing.
+def items_of(
+    asked: NewRun, limits: EndpointLimits, datasets: DatasetCatalog
+) -> list[object] | Path | ItemsDataset | None:
+    """Return what the run maps in place of the team's own items; None: nothing. A Dataset is to be opened yet.
 
     Raises:
-        Refusal: there are none or too many of them, or the file is not one that clients may name.
+        Refusal: there are none or too many of them, or the file or Dataset is not one that clients may name.
     """
     match asked.items:
         case None:
             return None
         case ItemsFile(file=file):
             return _file_of(file, limits)
+        case ItemsDataset() as named:
+            datasets.check(named.dataset)
+            return named
         case items:
             if not items:
                 raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", "items must not be empty")

@@ -25,6 +25,7 @@ from ensemble_ray.serve.control_schemas import (
     DecidedReview,
     NewDecision,
     NewDirective,
+    NewModel,
     ReviewConflict,
     ReviewOfEnsemble,
 )
@@ -47,9 +48,9 @@ _CALL_S = 10.0
 _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 8.0)
 
 
-def driver_name(endpoint: str) -> str:
-    """Return the name of the actor that drives the runs of an endpoint."""
-    return f"endpoint-{endpoint}"
+def driver_name(endpoint: str, namespace: str = "") -> str:
+    """Return the name of the actor that drives the runs of an endpoint; two namespaces may have one of the same name."""
+    return f"{namespace}/endpoint-{endpoint}" if namespace else f"endpoint-{endpoint}"
 
 
 class RemoteRuns:
@@ -110,6 +111,10 @@ class RemoteRuns:
         """Tell the tasks of a run that start from now on; see `RunService.inject`."""
         return await self._ask(lambda driver: driver.inject.remote(run_id, directive, by))
 
+    async def switch_model(self, run_id: str, model: NewModel, *, by: str = "") -> RunDetail:
+        """Let the tasks of a run ask another model; see `RunService.switch_model`."""
+        return await self._ask(lambda driver: driver.switch_model.remote(run_id, model, by))
+
     async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
         """Return the gates at which runs wait; see `RunService.reviews`."""
         return await self._ask(lambda driver: driver.reviews.remote(ensembles))
@@ -121,7 +126,7 @@ class RemoteRuns:
         return await self._ask(lambda driver: driver.decide.remote(run_id, gate_id, decision, by))
 
     async def capabilities(self) -> Capabilities:
-        """Return the tools and the tasks; see `RunService.capabilities`."""
+        """Return the tools, the models and the tasks; see `RunService.capabilities`."""
         return await self._ask(lambda driver: driver.capabilities.remote())
 
     async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
@@ -177,7 +182,7 @@ class RemoteRuns:
     def _find(self) -> Any:
         """Return the actor of this deployment or of a newer one; one of an older deployment is ended. Blocks."""
         for _ in _PAUSES_S:
-            driver = spawn.run_driver(RunDriver, driver_name(self._config.name), self._config)
+            driver = spawn.run_driver(RunDriver, driver_name(self._config.name, self._config.namespace), self._config)
             try:
                 deployed_at = cast("float", cast("Any", ray.get)(driver.deployed_at.remote()))  # noqa: TID251  in a thread
             except ray.exceptions.RayActorError:
@@ -186,7 +191,7 @@ class RemoteRuns:
                 return driver
             _log.warning("A new deployment takes over the runs of '%s'", self._config.name)
             ray.kill(driver, no_restart=True)
-        return spawn.run_driver(RunDriver, driver_name(self._config.name), self._config)
+        return spawn.run_driver(RunDriver, driver_name(self._config.name, self._config.namespace), self._config)
 
 
 async def _wait(run_id: str, timeout_s: float, driver: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray import ValidationError
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.runs import check_run_id
+from ensemble_ray.serve.driving.changed_team import change_team, count_tasks
 from ensemble_ray.serve.driving.ledger import LedgerEntry
 from ensemble_ray.serve.driving.limits import EndpointLimits, items_of, options_of
 from ensemble_ray.serve.refusals import Refusal
@@ -19,6 +20,7 @@ from ensemble_ray.serve.run_schemas import AcceptedRun, NewRun, RunStatus
 from ensemble_ray.values.ids import new_run_id
 
 if TYPE_CHECKING:
+    from ensemble_ray.serve.datasets import DatasetCatalog
     from ensemble_ray.serve.team import ServedTeam
 
 __all__ = ["accepted", "checked_entry", "repeated", "team_of"]
@@ -30,6 +32,9 @@ def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:
     Raises:
         Refusal: there is none of that name, or several and none is named.
     """
+    if not teams:
+        text = "No ensemble is served here yet, so there is nothing to run"
+        raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NO_ENSEMBLE", text)
     known = ", ".join(sorted(teams))
     if name is None and len(teams) > 1:
         text = f"Several teams are served: say which one with 'ensemble'. There are: [{known}]"
@@ -40,25 +45,31 @@ def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:
     return found
 
 
-def checked_entry(asked: NewRun, team: ServedTeam, limits: EndpointLimits, key: str | None) -> LedgerEntry:
+def checked_entry(
+    asked: NewRun,
+    team: ServedTeam,
+    limits: EndpointLimits,
+    key: str | None,
+    *,
+    tools: Mapping[str, object],
+    datasets: DatasetCatalog,
+) -> LedgerEntry:
     """Return what is kept of a request that can be run.
 
+    Args:
+        asked: The request.
+        team: Whose run it is.
+        limits: What is allowed.
+        key: The client's name for the request; None: it gave none.
+        tools: Those that its tasks can name.
+        datasets: Those that it may map.
+
     Raises:
-        Refusal: inputs are missing, its id can name no record, or it asks for more than it may.
+        Refusal: inputs are missing, its tasks cannot be run, its id can name no record, or it asks for more than it may.
     """
-    missing = tuple(name for name in team.info.inputs if name not in asked.inputs)
-    if missing:
-        text = f"Inputs are missing: [{', '.join(missing)}]"
-        raise Refusal(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            "INPUTS_MISSING",
-            text,
-            missing=missing,
-            run_id=asked.run_id,
-            error="PromptTemplateError",
-        )
+    tasks = _count_tasks(asked, team, tools)
     options_of(asked, team.definition, limits)
-    if items_of(asked, limits) is not None and not team.info.takes_items:
+    if items_of(asked, limits, datasets) is not None and not team.info.takes_items:
         text = f"The team '{team.info.name}' maps nothing, so it takes no items"
         raise Refusal(HTTPStatus.BAD_REQUEST, "ITEMS_NOT_TAKEN", text)
     run_id = asked.run_id or new_run_id()
@@ -75,11 +86,34 @@ def checked_entry(asked: NewRun, team: ServedTeam, limits: EndpointLimits, key: 
         ensemble=team.info.name,
         request=asked,
         tags=asked.tags,
-        tasks=team.info.tasks if asked.items is None else None,
+        tasks=tasks,
         workflow=team.info.workflow,
         status=RunStatus.ACCEPTED,
         created_at=datetime.fromtimestamp(SystemClock().now(), UTC),
     )
+
+
+def _count_tasks(asked: NewRun, team: ServedTeam, tools: Mapping[str, object]) -> int | None:
+    """Return how many tasks the run will have; None where they are made while it runs.
+
+    Raises:
+        Refusal: inputs are missing, or its tasks cannot be run.
+    """
+    changed = change_team(team.definition, asked, tools)
+    if changed is not team.definition:
+        return count_tasks(changed, asked)
+    missing = tuple(name for name in team.info.inputs if name not in asked.inputs)
+    if missing:
+        text = f"Inputs are missing: [{', '.join(missing)}]"
+        raise Refusal(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "INPUTS_MISSING",
+            text,
+            missing=missing,
+            run_id=asked.run_id,
+            error="PromptTemplateError",
+        )
+    return team.info.tasks if asked.items is None else None
 
 
 def repeated(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:
@@ -115,5 +149,8 @@ def accepted(entry: LedgerEntry) -> AcceptedRun:
 def _digest(asked: NewRun, team: ServedTeam) -> str:
     """Return a digest of what decides what a run does; its id does not, and its team is the one that is meant."""
     data = asked.model_dump(mode="json", exclude={"run_id", "ensemble"})
+    for name in ("task_overrides", "tasks"):  # requests that were kept before there were such are still the same
+        if data[name] is None:
+            del data[name]
     text = json.dumps([team.info.name, data], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

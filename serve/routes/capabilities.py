@@ -17,10 +17,12 @@ router = APIRouter(tags=["capabilities"], responses=FAILURES)
 
 @router.get("/capabilities", response_model=Capabilities)
 async def get_capabilities(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
-    """List the tools that can be called, and the tasks of the teams."""
+    """List the tools that can be called, and the models and tasks of the teams."""
     caller.check(Right.READ)
     found = await service.capabilities()
-    return answer(found.model_copy(update={"tasks": [each for each in found.tasks if caller.sees(each.ensemble)]}))
+    tasks = [each for each in found.tasks if caller.sees(each.ensemble)]
+    models = [each for each in found.models if caller.sees(each.ensemble)]
+    return answer(found.model_copy(update={"tasks": tasks, "models": models}))
 
 
 @router.post("/tools/{name}/invoke", response_model=ToolReply)

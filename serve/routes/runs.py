@@ -6,7 +6,7 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse
 
 from ensemble_ray.serve.answers import FAILURES, answer, failure_answer
@@ -37,6 +37,7 @@ async def post_run(
     asked: NewRun,
     service: ServiceDependency,
     caller: CallerDependency,
+    request: Request,
     *,
     wait: Annotated[float | None, Query(ge=0, le=LONGEST_WAIT_S)] = None,
     prefer: Annotated[str | None, Header()] = None,
@@ -44,11 +45,13 @@ async def post_run(
 ) -> JSONResponse:
     """Begin a run. With `wait`, answer with its result if it ends in so many seconds."""
     caller.check(Right.RUN)
+    if asked.task_overrides is not None or asked.tasks is not None:
+        caller.check(Right.ADMIN)  # they say what agents do, and with which tools
     ensemble = await chosen_ensemble(service, caller, asked.ensemble)
     # Keys of several callers must not meet.
     key = None if idempotency_key is None else f"{caller.name}:{idempotency_key}"
     taken = await service.start(asked.model_copy(update={"ensemble": ensemble}), idempotency_key=key)
-    headers = {"location": f"/runs/{taken.run_id}"}
+    headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}
     preferred = preferred_wait(prefer)
     seconds = preferred if wait is None else wait
     if seconds is None:

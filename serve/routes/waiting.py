@@ -16,7 +16,7 @@ def preferred_wait(prefer: str | None) -> float | None:
 
     Preferences that are not understood are passed over, as the RFC has it.
 
-    Example:
+    Examples:
         >>> preferred_wait("respond-async, wait=10")
         10.0
     """

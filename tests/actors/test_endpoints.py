@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from ensemble_ray.actors.link.endpoints import EndpointBoard
-from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
+from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool
 from ensemble_ray.limits.endpoints import EndpointUpdate, process_endpoints
 
 HOME = "http://h/v1 m"
 FAILED = EndpointUpdate(endpoint=HOME, category="failed", text="HTTP 503")
 
 
-async def is_open(process: Process) -> bool:
+async def is_open(process: Lease) -> bool:
     """Whether the endpoint's breaker is open in that process, however long its news were on their way."""
 
     def asked(_: object) -> bool:
@@ -23,7 +23,7 @@ async def is_open(process: Process) -> bool:
     return found
 
 
-async def until_all(processes: list[Process], *, are_open: bool) -> None:
+async def until_all(processes: list[Lease], *, are_open: bool) -> None:
     """Return when all of them have heard; nobody waits for news, and they may overtake a question."""
     async with asyncio.timeout(60):
         while not all([await is_open(process) is are_open for process in processes]):  # noqa: ASYNC110  it happens in another process
@@ -33,10 +33,10 @@ async def until_all(processes: list[Process], *, are_open: bool) -> None:
 async def test_news_reach_all_processes_but_the_one_that_told_when_an_endpoint_fails(ray_cluster: str) -> None:
     """S-DUR-64: also those that start while the breaker is open; an answer lets all of them go on."""
     pool = ProcessPool()
-    told, heard = pool.claim(), pool.claim()
+    told, heard = pool.claim("run"), pool.claim("run")
     for _ in range(5):
         pool.broadcast(FAILED, source=told.name)
-    late = pool.claim()
+    late = pool.claim("run")
     await until_all([heard, late], are_open=True)
     assert not await is_open(told)
     pool.broadcast(EndpointUpdate(endpoint=HOME, category="answered"), source=told.name)

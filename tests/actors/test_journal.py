@@ -116,7 +116,7 @@ async def test_journals_of_a_writer_are_let_go_when_its_process_died(ray_cluster
     del ray_cluster
     pool, address = ProcessPool(), StoreAddress(home=str(tmp_path))
     owned = await store_at(address).begin(RUN)
-    process = pool.claim()
+    process = pool.claim(RUN)
     lines = [line_to(address, RUN, writer) for writer in (process.name, "other")]
     for line in lines:
         await line.append([fact(0)], until=Persistence.COMMITTED)

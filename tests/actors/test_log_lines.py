@@ -144,3 +144,37 @@ async def test_lines_of_runs_that_nobody_hears_do_not_pile_up() -> None:
     assert await scheduler.drain_lines("0") == ()
     assert len(await scheduler.drain_lines("99")) == 1000
     assert len(scheduler._boxes) <= 64
+
+
+async def test_lines_are_kept_for_all_drivers_that_listen_however_many() -> None:
+    """S-SET-57, S-CLU-70: hundreds of runs at once; of those that nobody asks for, the newest are kept."""
+    service = LineService()
+    listening = [asyncio.ensure_future(service.collect_lines(f"run-{number}", 60.0)) for number in range(200)]
+    await asyncio.sleep(0)
+    for number in range(100):
+        await service.put_lines(f"left-{number}", [LogLine(text="x", agent_role="")])
+    assert not any(each.done() for each in listening)
+    await service.put_lines("run-0", [LogLine(text="heard", agent_role="")])
+    assert [each.text for each in await listening[0] or ()] == ["heard"]
+    kept = [number for number in range(100) if await service.drain_lines(f"left-{number}")]
+    assert kept == list(range(100 - len(kept), 100))
+    assert len(kept) in {63, 64}
+    for number in range(1, 200):
+        await service.drain_lines(f"run-{number}")
+    assert await asyncio.gather(*listening[1:]) == [None] * 199
+
+
+async def test_what_no_run_says_in_particular_is_told_once_when_several_share_a_process() -> None:
+    """S-SET-57, S-CLU-71: they are of one program, whose log it comes to; those of one run come to that run."""
+    scheduler = Scheduler()
+    forwarder = LineForwarder(scheduler)
+    for run_id in ("first", "second"):
+        forwarder.open(run_id)
+    print("a thread")  # noqa: T201  as user code does
+    with log_context({"ensemble.id": "second", "agent.role": "Writer"}):
+        print("a task")  # noqa: T201  as user code does
+    await forwarder.flushed()
+    assert [[each.text for each in await _said(run_id, scheduler)] for run_id in ("first", "second")] == [
+        ["a thread"],
+        ["a task"],
+    ]

@@ -33,14 +33,15 @@ async def test_death_is_told_to_the_run_that_has_the_process_when_an_earlier_one
     await asyncio.sleep(0)  # its calls are on their way
     await first.session.close(keep=True)
     (process,) = pool._living
+    (lease,) = process.leases
     assert pool._idle == []  # a run of the same id would be bound there, and then be released as the first one
     async with asyncio.timeout(PATIENCE_S):
-        await asyncio.wait([task for task in first.session._groups._tasks if task is not process.starting])
+        await asyncio.wait([task for task in first.session._groups._tasks if task is not lease.starting])
     assert pool._idle == [process]
     second.session.open()
     second.start()
     assert list(pool._living) == [process]
-    first.session._groups._send(process, out_of_reach())
+    first.session._groups._send(lease, out_of_reach())
     async with asyncio.timeout(PATIENCE_S):
         report = await second.reports.get()
     assert (report.status, report.epoch) == ("failed", 0)

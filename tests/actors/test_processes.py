@@ -13,7 +13,7 @@ import ray.exceptions
 
 from ensemble_ray import RateLimit
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
+from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool
 from ensemble_ray.actors.shared.rate_limiter import RateLimiter
 from ensemble_ray.limits.limiter_service import Acquire
 from ensemble_ray.limits.steps import Dismiss, Grant, Requested
@@ -24,13 +24,13 @@ from ensemble_ray.values.ids import new_object_id
 PATIENCE_S = 60.0
 
 
-async def pid_of(process: Process) -> int:
+async def pid_of(process: Lease) -> int:
     """Its id for the operating system."""
     found: int = await process.handle.__ray_call__.remote(lambda _: os.getpid())
     return found
 
 
-async def ended(process: Process) -> None:
+async def ended(process: Lease) -> None:
     """Return when it is gone."""
     with pytest.raises(ray.exceptions.RayActorError):
         async with asyncio.timeout(PATIENCE_S):
@@ -44,25 +44,21 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     """
     pool = ProcessPool()
     nodes = [Node(node_id=ray.get_runtime_context().get_node_id(), resources={"CPU": 1})]
-    agent, spread = pool.claim(), pool.claim(nodes=nodes)
-    host, manager = pool.claim("callables"), pool.claim("manager")
-    everyone = (manager, host, spread, agent)
-    agent.templates["kind.1"] = None
-    for process in everyone:
+    first = [pool.claim("1"), pool.claim("1", nodes=nodes), pool.claim("1", "callables"), pool.claim("1", "manager")]
+    for process in first:
         pool.put_back(process, keep=True)
-    assert pool.claim() is agent
-    assert not agent.templates
-    assert pool.claim("callables") is host
-    assert pool.claim("manager") is manager
-    assert pool.claim(nodes=nodes) is spread
+    agent, host, manager = pool.claim("2"), pool.claim("2", "callables"), pool.claim("2", "manager")
+    spread = pool.claim("2", nodes=nodes)
+    assert [each.process for each in (agent, spread, host, manager)] == [each.process for each in first]
+    everyone = (manager, host, spread, agent)
     pids = await asyncio.gather(*map(pid_of, everyone))
     assert len({process.name for process in everyone}) == len(set(pids)) == 4
     title = await asyncio.to_thread(Path("/proc", str(pids[0]), "cmdline").read_text)
     assert title.startswith("ray::ManagerActor")
-    told: list[Process] = []
+    told: list[Lease] = []
     spread.on_death = manager.on_death = lambda process, _: told.append(process)
-    pool.end(spread)
-    pool.end(manager)
+    pool.end(spread.process)
+    pool.end(manager.process)
     pool.put_back(agent, keep=False)
     pool.put_back(host, keep=True)
     pool.evict_idle()
@@ -75,12 +71,12 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
 async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray_cluster: str) -> None:
     """S-PAR-34, S-SET-36: to whoever has it; its place at the rate limiter is free; nobody gets it again."""
     pool = ProcessPool()
-    busy, idle = pool.claim(), pool.claim()
+    busy, idle = pool.claim("run"), pool.claim("run")
     pids = [await pid_of(process) for process in (busy, idle)]
-    deaths: list[tuple[Process, BaseException]] = []
+    deaths: list[tuple[Lease, BaseException]] = []
     told = asyncio.Event()
 
-    def on_death(process: Process, error: BaseException) -> None:
+    def on_death(process: Lease, error: BaseException) -> None:
         deaths.append((process, error))
         told.set()
 
@@ -105,6 +101,6 @@ async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray
     assert isinstance(error, ray.exceptions.RayActorError)
     assert [busy.is_alive, idle.is_alive] == [False, False]
     pool.put_back(busy, keep=True)
-    fresh = pool.claim()
-    assert fresh not in {busy, idle}
+    fresh = pool.claim("next")
+    assert fresh.process not in {busy.process, idle.process}
     pool.put_back(fresh, keep=False)

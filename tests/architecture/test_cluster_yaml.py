@@ -1,4 +1,4 @@
-"""The cluster launcher's file: valid for Ray, and every node gets this package, a token, and no open door."""
+"""The cluster launcher's files: valid for Ray, and every node gets this package, a token, and no open door."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from ray.scripts.scripts import start
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("head", "worker")
+FILES = ("cluster.yaml", "deploy/cluster-aws.yaml")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> dict[str, Any]:
-    """The file as `ray up` sees it: with Ray's defaults, and the common commands in front of each kind's own."""
-    loaded = yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8"))
+@pytest.fixture(scope="module", params=FILES)
+def cluster(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A file as `ray up` sees it: with Ray's defaults, and the common commands in front of each kind's own."""
+    loaded = yaml.safe_load((ROOT / request.param).read_text(encoding="utf-8"))
     prepared: dict[str, Any] = prepare_config(loaded)
     return prepared
 
@@ -56,8 +57,9 @@ def test_every_node_installs_the_wheel_of_this_project(
     patterns = re.findall(r"~/\S*ensemble_ray\S*\.whl", " ".join(installs))
     assert patterns
     assert all(fnmatch.fnmatch(wheel, pattern) for pattern in patterns)
-    assert "[serve]" in installs[0]
-    assert "serve" in project["optional-dependencies"]
+    extras = re.findall(r"\.whl\)\[([a-z,]+)\]", installs[0])[0].split(",")
+    assert "serve" in extras
+    assert set(extras) <= project["optional-dependencies"].keys()
     assert cluster["file_mounts"]["~/ensemble-ray/dist"] == "dist"
     assert not [each for each in installs if "://" in each or "index" in each]
 

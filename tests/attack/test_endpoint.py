@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from httpx import ASGITransport, AsyncClient
 
+from ensemble_ray.access.hosts import host_name
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, host_name
+from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES
 from ensemble_ray.testing import ScriptedModel
 from tests.processes import Program, free_ports, own_directory, own_environment, program
 from tests.serve.driving import driven
@@ -207,7 +208,7 @@ async def test_body_that_a_reader_stumbles_over_is_the_clients_mistake(client: A
 
 
 async def test_body_is_taken_up_to_the_limit_and_not_beyond(client: AsyncClient) -> None:
-    """S-SEC-80: to the byte."""
+    """S-SRV-53, S-SEC-80: to the byte."""
     fits = _RUN + b" " * (DEFAULT_MAX_BODY_BYTES - len(_RUN))
     assert (await client.post("/runs", content=fits, headers=_JSON)).status_code == 202
     assert (await client.post("/runs", content=fits + b" ", headers=_JSON)).status_code == 413

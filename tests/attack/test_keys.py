@@ -26,6 +26,7 @@ from tests.serve.teams import INPUTS, pair
 BODIES: dict[str, object] = {
     "POST /runs": {"ensemble": "secret", "inputs": INPUTS, "run_id": "taken"},
     "POST /runs/{run_id}/inject": {"text": "Stop"},
+    "POST /runs/{run_id}/model": {"model": None},
     "POST /reviews/{run_id}/{gate_id}": {"decision": "approve"},
     "POST /tools/{name}/invoke": {"arguments": {}},
     "POST /v1/chat/completions": {"model": "secret", "messages": [{"role": "user", "content": "Ray"}]},
@@ -40,6 +41,7 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
     "GET /runs/{run_id}/events": (Right.READ,),
     "POST /runs/{run_id}/cancel": (Right.RUN,),
     "POST /runs/{run_id}/inject": (Right.RUN,),
+    "POST /runs/{run_id}/model": (Right.RUN,),
     "GET /reviews": (Right.READ, Right.REVIEW),
     "POST /reviews/{run_id}/{gate_id}": (Right.REVIEW,),
     "GET /capabilities": (Right.READ,),

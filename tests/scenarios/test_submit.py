@@ -29,7 +29,7 @@ def _work_in(directory: Path) -> Path:
 
 
 def test_a_submitted_run_is_checked_followed_left_and_attached_to() -> None:
-    """S-CLU-10 to S-CLU-16, S-CLU-20, S-CLU-23, on a cluster that demands its token.
+    """S-CLU-10 to S-CLU-16, S-CLU-18, S-CLU-20, S-CLU-23, on a cluster that demands its token.
 
     What the cluster has of the team is what was sent along; the key is this environment's.
     """

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from ensemble_ray import InlineRuntime
+from ensemble_ray import ChatModel, InlineRuntime
 from ensemble_ray.loader import Runnable
 from ensemble_ray.serve.catalog import ToolCatalog
+from ensemble_ray.serve.datasets import DatasetCatalog
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.limits import EndpointLimits
@@ -20,15 +21,18 @@ from ensemble_ray.serve.team import served_team
 async def driven(
     teams: Runnable | Mapping[str, Runnable],
     runtime: Any = None,
+    *,
     limits: EndpointLimits | None = None,
     ledger: Path | None = None,
     tools: ToolCatalog | None = None,
+    models: Mapping[str, ChatModel] | None = None,
+    datasets: DatasetCatalog | None = None,
 ) -> AsyncGenerator[DrivenRuns]:
     """Runs of teams in this process, inline unless said otherwise; what the ledger has is gone on with."""
     by_name = teams if isinstance(teams, Mapping) else {"team": teams}
     async with runtime or InlineRuntime() as entered:
         served = {name: served_team(name, each) for name, each in by_name.items()}
-        runs = DrivenRuns(served, entered, Ledger(ledger), limits, tools=tools)
+        runs = DrivenRuns(served, entered, Ledger(ledger), limits, tools=tools, models=models, datasets=datasets)
         await runs.recover()
         yield runs
         await runs.close()

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 
@@ -29,14 +29,20 @@ class _Server(uvicorn.Server):
 @contextmanager
 def served(service: Any, **options: Any) -> Iterator[str]:
     """Serve runs; gives the address of the OpenAI API."""
-    api = build_api(service, **options)
+    with served_app(build_api(service, **options)) as url:
+        yield f"{url}/v1"
+
+
+@contextmanager
+def served_app(app: Any, ws: Literal["none", "websockets-sansio"] = "none") -> Iterator[str]:
+    """Serve an application; gives its address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = _Server(uvicorn.Config(api, log_level="error", ws="none", timeout_graceful_shutdown=5))
+        server = _Server(uvicorn.Config(app, log_level="error", ws=ws, timeout_graceful_shutdown=5))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
             assert server.ready.wait(timeout=60)
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()

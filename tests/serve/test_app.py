@@ -6,12 +6,10 @@ import contextlib
 import http.client
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,8 @@ from openai import APIStatusError, OpenAI
 from ensemble_ray import InlineRuntime, ReviewDecision, decide
 from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.testing import ModelServer
-from tests.processes import Program, free_ports, own_directory, own_environment, program
+from tests.processes import free_ports, own_directory, own_environment, program
+from tests.serve.endpoint import Endpoint
 from tests.serve.keys import make_key
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_asking_team, write_map_reduce, write_team
 
@@ -30,75 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 #: As the documentation says: the limit of bodies holds in Serve's proxy too.
 PROXY = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "ensemble_ray.serve.middleware:for_proxy"}
 SERVE = str(Path(sys.executable).with_name("serve"))
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A served team."""
-
-    program: Program
-    port: int
-    records: Path
-
-    def run(self, body: object) -> tuple[int, dict[str, Any]]:
-        """Begin a run and wait for its end."""
-        return self.ask("POST", "/runs?wait=300", body)
-
-    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """Status and JSON of an answer; Serve itself answers in text before the team is there."""
-        connection = self.send(method, path, body)
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
-        return answer.status, json.loads(text) if text.startswith(b"{") else {"text": text.decode()}
-
-    def follow(self, run_id: str, after: str = "") -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Id, type and data of the events of a run, as they come; ends where the connection does."""
-        connection = self.send("GET", f"/runs/{run_id}/events", after=after)
-        answer = connection.getresponse()
-        assert answer.status == 200
-        fields: dict[str, str] = {}
-        with contextlib.closing(connection), contextlib.suppress(http.client.HTTPException, OSError):
-            for line in answer:
-                name, colon, value = line.decode().rstrip("\r\n").partition(": ")
-                if colon and name:
-                    fields[name] = value
-                elif "event" in fields:
-                    yield fields.get("id", ""), fields["event"], json.loads(fields["data"])
-                    fields = {}
-
-    def kill(self, named: str) -> None:
-        """Kill the processes of that name."""
-        found = self.program.members(named=named)
-        assert found, f"no process is called {named}"
-        for pid in found:
-            os.kill(pid, signal.SIGKILL)
-
-    def send(
-        self, method: str, path: str, body: object = None, *, after: str = "", **more: str
-    ) -> http.client.HTTPConnection:
-        """Ask, with more headers, and leave the answer to the caller."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-        headers = {"content-type": "application/json", **({"last-event-id": after} if after else {}), **more}
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        return connection
-
-    def peaks(self) -> dict[int, int]:
-        """The most memory, in bytes, that each of its processes that run Python ever had."""
-        found: dict[int, int] = {}
-        for pid in self.program.members():
-            with contextlib.suppress(OSError):
-                text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-                if "VmHWM:" in text:
-                    found[pid] = int(text.partition("VmHWM:")[2].split()[0]) * 1024
-        return found
-
-    def is_up(self) -> bool:
-        """Whether the team is served."""
-        try:
-            return self.ask("GET", "/readyz")[0] == 200
-        except OSError:
-            return False
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,12 @@ from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import TryAgain, ValidationError, tool
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.catalog import ToolCatalog, load_catalog
+from ensemble_ray.serve.app import EndpointOptions
+from ensemble_ray.serve.catalog import ToolCatalog, load_catalog, load_models, named_models
+from ensemble_ray.serve.driving.remote_runs import driver_name
 from ensemble_ray.serve.rights import Caller, Right, caller_of
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import FileWriteTool
-from ensemble_ray.tools.registry import resolve_tools
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven
 from tests.serve.teams import pair
@@ -39,7 +40,7 @@ OFFERED = [shout, sleep]
 
 def catalog() -> ToolCatalog:
     """Both tools; calls may take a moment alone."""
-    return ToolCatalog(resolve_tools(OFFERED), time_limit_s=0.05)
+    return ToolCatalog(OFFERED, time_limit_s=0.05)
 
 
 async def test_tools_and_tasks_are_listed(connect: Connect) -> None:
@@ -59,7 +60,7 @@ async def test_tools_and_tasks_are_listed(connect: Connect) -> None:
 
 async def test_a_tool_is_called_once(connect: Connect) -> None:
     """S-SRV-206: what it says of a failure is an answer, too."""
-    async with connect(pair(ScriptedModel()), tools=ToolCatalog(resolve_tools(OFFERED))) as client:
+    async with connect(pair(ScriptedModel()), tools=ToolCatalog(OFFERED)) as client:
         place = "/tools/shout/invoke"
         said = (await client.post(place, json={"arguments": {"text": "Ray"}})).json()
         again = (await client.post(place, json={"arguments": {"text": ""}})).json()
@@ -96,7 +97,7 @@ ASKING = FileWriteTool(".", require_approval=True)
     [
         (Right.READ, {"GET /capabilities", "GET /reviews"}),
         (Right.REVIEW, {"GET /reviews", "POST /reviews/first/gate"}),
-        (Right.RUN, {"POST /runs/first/inject"}),
+        (Right.RUN, {"POST /runs/first/inject", "POST /runs/first/model"}),
         (Right.ADMIN, {"POST /tools/shout/invoke"}),
     ],
 )
@@ -107,6 +108,7 @@ async def test_each_call_needs_its_right(right: Right, allowed: set[str]) -> Non
         "GET /reviews": None,
         "POST /reviews/first/gate": {"decision": "approve"},
         "POST /runs/first/inject": {"text": "a"},
+        "POST /runs/first/model": {"model": "a"},
         "POST /tools/shout/invoke": {"arguments": {"text": "a"}},
     }
     api = build_api(driven(pair(ScriptedModel()), tools=catalog()))
@@ -119,3 +121,42 @@ async def test_each_call_needs_its_right(right: Right, allowed: set[str]) -> Non
             if (await client.request(method, path, json=body)).status_code != 403:
                 found.add(label)
     assert found == allowed
+
+
+SMALL = ScriptedModel("small")
+
+
+def test_models_are_loaded_by_name() -> None:
+    """S-SRV-211: one that cannot be is said with its name."""
+    assert load_models({"small": f"{__name__}:SMALL"})["small"] is SMALL
+    with pytest.raises(ValidationError, match=r"Model 'huge': .*missing"):
+        load_models({"huge": f"{__name__}:missing"})
+
+
+def test_models_have_names() -> None:
+    """S-SRV-211: that of a module's attribute where none is said; also as one text, as Serve's command line has it."""
+    assert named_models(["large=openai:gpt-4o", " office:SMALL ", ""]) == {
+        "large": "openai:gpt-4o",
+        "SMALL": "office:SMALL",
+    }
+    options = EndpointOptions.model_validate({"team": "a", "models": "large=openai:gpt-4o, office:SMALL"})
+    assert options.models == {"large": "openai:gpt-4o", "SMALL": "office:SMALL"}
+    assert EndpointOptions.model_validate({"models": {"a": {"model": "m"}}}).models == {"a": {"model": "m"}}
+    with pytest.raises(ValidationError, match="Two models are called 'a'"):
+        named_models(["a=openai:b", "a=openai:c"])
+    with pytest.raises(ValidationError, match="say NAME=MODEL"):
+        named_models(["=openai:b"])
+
+
+def test_an_endpoint_is_of_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-SRV-213: that of its arguments, else of the environment; its driver and its ledger have names of their own."""
+    monkeypatch.setenv("ENSEMBLE_RAY_NAMESPACE", "blue")
+    assert EndpointOptions().chosen_namespace() == "blue"
+    assert EndpointOptions(namespace="").chosen_namespace() == ""
+    with pytest.raises(ValidationError, match="A namespace has"):
+        EndpointOptions(namespace="a b").chosen_namespace()
+    assert {driver_name("a"), driver_name("a", "blue"), driver_name("a", "green")} == {
+        "endpoint-a",
+        "blue/endpoint-a",
+        "green/endpoint-a",
+    }

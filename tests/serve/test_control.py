@@ -87,3 +87,44 @@ async def test_a_gate_that_is_not_there_is_not_found(connect: Connect) -> None:
             assert (await client.post(f"/reviews/first/{gate['gate_id']}", json=body)).status_code == 422
         await client.post("/runs/first/cancel")
         await ended_run(client, "first")
+
+
+async def test_a_task_that_starts_next_asks_the_model_that_was_chosen(connect: Connect) -> None:
+    """S-SRV-209, S-SRV-210: on record when it is answered, with who chose it; the team's own models win over the operator's."""
+    gate, large = Gate("a draft"), ScriptedModel(otherwise="said by the large one")
+    team = pair(ScriptedModel(gate, otherwise="own")).replace(models={"large": large})
+    async with connect(team, models={"large": ScriptedModel(), "small": ScriptedModel()}) as client:
+        listed = (await client.get("/capabilities")).json()["models"]
+        await client.post("/runs", json={"inputs": INPUTS, "run_id": "first"})
+        await gate.is_asked.wait()
+        place = "/runs/first/model"
+        unknown = await client.post(place, json={"model": "huge"})
+        nobody = await client.post(place, json={"model": "large", "agent": "Reader"})
+        chosen = await client.post(place, json={"model": "large", "agent": "Editor"})
+        gate.open()
+        ended, _ = await ended_run(client, "first")
+        late = await client.post(place, json={"model": "large"})
+    assert listed == [{"ensemble": "team", "name": "large"}, {"ensemble": "team", "name": "small"}]
+    assert (unknown.status_code, unknown.json()["code"]) == (400, "MODEL_NOT_FOUND")
+    assert "There are: [large, small]" in unknown.json()["message"]
+    assert (nobody.status_code, nobody.json()["code"]) == (400, "AGENT_NOT_FOUND")
+    assert (chosen.status_code, chosen.json()["status"]) == (200, "running")
+    assert ended["result"]["raw"] == "said by the large one"
+    assert (late.status_code, late.json()["code"]) == (409, "RUN_OVER")
+
+
+async def test_a_run_that_waits_for_people_takes_no_model(connect: Connect) -> None:
+    """S-SRV-210."""
+    async with connect(asked(), models={"small": ScriptedModel()}) as client:
+        await client.post("/runs?wait=60", json={"run_id": "first"})
+        refused = await client.post("/runs/first/model", json={"model": "small"})
+        await client.post("/runs/first/cancel")
+        await ended_run(client, "first")
+    assert (refused.status_code, refused.json()["code"]) == (409, "RUN_NOT_RUNNING")
+
+
+@pytest.mark.parametrize("body", [{}, {"model": ""}, {"model": "a" * 257}, {"model": "a", "agents": ["b"]}])
+async def test_what_names_no_model_is_refused(connect: Connect, body: dict[str, Any]) -> None:
+    """S-SRV-209."""
+    async with connect(pair(ScriptedModel("fine"))) as client:
+        assert (await client.post("/runs/first/model", json=body)).status_code == 422

@@ -46,5 +46,6 @@ def test_options_are_read_as_the_command_line_and_files_give_them() -> None:
 def test_clusters_of_ours_hold_the_limit_in_serves_proxy() -> None:
     """S-SEC-80: the name in the shipped file is that of the function."""
     named = f"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH={for_proxy.__module__}:{for_proxy.__name__}"
-    assert (ROOT / "cluster.yaml").read_text(encoding="utf-8").count(named) == 2
+    for file, count in (("cluster.yaml", 2), ("deploy/cluster-aws.yaml", 2), ("deploy/Dockerfile", 1)):
+        assert (ROOT / file).read_text(encoding="utf-8").count(named) == count
     assert named in (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")

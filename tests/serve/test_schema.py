@@ -68,7 +68,7 @@ CHECKS = [
 ]
 OPERATIONS = [
     *("GET /ensembles", "POST /runs", "GET /runs", "GET /runs/{run_id}", "POST /runs/{run_id}/cancel"),
-    *("POST /runs/{run_id}/inject", "GET /reviews", "POST /reviews/{run_id}/{gate_id}"),
+    *("POST /runs/{run_id}/inject", "POST /runs/{run_id}/model", "GET /reviews", "POST /reviews/{run_id}/{gate_id}"),
     *("GET /capabilities", "POST /tools/{name}/invoke"),
     *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics"),
     *("GET /v1/models", "GET /v1/models/{model}", "POST /v1/chat/completions"),

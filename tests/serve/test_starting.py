@@ -31,7 +31,7 @@ def refusal(tmp_path: Path, *arguments: str, **variables: str) -> str:
 
 
 def test_a_wrong_team_a_missing_key_and_a_taken_port_are_refused(tmp_path: Path) -> None:
-    """S-SRV-61: before anything is started."""
+    """S-SRV-61, S-SRV-207, S-SRV-211, S-SRV-213: before anything is started; and tools, models and namespaces that are none."""
     write_team(tmp_path, "http://127.0.0.1:9/v1")
     assert "There is no file 'taem.yaml'" in refusal(tmp_path, "taem.yaml")
     assert KEY_VARIABLE in refusal(tmp_path, "team.yaml")
@@ -39,6 +39,11 @@ def test_a_wrong_team_a_missing_key_and_a_taken_port_are_refused(tmp_path: Path)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
+        key = {KEY_VARIABLE: KEY}
+        assert "There is no module 'office'" in refusal(tmp_path, "team.yaml", "--tool", "office:look_up", **key)
+        assert "Model 'large': " in refusal(tmp_path, "team.yaml", "--model", "large=nonsense", **key)
+        assert "say NAME=MODEL" in refusal(tmp_path, "team.yaml", "--model", "=openai:a", **key)
+        assert "A namespace has up to 64" in refusal(tmp_path, "team.yaml", "--namespace", "a b", **key)
         assert f"127.0.0.1:{port}" in refusal(tmp_path, "team.yaml", "--port", port, **{KEY_VARIABLE: KEY})
 
 

@@ -34,21 +34,20 @@ async def _cancel(store: RunStore, name: str) -> int:
     import asyncio
     import time
 
-    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.recovery.cancelling import end_unowned, request_end
     from ensemble_ray.values.outputs import RunState
 
     found: RunSummary | None = await store.find(name)
     assert found is not None  # noqa: S101  it was found
     run_id = found.run_id
-    if found.state.is_final:
-        raise ValidationError(f"Run '{run_id}' has ended: it is {found.state.value}")
+    await request_end(store, found)
     if found.state.is_going_on:
-        await store.ask_cancel(run_id)
         say(f"Ending run {run_id}")
+    found = await store.summary(run_id)
     deadline = time.monotonic() + _PATIENCE_S
     while found is not None and time.monotonic() < deadline:
         if found.state in {RunState.INTERRUPTED, RunState.WAITING}:
-            await _mark(store, run_id)
+            await end_unowned(store, run_id)
         elif found.state.is_final:
             show(f"Run {run_id}: {found.state.value}")
             return FINE
@@ -61,29 +60,3 @@ async def _cancel(store: RunStore, name: str) -> int:
         f"If that process hangs, take the run from it: {own_command()} resume {run_id} --take-over"
     )
     return FAILED
-
-
-async def _mark(store: RunStore, run_id: str) -> None:
-    """Write the end of a run that nobody owns."""
-    import time
-
-    from ensemble_ray.errors import RunExistsError
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import RunEnded
-    from ensemble_ray.ports import Persistence
-    from ensemble_ray.record.resume.run_head import head_facts
-    from ensemble_ray.values.ids import RUN
-    from ensemble_ray.values.outputs import ExitReason, RunState
-
-    try:
-        owned = await store.claim(run_id)
-    except RunExistsError:  # somebody resumes it now, and will see that its end is asked for
-        await store.ask_cancel(run_id)
-        return
-    data = RunEnded(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-    end = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
-    try:
-        if await head_facts(store, run_id):  # else it never began, and its id stays free for a run that does
-            await owned.journal.append((end,), epoch=owned.epoch, until=Persistence.COMMITTED)
-    finally:
-        await owned.close(RunState.CANCELLED)

@@ -10,7 +10,7 @@ import typer
 from ensemble_ray.cli.commands.resume import AllowChanges, RuntimeAgain, recorded_team, runtime_of
 from ensemble_ray.cli.commands.run import AsJson, Inputs, InputsFile, Quiet, RunId, TraceFile, show_run
 from ensemble_ray.cli.inputs.records import RunName, own_store
-from ensemble_ray.cli.view.terminal import FINE, say, screen_line, show
+from ensemble_ray.cli.view.terminal import FINE, say, screen_line, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,10 @@ def fork(
     offer = run_blocking(offer_fork(found.run_id, from_task, team, inputs=values, runtime=chosen))
     text = "\n".join([*input_warnings(inputs or (), offer.ensemble, values), *_describe_offer(offer)])
     if dry_run:
-        show(text)
+        if as_json:
+            show_json(_offer_data(offer))
+        else:
+            show(text)
         return FINE
     if not quiet:
         say(text)
@@ -85,6 +88,21 @@ def fork(
         as_json=as_json,
         trace=trace,
     )
+
+
+def _offer_data(offer: ForkOffer) -> dict[str, object]:
+    """Return what would be used and what would be done again, by task."""
+    used, again = (
+        [{"task": key, "description": offer.descriptions[key]} for key in keys]
+        for keys in (offer.plan.reused, offer.plan.again)
+    )
+    return {
+        "run_id": offer.run_id,
+        "from": offer.from_task,
+        "used": used,
+        "done_again": again,
+        "differences": list(offer.differences),
+    }
 
 
 def _describe_offer(offer: ForkOffer) -> list[str]:

@@ -1,4 +1,4 @@
-"""`ensemble-ray keys`: who may ask the endpoints of this home. Package: cli."""
+"""`ensemble-ray keys`: who may ask the endpoints of this home, or of the database of `ENSEMBLE_RAY_STORE`. Package: cli."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ensemble_ray.cli.inputs.records import age_of
 from ensemble_ray.cli.view.terminal import FINE, say, show, show_json
 
 if TYPE_CHECKING:
-    from ensemble_ray.access.key_file import KeyFile
+    from ensemble_ray.access.key_store import KeyStore
     from ensemble_ray.access.keys import ApiKey
 
 __all__ = ["keys"]
@@ -54,13 +54,13 @@ def add_key(
         rate=None if rate is None else parse_rate(rate),
         created_at=utc_now(),
     )
-    file = _file()
-    file.add(key)
+    kept = _kept()
+    kept.add(key)
     if as_json:
         show_json({"key": text, **_as_data(key)})
     else:
         show(text)
-    say(f"This is the only time that the key of '{name}' is shown. What is kept of it: {file.path}")
+    say(f"This is the only time that the key of '{name}' is shown. What is kept of it: {kept.place}")
     return FINE
 
 
@@ -70,13 +70,13 @@ def list_keys(*, as_json: AsJson = False) -> int:
     from ensemble_ray.access.keys import render_rate
     from ensemble_ray.values.value import utc_now
 
-    file = _file()
-    found = file.read()
+    kept = _kept()
+    found = kept.read()
     if as_json:
         show_json([_as_data(key) for key in found or ()])
         return FINE
     if not found:
-        say(f"There is no key in {file.path}. Make one: ensemble-ray keys add NAME --teams TEAM,...")
+        say(f"There is no key in {kept.place}. Make one: ensemble-ray keys add NAME --teams TEAM,...")
         return FINE
     now = utc_now()
     rows = [
@@ -99,16 +99,15 @@ def list_keys(*, as_json: AsJson = False) -> int:
 @keys.command("revoke", epilog="Example: ensemble-ray keys revoke ann")
 def revoke_key(name: Name) -> int:
     """Revoke a key: the next request with it is refused, and answers that go on end within seconds."""
-    key = _file().revoke(name)
+    key = _kept().revoke(name)
     show(f"Revoked the key of '{name}' (...{key.last_four})")
     return FINE
 
 
-def _file() -> KeyFile:
-    from ensemble_ray.access.key_file import KeyFile
-    from ensemble_ray.process.config import home_directory
+def _kept() -> KeyStore:
+    from ensemble_ray.access.key_store import open_keys
 
-    return KeyFile(home_directory())
+    return open_keys()
 
 
 def _as_data(key: ApiKey) -> dict[str, object]:

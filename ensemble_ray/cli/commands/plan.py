@@ -1,26 +1,30 @@
 """`ensemble-ray plan`: what would run, in which order; no model is called. Package: cli.
 
-In: a team and its inputs. Out: tasks by level, loops, phases and graphs in their places, or a manager with its tasks, agents with tools and models, inputs that are missing.
+In: a team and its inputs. Out: tasks by level, loops, phases and graphs in their places, or a manager with its tasks, agents with tools and models, inputs that are missing. The same as a graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ensemble_ray.cli.commands.run import Inputs, InputsFile, Llm, Target, Workflow
+from ensemble_ray.cli.view.pictures import Dag, Mermaid, Pictures, Svg
 from ensemble_ray.cli.view.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
 from ensemble_ray.cli.view.plan_units import shape_of, unit_lines, units_data
 from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.cli.view.terminal import say, screen_line, show, show_json
 
 if TYPE_CHECKING:
+    from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.definition.task import Task
     from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.plan.plan import Node, Plan
-    from ensemble_ray.plan.planner import Planned
+    from ensemble_ray.plan.planner import Planned, ResolvedTasks
+    from ensemble_ray.visualization.dag_model import DagModel
 
 __all__ = ["levels_of", "plan", "plan_data", "plan_lines"]
 
@@ -35,10 +39,14 @@ def plan(
     workflow: Workflow = None,
     llm: Llm = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    svg: Svg = None,
+    mermaid: Mermaid = None,
+    dag: Dag = None,
 ) -> None:
     """Show what would run, without a model call.
 
     Tasks by level, with loops, phases and a graph, or a manager with its rules; agents with tools and models, inputs that are missing. Needs no key.
+    --svg, --mermaid and --dag write it as a graph instead.
     """
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
     from ensemble_ray.cli.view.plan_map_reduce import map_reduce_data, map_reduce_lines
@@ -47,8 +55,12 @@ def plan(
     from ensemble_ray.recovery.resuming import planned_form
 
     values = read_inputs(inputs or (), inputs_file)
+    pictures = Pictures(svg=svg, mermaid=mermaid, dag=dag)
     loaded = load_runnable(target, llm=llm, needs_keys=False)
     if isinstance(loaded, MapDefinition) and not getattr(loaded, "is_planned", False):
+        if pictures.is_asked:
+            _draw_map_reduce(target, loaded, pictures)
+            return
         data = map_reduce_data(loaded)
         if as_json:
             show_json(data)
@@ -60,11 +72,71 @@ def plan(
         ensemble = ensemble.replace(workflow=workflow.value)
     for line in input_warnings(inputs or (), ensemble, values):
         say(line)
+    if pictures.is_asked:
+        _draw_plan(target, _plan(ensemble, values), pictures)
+        return
     data = plan_data(ensemble, values)
     if as_json:
         show_json(data)
     else:
         show("\n".join(plan_lines(target, data)))
+
+
+def _draw_map_reduce(target: str, definition: MapDefinition, pictures: Pictures) -> None:
+    """Write the graph of a map-reduce whose tasks are made while it runs."""
+    from ensemble_ray.cli.view.terminal import own_command
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.visualization.map_reduce import map_reduce_flow
+
+    def refuse() -> DagModel:
+        raise ValidationError(
+            "The tasks of this team are made while it runs, so there is no graph of them as data before. "
+            f"Of a run: {own_command()} trace RUN --dag FILE"
+        )
+
+    pictures.write(target, lambda: map_reduce_flow(definition), refuse)
+
+
+def _draw_plan(target: str, found: _Found, pictures: Pictures) -> None:
+    """Write the graph of a plan; of a manager with the tasks that it is given."""
+    from ensemble_ray.visualization.declared import dag_flow
+    from ensemble_ray.visualization.exporter import DagExporter
+    from ensemble_ray.visualization.plan_graph import dag_of_plan
+
+    plan = found.planned.plan
+    if plan.hierarchy is None:
+        graph = dag_of_plan(plan)
+    else:
+        graph = DagExporter.build(found.ensemble.with_tasks(found.resolved.tasks))
+    pictures.write(target, lambda: dag_flow(graph), lambda: graph)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A plan, and what it was made of."""
+
+    ensemble: Ensemble
+    resolved: ResolvedTasks
+    planned: Planned
+    #: tasks by the variable that they use and that has no value
+    missing: Mapping[str, Sequence[str]]
+
+
+def _plan(ensemble: Ensemble, inputs: Mapping[str, object]) -> _Found:
+    """Plan a run; a variable without a value stays in the texts.
+
+    Raises:
+        ValidationError: the team cannot run.
+    """
+    from ensemble_ray.cli.inputs.arguments import needed_inputs  # the help does not need them
+    from ensemble_ray.plan.planner import plan_run
+    from ensemble_ray.runs.planned import check
+
+    needed = needed_inputs(ensemble.all_tasks)
+    missing = {name: users for name, users in needed.items() if name not in {**ensemble.inputs, **inputs}}
+    placeholders = {name: f"{{{name}}}" for name in missing}
+    resolved = check(ensemble, {**inputs, **placeholders})
+    return _Found(ensemble=ensemble, resolved=resolved, planned=plan_run(ensemble, resolved), missing=missing)
 
 
 def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any]:
@@ -73,16 +145,10 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
     Raises:
         ValidationError: the team cannot run.
     """
-    from ensemble_ray.cli.inputs.arguments import needed_inputs  # the help does not need them
-    from ensemble_ray.plan.plan import MANAGER_KEY
-    from ensemble_ray.plan.planner import plan_run
-    from ensemble_ray.runs.planned import check
+    from ensemble_ray.plan.plan import MANAGER_KEY  # the help does not need it
 
-    needed = needed_inputs(ensemble.all_tasks)
-    missing = {name: users for name, users in needed.items() if name not in {**ensemble.inputs, **inputs}}
-    placeholders = {name: f"{{{name}}}" for name in missing}
-    resolved = check(ensemble, {**inputs, **placeholders})
-    planned = plan_run(ensemble, resolved)
+    found = _plan(ensemble, inputs)
+    resolved, planned, missing = found.resolved, found.planned, found.missing
     plan = planned.plan
     manager = manager_data(ensemble, planned)
     keys = {task.object_id: key for task, key in zip(resolved.tasks, resolved.keys, strict=True)}

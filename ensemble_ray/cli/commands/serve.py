@@ -29,6 +29,10 @@ def serve(
     name: Annotated[
         str, typer.Option("--name", help="Of the endpoint: what it had accepted under that name goes on.")
     ] = "endpoint",
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", help="Of the schedulers that have its runs; default ENSEMBLE_RAY_NAMESPACE."),
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option("--allowed-host", metavar="NAME", help="A name that requests may be for; repeatable."),
@@ -43,6 +47,18 @@ def serve(
     allowed_origin: Annotated[
         list[str] | None,
         typer.Option("--allowed-origin", metavar="URL", help="An origin whose pages may ask; repeatable."),
+    ] = None,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option("--tool", metavar="MODULE:ATTRIBUTE", help="A tool that clients may call; repeatable."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="NAME=MODEL", help="A model that runs can be told to ask; repeatable."),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option("--dataset", metavar="NAME=REF", help="A Ray Dataset that requests may map; repeatable."),
     ] = None,
     keys: Annotated[
         str,
@@ -65,10 +81,14 @@ def serve(
         "name": name,
         "teams": targets,
         "replicas": replicas,
+        "namespace": namespace,
         "allowed_hosts": allowed_host or [],
         "cancel_on_disconnect": cancel_on_disconnect,
         "allowed_origins": allowed_origin or [],
+        "datasets": ",".join(dataset or []),
         "keys": keys,
+        "tools": tool or [],
+        "models": ",".join(model or []),
     }
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "ensemble_ray.serve", json.dumps(options)]

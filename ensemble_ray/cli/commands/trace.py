@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.inputs.records import as_data, no_runs, own_store, where
+from ensemble_ray.cli.view.pictures import Dag, Mermaid, Pictures, Svg
 from ensemble_ray.cli.view.terminal import FINE, say, show, show_json, show_json_text
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore, RunSummary
     from ensemble_ray.record.view.map_reduce import MapReduceView
     from ensemble_ray.record.view.tree import TreeRow
+    from ensemble_ray.values.trace import ExecutionTrace
+    from ensemble_ray.visualization.flow import Flow
 
 __all__ = ["trace"]
 
@@ -51,12 +54,16 @@ def trace(
             "--task", metavar="TASK", help="Only that task, such as map-17 of a map-reduce, or loop:refine#2."
         ),
     ] = None,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    svg: Svg = None,
+    mermaid: Mermaid = None,
+    dag: Dag = None,
 ) -> int:
     """Show a recorded run as a tree.
 
     With times, tokens and tool calls; also a run that is running or was interrupted. A map-reduce whose tasks are made
-    while it runs is shown by its levels.
+    while it runs is shown by its levels. --svg, --mermaid and --dag write it as a graph instead, as it ran.
 
     Exit codes: 1 the record has lost something; what is left of it is shown.
     """
@@ -74,6 +81,10 @@ def trace(
             _list(runs)
         return FINE
     named = run_blocking(store.find(run))
+    pictures = Pictures(svg=svg, mermaid=mermaid, dag=dag)
+    if pictures.is_asked:
+        _draw_run(store, named, pictures)
+        return FINE
     try:
         _show_run(store, named, task, as_json=as_json)
     except RecordError:
@@ -89,7 +100,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import RunFold
     from ensemble_ray.record.resume.run_head import located, read_head
-    from ensemble_ray.record.view.directives import directive_data, directive_rows, directives_in
+    from ensemble_ray.record.view.directives import directive_rows, directives_in, told_data
     from ensemble_ray.record.view.reflections import reflection_rows
     from ensemble_ray.record.view.tree import tree_rows
 
@@ -117,11 +128,37 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
         found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from._asdict()})
     told = directives_in(facts)
     if told:
-        found = found.replace(metadata={**found.metadata, "directives": directive_data(told)})
+        found = found.replace(metadata={**found.metadata, **told_data(told)})
     if as_json:
         show_json_text(found.to_json())
     else:
         _print_tree((*tree_rows(found, fold.verdicts()), *directive_rows(told), *reflection_rows(facts)))
+
+
+def _draw_run(store: RunStore, named: RunSummary, pictures: Pictures) -> None:
+    """Write the graph of a run as it ran."""
+    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.record.fold import RunFold
+    from ensemble_ray.record.resume.run_head import located, read_head
+    from ensemble_ray.visualization.exporter import DagExporter
+    from ensemble_ray.visualization.files import trace_steps
+    from ensemble_ray.visualization.map_reduce import tally_flow
+    from ensemble_ray.visualization.ran import ran_flow, recorded_plan
+
+    def make_trace() -> ExecutionTrace:
+        facts = run_blocking(store.facts(named.run_id))
+        with located(named.place):
+            return RunFold(facts).trace()
+
+    def make_flow() -> Flow:
+        if head.is_dynamic:
+            with located(named.place):
+                return tally_flow(run_blocking(_view(store, named, is_partial=False)).levels)
+        trace, plan = make_trace(), recorded_plan(head.header.plan)
+        return ran_flow(trace_steps(trace, plan), plan, workflow=trace.workflow)
+
+    head = run_blocking(read_head(store, named.run_id))
+    pictures.write(f"Run {named.run_id}", make_flow, lambda: DagExporter.build(make_trace()))
 
 
 async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> MapReduceView:

@@ -34,6 +34,9 @@ def demo(
     crash: Annotated[
         bool, typer.Option("--crash", help="Kill it half-way, resume it, and show that nothing was asked again.")
     ] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve two teams, ask them over HTTP, decide a review, stop.")
+    ] = False,
     run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Name of the record.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")] = False,
 ) -> int:
@@ -47,6 +50,10 @@ def demo(
     from ensemble_ray.cli.demo_team import demo_team
     from ensemble_ray.cli.view.run_view import RunView
 
+    if serve:
+        from ensemble_ray.cli.demo.serving import serve_and_ask
+
+        return serve_and_ask(llm)
     prepared = demo_team(files or (), chunks=chunks, llm=llm, threads=_threads())
     if crash:
         from ensemble_ray.cli.demo.crash import crash_and_resume

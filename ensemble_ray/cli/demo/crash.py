@@ -7,9 +7,7 @@ shown of it comes from the record alone, and from commands that anybody can give
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from ensemble_ray.cli.demo.sessions import kill_session, our_program
 from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, show
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
@@ -25,8 +24,6 @@ from ensemble_ray.values.ids import new_run_id
 __all__ = ["Comparison", "crash_and_resume"]
 
 _WATCH_S = 0.02
-#: How long killed processes may take to be gone, s.
-_GONE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,45 +124,20 @@ def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[Mo
     # A display that redraws itself would leave the terminal without its cursor.
     environment = {**os.environ, "TERM": "dumb"}
     process = subprocess.Popen(  # noqa: S603  our own command
-        [*_program(), "demo", *options, "--run-id", run_id], env=environment, start_new_session=True
+        [*our_program(), "demo", *options, "--run-id", run_id], env=environment, start_new_session=True
     )
     try:
         while process.poll() is None:
             time.sleep(_WATCH_S)
             if sum(map(_is_note, _answers(run_id))) >= half:
-                _kill(process)
+                kill_session(process)
                 return _answers(run_id)
     finally:
         # Ctrl-C reaches this process only.
         if process.poll() is None:
-            _kill(process)
+            kill_session(process)
     say(f"The demo ended with exit code {process.returncode} before it could be killed.")
     return None
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill its session and wait until all of it is gone, so that nobody writes to the record any more."""
-    # Ray's processes have groups of their own. They are stopped first: whoever saw the others die would go on for a while.
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in _session_of(process):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-    process.wait()
-    deadline = time.monotonic() + _GONE_S
-    while _session_of(process) and time.monotonic() < deadline:
-        time.sleep(_WATCH_S)
-
-
-def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """Return the ids of the processes of its session that are alive."""
-    listed = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=True)  # noqa: S607  where it is differs
-    found: list[int] = []
-    for line in listed.stdout.splitlines():
-        pid, _, state = line.strip().partition(" ")
-        with contextlib.suppress(OSError):  # it is gone already
-            if "Z" not in state and os.getsid(int(pid)) == process.pid:
-                found.append(int(pid))
-    return found
 
 
 def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
@@ -181,8 +153,4 @@ def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
 def _call(arguments: Sequence[str]) -> int:
     """Give one of our commands, as a user would."""
     sys.stdout.flush()
-    return subprocess.run([*_program(), *arguments], check=False).returncode  # noqa: S603  our own command
-
-
-def _program() -> Sequence[str]:
-    return (sys.executable, "-m", "ensemble_ray.cli")
+    return subprocess.run([*our_program(), *arguments], check=False).returncode  # noqa: S603  our own command

@@ -35,6 +35,7 @@ __all__ = [
     "own_command",
     "reserve_stdout",
     "say",
+    "say_piece",
     "screen_line",
     "show",
     "show_answer",
@@ -83,6 +84,13 @@ def say(text: str) -> None:
     """Write progress, a note or an error; foreign text in it is made safe (S-SEC-60)."""
     flush_results()  # so that a log that takes both streams has them in order
     _put(sys.stderr, f"{escape_controls(text)}\n")  # in one piece, since several threads speak
+    _put(sys.stderr)
+
+
+def say_piece(text: str) -> None:
+    """Write a part of a line of progress; the rest follows. Foreign text in it is made safe."""
+    flush_results()
+    _put(sys.stderr, escape_controls(text))
     _put(sys.stderr)
 
 

@@ -237,6 +237,7 @@ class OrderMaker:
             input_guardrails=len(task.input_guardrails),
             output_guardrails=len(task.output_guardrails),
             directives=self.directives.active(),
+            switches=self.directives.switches,
         )
 
     async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
@@ -282,5 +283,6 @@ class OrderMaker:
             input_guardrails=len(task.input_guardrails),
             output_guardrails=len(task.output_guardrails),
             directives=self.directives.active(),
+            switches=self.directives.switches,
         )
         return PreparedOrder(level=level, number=number, unit_type=unit_type, order=order)

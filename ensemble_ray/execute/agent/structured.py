@@ -71,7 +71,7 @@ def extract_json(raw: str | None) -> str | None:
     In order: the first fenced block that looks like one, the whole text if it looks like one, the first one in prose
     that decodes (S-OUT-10 to S-OUT-12).
 
-    Example:
+    Examples:
         >>> extract_json('Here it is: {"city": "Bern"}. Anything else?')
         '{"city": "Bern"}'
     """

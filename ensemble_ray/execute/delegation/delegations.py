@@ -253,6 +253,7 @@ class Delegations:
             delegation_id=decision.request.task_id,
             is_again=self._order.is_again,
             directives=self._order.directives,
+            switches=self._order.switches,
         )
 
     def _failed_result(self, order: TaskOrder, error: BaseException, trace: TaskTrace | None) -> TaskResult:

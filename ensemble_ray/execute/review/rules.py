@@ -37,9 +37,9 @@ def review_after(order: TaskOrder, context: RunContext) -> Review | None:
         return None if review.is_skip else review
     match context.review_policy:
         case ReviewPolicy.AFTER_EVERY_TASK:
-            return _BY_POLICY
+            return context.policy_review or _BY_POLICY
         case ReviewPolicy.AFTER_LAST_TASK:
-            return _BY_POLICY if _is_last(order, context) else None
+            return (context.policy_review or _BY_POLICY) if _is_last(order, context) else None
         case _:
             return None
 

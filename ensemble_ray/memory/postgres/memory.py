@@ -18,7 +18,7 @@ class PostgresMemory(LastingMemory):
     It is a store of scopes; `long_term` and `entities` are the other two kinds of memory, in the same database. Where the server
     has the extension pgvector it finds entries by meaning itself; else the process that asks does.
 
-    Example:
+    Examples:
         >>> PostgresMemory("postgresql://me:secret@db.example.org/team").place
         'postgresql://db.example.org:5432/team'
     """

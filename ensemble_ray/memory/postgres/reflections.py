@@ -24,7 +24,7 @@ class PostgresReflectionStore:
 
     The database may be that of a `PostgresMemory`.
 
-    Example:
+    Examples:
         >>> PostgresReflectionStore("postgresql://me:secret@db.example.org/team").place
         'postgresql://db.example.org:5432/team'
     """

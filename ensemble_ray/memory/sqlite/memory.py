@@ -17,7 +17,7 @@ class SqliteMemory(LastingMemory):
 
     It is a store of scopes; `long_term` and `entities` are the other two kinds of memory, in the same file.
 
-    Example:
+    Examples:
         >>> SqliteMemory("/var/lib/team/memory.db").path.name
         'memory.db'
     """

@@ -25,7 +25,7 @@ class SqliteReflectionStore:
 
     The file may be that of a `SqliteMemory`.
 
-    Example:
+    Examples:
         >>> SqliteReflectionStore("/var/lib/team/memory.db").path.name
         'memory.db'
     """

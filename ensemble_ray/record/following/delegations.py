@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.events import messages
+from ensemble_ray.events.messages import Message
 from ensemble_ray.facts.effects import read_request
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.record.delegation_fold import worker_role
@@ -54,9 +56,7 @@ class DelegationMessages:
         """Return what was handed on; empty for any other instance."""
         return self._workers.get(instance, ("", ""))[1]
 
-    def decide(
-        self, fact: Fact[DelegationDecided], asking_role: str, instance: str
-    ) -> list[tuple[str, dict[str, object]]]:
+    def decide(self, fact: Fact[DelegationDecided], asking_role: str, instance: str) -> list[Message]:
         """Take a decision, and return its message.
 
         Args:
@@ -81,17 +81,16 @@ class DelegationMessages:
             data=data, worker=role, work=request.task_description, is_refused=fact.data.worker is None
         )
         if fact.data.worker is None:
-            return [
-                ("delegation_failed", {**data, "duration_ms": 0, "reason": refusal.reason if refusal else "refused"})
-            ]
+            reason = refusal.reason if refusal else "refused"
+            return [messages.delegation_failed(data, duration_s=0, reason=reason)]
         self._workers[delegated_instance(fact.name)] = (role, request.task_description)
-        return [("delegation_started", {**data, "task_description": request.task_description})]
+        return [messages.delegation_started(data, task_description=request.task_description)]
 
     def is_open(self, name: str) -> bool:
         """Return whether a call wants to hand on work, and has not come back."""
         return name in self._open
 
-    def close(self, name: str, result: ToolReturned) -> list[tuple[str, dict[str, object]]]:
+    def close(self, name: str, result: ToolReturned) -> list[Message]:
         """Take what a call came to, and return the message where the call had handed work on.
 
         Args:
@@ -101,7 +100,7 @@ class DelegationMessages:
         delegation = self._open.pop(name, None)
         if delegation is None or delegation.is_refused:
             return []
-        data: dict[str, object] = {**delegation.data, "duration_ms": max(0, round(result.duration_s * 1000))}
         if result.is_success:
-            return [("delegation_completed", data)]
-        return [("delegation_failed", {**data, "reason": result.text.removeprefix("Error: ") or "unknown error"})]
+            return [messages.delegation_completed(delegation.data, duration_s=result.duration_s)]
+        reason = result.text.removeprefix("Error: ")
+        return [messages.delegation_failed(delegation.data, duration_s=result.duration_s, reason=reason)]

@@ -8,6 +8,7 @@ One page of facts is in memory at a time. On the library's loop.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
@@ -79,8 +80,8 @@ class SharedEnds:
         """
         self._store = store
         self._lasting_s = lasting_s
-        #: by run: the last position, and when somebody saw that there was nothing behind it
-        self._ends: dict[str, tuple[int, float]] = {}
+        #: by run: the last position, and when somebody saw that there was nothing behind it; those seen last in the end
+        self._ends: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     async def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]:
         """Return the facts behind a position, none where somebody has just seen that there are none."""
@@ -94,6 +95,11 @@ class SharedEnds:
                 last = page[-1].seq if page else last
                 yield page
         self._ends[run_id] = (last, now)
+        self._ends.move_to_end(run_id)
+        while (oldest := next(iter(self._ends.values())))[1] + self._lasting_s < now and oldest is not self._ends[
+            run_id
+        ]:
+            self._ends.popitem(last=False)
 
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return how the run stands."""
@@ -205,7 +211,8 @@ class RunFollower:
         if self._live is None:
             return []
         events, self._live_cursor, _ = self._live.log.read(self._live_cursor)
-        return [render_token(event) for event in events if isinstance(event, TokenEvent)]
+        now = SystemClock().now()
+        return [render_token(event, now) for event in events if isinstance(event, TokenEvent)]
 
     async def _wait(self, timeout_s: float) -> None:
         """Return when something may be new."""

@@ -12,8 +12,11 @@ In: the facts of one run, in order. Out: what a page is told of each. Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.events import messages
+from ensemble_ray.events.messages import Message, ShownTask
 from ensemble_ray.events.wire import LAST_TYPE, Cursor, WireEvent
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
@@ -28,7 +31,6 @@ from ensemble_ray.schedule.instructions import Announce, Start
 from ensemble_ray.schedule.stimuli import Failed, decode_stimulus
 from ensemble_ray.values.ids import delegating_call, node_key, task_instance
 from ensemble_ray.values.outputs import ExitReason, RunState
-from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EventProjection"]
 
-#: Type and data of a message.
-_Message = tuple[str, dict[str, object]]
 _NOTHING: Mapping[str, object] = {}
 _REASONS = {RunState.FAILED: ExitReason.ERROR, RunState.CANCELLED: ExitReason.CANCELLED}
 
@@ -77,10 +77,9 @@ class EventProjection:
         Raises:
             RecordError: it is damaged.
         """
-        messages = self._messages_of(fact)
         return [
             WireEvent(type=kind, data=data, cursor=Cursor(fact.seq, number))
-            for number, (kind, data) in enumerate(messages, start=1)
+            for number, (kind, data) in enumerate(self._messages_of(fact), start=1)
         ]
 
     def end(self) -> WireEvent | None:
@@ -103,16 +102,16 @@ class EventProjection:
         return WireEvent(type=LAST_TYPE, data=self._summary(at, exit_reason))
 
     def _summary(self, at: float, exit_reason: str) -> dict[str, object]:
-        return {
-            "ensemble_id": self._run_id,
-            "completed_at": _instant(at),
-            "duration_ms": _ms(at - self._started_at) if self.has_begun else 0,
-            "exit_reason": exit_reason,
-            "total_tokens": self._tokens,
-            "total_tool_calls": self._tool_calls,
-        }
+        return messages.ensemble_completed(
+            self._run_id,
+            at=at,
+            duration_s=at - self._started_at if self.has_begun else 0,
+            exit_reason=exit_reason,
+            total_tokens=self._tokens,
+            total_tool_calls=self._tool_calls,
+        ).data
 
-    def _messages_of(self, fact: Fact) -> list[_Message]:
+    def _messages_of(self, fact: Fact) -> list[Message]:
         match fact.data:
             case PlanRecorded() as header:
                 return [self._begin(header, fact.at)]
@@ -131,24 +130,23 @@ class EventProjection:
             case _:
                 return [*self._start(task_instance(fact.instance), fact.at), *self._of_task(fact)]
 
-    def _begin(self, header: PlanRecorded, at: float) -> _Message:
+    def _begin(self, header: PlanRecorded, at: float) -> Message:
         plan = header.plan or {}
         self._started_at = at if header.started_at is None else header.started_at
         if not header.is_dynamic and plan:
             self._starts = ReplayedStarts(plan)
             self._nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
             self._delegations.begin(plan)
-        data: dict[str, object] = {
-            "ensemble_id": header.ensemble_id or self._run_id,
-            "started_at": _instant(self._started_at),
-            "total_tasks": len(self._nodes),
-            "workflow": header.workflow or as_text(plan.get("workflow")),
-        }
-        return "ensemble_started", data
+        return messages.ensemble_started(
+            header.ensemble_id or self._run_id,
+            at=self._started_at,
+            total_tasks=len(self._nodes),
+            workflow=header.workflow or as_text(plan.get("workflow")),
+        )
 
     # What the source wanted.
 
-    def _stimulus(self, fact: Fact[StimulusRecorded]) -> Iterator[_Message]:
+    def _stimulus(self, fact: Fact[StimulusRecorded]) -> Iterator[Message]:
         told = decode_stimulus(fact) if fact.data.type == "TaskFailed" else None
         if (
             isinstance(told, Failed) and told.instance not in self._ended
@@ -158,7 +156,7 @@ class EventProjection:
         if self._starts is not None:
             yield from self._wanted(self._starts.apply(fact), fact.at)
 
-    def _wanted(self, wanted: list[Start | Announce], at: float) -> Iterator[_Message]:
+    def _wanted(self, wanted: list[Start | Announce], at: float) -> Iterator[Message]:
         for each in wanted:
             if isinstance(each, Start):
                 yield from self._start(each.instance, at)
@@ -168,27 +166,28 @@ class EventProjection:
                     self._rounds.add((each.what.unit, number))
                     yield message
 
-    def _start(self, instance: str, at: float) -> Iterator[_Message]:
+    def _start(self, instance: str, at: float) -> Iterator[Message]:
         if instance in self._started:
             return
         self._started.add(instance)
-        yield "task_started", {**self._task(instance), "started_at": _instant(at)}
+        yield messages.task_started(self._task(instance), at=at)
 
-    def _task(self, instance: str) -> dict[str, object]:
+    def _task(self, instance: str) -> ShownTask:
         """Return what messages say of a task, as far as the plan tells; of one that was made in the run, its key."""
         node = self._nodes.get(node_key(instance), _NOTHING)
         total = node.get("total")
-        return {
-            "task_index": node.get("index", 0),
-            "total_tasks": total if isinstance(total, int) else len(self._nodes),
-            "task_description": as_text(node.get("description")) or node_key(instance),
-            "agent_role": as_text(node.get("agent_role")),
-            "instance": instance,
-        }
+        index = node.get("index", 0)
+        return ShownTask(
+            index=index if isinstance(index, int) else 0,
+            total=total if isinstance(total, int) else len(self._nodes),
+            description=as_text(node.get("description")) or node_key(instance),
+            agent_role=as_text(node.get("agent_role")),
+            instance=instance,
+        )
 
     # What tasks recorded.
 
-    def _of_task(self, fact: Fact) -> list[_Message]:
+    def _of_task(self, fact: Fact) -> list[Message]:
         is_handed_on = delegating_call(fact.instance) is not None
         match fact.data:
             case OutputRecorded() as given if not is_handed_on:
@@ -224,101 +223,83 @@ class EventProjection:
             self._nodes.get(node_key(instance), _NOTHING).get("agent_role")
         )
 
-    def _complete(self, instance: str, given: OutputRecorded) -> _Message:
+    def _complete(self, instance: str, given: OutputRecorded) -> Message:
         output = typed_output({**given.output_data(), "trace": None})  # which is large
         self._ended.add(instance)
         self._tokens = _sum_tokens(self._tokens, output.metrics.total_tokens)
         if self._starts is not None and self._starts.plan.units:
             self._texts[instance] = output.raw
-        data = self._task(instance) | {
-            "task_description": output.task_description,
-            "agent_role": output.agent_role,
-            "completed_at": _instant(output.completed_at.timestamp()),
-            "duration_ms": _ms(output.duration.total_seconds()),
-            "token_count": output.metrics.total_tokens,
-            "tool_call_count": output.tool_call_count,
-        }
-        return "task_completed", data
+        task = replace(self._task(instance), description=output.task_description, agent_role=output.agent_role)
+        return messages.task_completed(
+            task,
+            at=output.completed_at.timestamp(),
+            duration_s=output.duration.total_seconds(),
+            token_count=output.metrics.total_tokens,
+            tool_call_count=output.tool_call_count,
+        )
 
-    def _fail(self, instance: str, reason: str, at: float) -> _Message:
+    def _fail(self, instance: str, reason: str, at: float) -> Message:
         self._ended.add(instance)
-        data = self._task(instance)
-        del data["total_tasks"]
-        return "task_failed", {**data, "failed_at": _instant(at), "reason": reason or "unknown error"}
+        return messages.task_failed(self._task(instance), at=at, reason=reason)
 
-    def _answer(self, fact: Fact, answer: ModelAnswered) -> _Message:
-        is_final = not answer.tool_calls
-        data: dict[str, object] = {
-            "agent_role": self._who(fact.instance),
-            "task_description": self._delegations.work_of(fact.instance)
-            or self._task(fact.instance)["task_description"],
-            "iteration_index": int(fact.name.rsplit("/", 2)[1]),
-            "response_type": "final_answer" if is_final else "tool_calls",
-            "response_text": answer.text,
-            "tool_requests": [{"name": each.name, "arguments": each.arguments} for each in answer.tool_calls],
-            "input_tokens": max(0, answer.input_tokens),
-            "output_tokens": max(0, answer.output_tokens),
-            "latency_ms": _ms(answer.latency_s),
-            "instance": fact.instance,
-        }
-        return "llm_iteration_completed", data
+    def _answer(self, fact: Fact, answer: ModelAnswered) -> Message:
+        return messages.llm_iteration_completed(
+            agent_role=self._who(fact.instance),
+            task_description=self._delegations.work_of(fact.instance) or self._task(fact.instance).description,
+            iteration_index=int(fact.name.rsplit("/", 2)[1]),
+            text=answer.text,
+            tool_calls=answer.tool_calls,
+            input_tokens=answer.input_tokens,
+            output_tokens=answer.output_tokens,
+            latency_s=answer.latency_s,
+            instance=fact.instance,
+        )
 
-    def _return(self, name: str, instance: str, result: ToolReturned) -> list[_Message]:
-        is_delegation, messages = self._delegations.is_open(name), self._delegations.close(name, result)
+    def _return(self, name: str, instance: str, result: ToolReturned) -> list[Message]:
+        is_delegation, told = self._delegations.is_open(name), self._delegations.close(name, result)
         intent = self._intents.pop(name, None)
         number = name.rpartition("/call-")[2]
         if not number.isdecimal() or (intent is None and not is_delegation):
-            return messages  # a handler's, or a call of nothing that there is
+            return told  # a handler's, or a call of nothing that there is
         calls = self._calls.get(instance, ())
         call = calls[int(number)] if int(number) < len(calls) else None
         self._tool_calls += 1
-        data: dict[str, object] = {
-            "agent_role": self._who(instance),
-            "task_index": self._task(task_instance(instance))["task_index"],
-            "tool_name": intent.tool_name if intent else "" if call is None else call.name,
-            "duration_ms": _ms(result.duration_s),
-            "outcome": "success" if result.is_success else "failure",
-            "tool_arguments": intent.arguments if intent else "" if call is None else call.arguments,
-            "tool_result": result.text,
-            "structured_result": result.structured_output,
-            "instance": instance,
-        }
-        return [*messages, ("tool_called", data)]
+        called = messages.tool_called(
+            agent_role=self._who(instance),
+            task_index=self._task(task_instance(instance)).index,
+            tool_name=intent.tool_name if intent else "" if call is None else call.name,
+            duration_s=result.duration_s,
+            is_success=result.is_success,
+            arguments=intent.arguments if intent else "" if call is None else call.arguments,
+            result=result.text,
+            structured_result=result.structured_output,
+            instance=instance,
+        )
+        return [*told, called]
 
-    def _decide(self, name: str, decided: ReviewDecided) -> list[_Message]:
+    def _decide(self, name: str, decided: ReviewDecided) -> list[Message]:
         asked = self._gates.pop(name, None)
         if asked is None:
             return []
         if decided.timed_out:
-            return [("review_timed_out", {"review_id": asked.review_id, "action": asked.on_timeout.value})]
-        data: dict[str, object] = {"review_id": asked.review_id, "decision": decided.verdict, "by": decided.by}
-        return [("review_decided", data)]
+            return [messages.review_timed_out(asked.review_id, asked.on_timeout.value)]
+        return [messages.review_decided(asked.review_id, decided.verdict, decided.by)]
 
 
-def _review(asked: ReviewRequested, instance: str) -> _Message:
-    optional = {"prompt": asked.prompt, "required_role": asked.required_role}
-    timeout = {} if asked.timeout_s is None else {"timeout_ms": _ms(asked.timeout_s)}
-    data: dict[str, object] = {
-        "review_id": asked.review_id,
-        "task_description": asked.task_description,
-        "task_output": asked.task_output,
-        "timing": asked.timing.value,
-        **timeout,
-        "on_timeout": asked.on_timeout.value,
-        **{name: value for name, value in optional.items() if value is not None},
-        "instance": instance,
-    }
-    return "review_requested", data
+def _review(asked: ReviewRequested, instance: str) -> Message:
+    message = messages.review_requested(
+        review_id=asked.review_id,
+        task_description=asked.task_description,
+        task_output=asked.task_output,
+        timing=asked.timing.value,
+        prompt=asked.prompt,
+        timeout_s=asked.timeout_s,
+        on_timeout=asked.on_timeout.value,
+        required_role=asked.required_role,
+    )
+    return Message(message.type, {**message.data, "instance": instance})
 
 
 def _sum_tokens(total: int, more: int) -> int:
     """Return a sum of token counts; -1 where one of them is unknown."""
     return -1 if -1 in {total, more} else total + more
-
-
-def _instant(at: float) -> str:
-    return utc_of(at).isoformat().replace("+00:00", "Z")
-
-
-def _ms(seconds: float) -> int:
-    return max(0, round(seconds * 1000))

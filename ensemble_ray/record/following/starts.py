@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import StimulusRecorded
     from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.schedule.instructions import Instruction
     from ensemble_ray.schedule.source import PlanSource
     from ensemble_ray.schedule.stimuli import Stimulus
 
-__all__ = ["ReplayedStarts"]
+__all__ = ["ReplayedSource", "ReplayedStarts"]
 
 
-class ReplayedStarts:
+class ReplayedSource:
     """The source of a recorded run, told what it was told.
 
     Attributes:
@@ -46,7 +47,7 @@ class ReplayedStarts:
         #: what it was told, in the groups in which it was
         self._groups: list[list[Stimulus]] = [[]]
 
-    def apply(self, fact: Fact[StimulusRecorded]) -> list[Start | Announce]:
+    def apply(self, fact: Fact[StimulusRecorded]) -> list[Instruction]:
         """Take the next stimulus, and return what the source wants after it; nothing in the middle of a group.
 
         Raises:
@@ -61,7 +62,7 @@ class ReplayedStarts:
         self._groups.append([])
         return self._tell(group)
 
-    def resume(self) -> list[Start | Announce]:
+    def resume(self) -> list[Instruction]:
         """Forget what a run that goes on makes up for, and return all that was wanted until now, once more."""
         self._groups = [[each for each in group if not is_undone(each)] for group in self._groups]
         self._source = machine_for(self.plan)
@@ -69,9 +70,38 @@ class ReplayedStarts:
         self._groups.append([])
         return wanted
 
-    def _tell(self, group: Sequence[Stimulus]) -> list[Start | Announce]:
+    def _tell(self, group: Sequence[Stimulus]) -> list[Instruction]:
         told = [each for each in group if not isinstance(each, Cancelled) or self._source.is_cancelling(each.instance)]
-        return [each for each in self._source.handle(*told) if isinstance(each, Start | Announce)] if told else []
+        return self._source.handle(*told) if told else []
+
+
+class ReplayedStarts:
+    """Of what such a source wanted, the starts of tasks and the ends of rounds."""
+
+    def __init__(self, data: Mapping[str, object]) -> None:
+        """Begin with a recorded plan.
+
+        Raises:
+            RecordError: it is damaged.
+        """
+        self._replayed = ReplayedSource(data)
+
+    @property
+    def plan(self) -> Plan:
+        """The recorded plan."""
+        return self._replayed.plan
+
+    def apply(self, fact: Fact[StimulusRecorded]) -> list[Start | Announce]:
+        """Take the next stimulus; see `ReplayedSource.apply`."""
+        return _starts(self._replayed.apply(fact))
+
+    def resume(self) -> list[Start | Announce]:
+        """Return all that was wanted until now, once more; see `ReplayedSource.resume`."""
+        return _starts(self._replayed.resume())
+
+
+def _starts(wanted: Sequence[Instruction]) -> list[Start | Announce]:
+    return [each for each in wanted if isinstance(each, Start | Announce)]
 
 
 def _decode(fact: Fact[StimulusRecorded]) -> Stimulus | None:

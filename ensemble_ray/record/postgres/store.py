@@ -175,6 +175,17 @@ class PostgresStore:
 
         return pages(last, page, run_id, after=after)
 
+    async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
+        """Return what is recorded of one instance, in order, stimuli left out.
+
+        Raises:
+            RecordError: the record is damaged, of a newer format, or the database cannot be used.
+        """
+        async with self._database.reading() as connection:
+            if connection is None:
+                return []
+            return await read_facts(connection, run_id, self._database.place, instance=instance)
+
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return the run as lists show it; None when there is none.
 

@@ -100,7 +100,7 @@ def _unit_of(question: Question) -> str:
 def path_of_question(question: Question) -> str:
     """Return the execution that a question is about: an iteration, a step; of memory, the iteration to come.
 
-    Example:
+    Examples:
         >>> path_of_question(UntilHolds(unit="loop:refine", iteration=1))
         'loop:refine#0'
     """

@@ -25,7 +25,10 @@ from ensemble_ray.record.stores import GatesOfRun
 from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
     from ensemble_ray.facts.reviews import ReviewDecided
+    from ensemble_ray.record.stores import RunSummary
 
 __all__ = ["gates_in", "read_gates", "record_decision"]
 
@@ -34,14 +37,18 @@ _log = bounded_logger(__name__)
 _OF_GATES = "WHERE kind IN ('review', 'review_decision') ORDER BY seq"
 
 
-def gates_in(home: Path) -> list[GatesOfRun]:
+def gates_in(home: Path, known: MutableMapping[str, tuple[int, RunSummary]] | None = None) -> list[GatesOfRun]:
     """Return the runs of a home that have not ended and have gates, oldest first.
+
+    Args:
+        home: The home.
+        known: As for `list_runs`.
 
     Raises:
         RecordError: the home cannot be read.
     """
     found: list[GatesOfRun] = []
-    for run in reversed(list_runs(home)):
+    for run in reversed(list_runs(home, known)):
         if run.state.is_final:
             continue
         try:

@@ -28,7 +28,7 @@ from ensemble_ray.record.sqlite.file import RECORD, Row, SqliteFile, cannot_writ
 from ensemble_ray.record.sqlite.gates import gates_in, read_gates, record_decision
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, SqliteJournal
 from ensemble_ray.record.sqlite.losses import keep_log
-from ensemble_ray.record.sqlite.reading import loss_in
+from ensemble_ray.record.sqlite.reading import loss_in, read_instance
 from ensemble_ray.record.stores import GatesOfRun, OwnedRun, RunSummary, pages
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.ids import RUN
@@ -53,6 +53,8 @@ class SqliteStore:
         """
         self._home = home
         self._patience_s = patience_s
+        #: runs that had ended when they were listed
+        self._ended: dict[str, tuple[int, RunSummary]] = {}
 
     async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
         """Begin the record of a new run as its owner. What a run of that id left that recorded nothing is taken over.
@@ -136,6 +138,14 @@ class SqliteStore:
             after=after,
         )
 
+    async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
+        """Return what is recorded of one instance, in order, stimuli left out.
+
+        Raises:
+            RecordError: the record is damaged, or of a newer format.
+        """
+        return await threads.run(read_instance, RunDirectory(self._home, run_id).path, run_id, instance)
+
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return the run as lists show it; None when there is none."""
         directory = RunDirectory(self._home, run_id)
@@ -147,7 +157,7 @@ class SqliteStore:
         Raises:
             RecordError: the home cannot be read.
         """
-        return await threads.run(list_runs, self._home)
+        return await threads.run(list_runs, self._home, self._ended)
 
     async def find(self, text: str) -> RunSummary:
         """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
@@ -173,7 +183,7 @@ class SqliteStore:
         Raises:
             RecordError: the home cannot be read.
         """
-        return await threads.run(gates_in, self._home)
+        return await threads.run(gates_in, self._home, self._ended)
 
     async def gates_of(self, run_id: str) -> list[Fact]:
         """Return what is recorded of a run's review gates; nothing when there is no such run.

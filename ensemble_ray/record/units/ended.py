@@ -35,7 +35,7 @@ class Shown(NamedTuple):
 def key_of_path(path: str) -> str:
     """Return the key of the unit that a path leads to.
 
-    Example:
+    Examples:
         >>> key_of_path("graph:triage#3/loop:refine")
         'loop:refine'
     """

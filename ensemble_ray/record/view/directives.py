@@ -6,35 +6,49 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ensemble_ray.facts.directives import DirectiveGiven
+from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched, ToldFact
 from ensemble_ray.record.view.texts import row_text
 from ensemble_ray.record.view.tree import TreeRow
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
 
-__all__ = ["directive_data", "directive_rows", "directives_in"]
+__all__ = ["directive_rows", "directives_in", "told_data"]
 
 #: Characters of a text that are shown.
 _TITLE = 200
 
 
-def directives_in(facts: Iterable[Fact]) -> list[DirectiveGiven]:
-    """Return the directives among facts, in order."""
-    return [fact.data for fact in facts if isinstance(fact.data, DirectiveGiven)]
+def directives_in(facts: Iterable[Fact]) -> list[ToldFact]:
+    """Return what people told the run, among facts, in order."""
+    return [fact.data for fact in facts if isinstance(fact.data, ToldFact)]
 
 
-def directive_rows(given: Iterable[DirectiveGiven]) -> tuple[TreeRow, ...]:
-    """Return a row for each directive: its text, who gave it, and when it expires."""
+def directive_rows(given: Iterable[ToldFact]) -> tuple[TreeRow, ...]:
+    """Return a row for each directive: its text, who gave it, and when it expires; and for each choice of a model."""
     return tuple(_row(each) for each in given)
 
 
-def directive_data(given: Iterable[DirectiveGiven]) -> list[dict[str, object]]:
-    """Return directives as JSON data."""
-    return [{"text": each.text, "expires_at": _instant(each), "given_by": each.given_by or None} for each in given]
+def told_data(given: Iterable[ToldFact]) -> dict[str, list[dict[str, object]]]:
+    """Return `directives` and `model_switches` as JSON data, those of which there are any."""
+    directives: list[dict[str, object]] = []
+    switches: list[dict[str, object]] = []
+    for each in given:
+        by = each.given_by or None
+        if isinstance(each, DirectiveGiven):
+            directives.append({"text": each.text, "expires_at": _instant(each), "given_by": by})
+        else:
+            switches.append({"model": each.model, "agent": each.agent, "given_by": by})
+    found = {"directives": directives, "model_switches": switches}
+    return {name: rows for name, rows in found.items() if rows}
 
 
-def _row(given: DirectiveGiven) -> TreeRow:
+def _row(given: ToldFact) -> TreeRow:
+    if isinstance(given, ModelSwitched):
+        whose = "all agents" if given.agent is None else row_text(given.agent, _TITLE)
+        chosen = "own" if given.model is None else row_text(given.model, _TITLE)
+        details = (row_text(given.given_by, _TITLE),) if given.given_by else ()
+        return TreeRow(depth=1, kind="directive", title=f"model of {whose}: {chosen}", details=details)
     until = _instant(given)
     details = (row_text(given.given_by, _TITLE), f"until {until}" if until else "")
     title = f"told: {row_text(given.text, _TITLE)}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.facts.directives import DirectiveGiven
+from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import kinds_of
@@ -24,7 +24,7 @@ from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.run_head import HEAD_KINDS
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
-from ensemble_ray.record.view.directives import directive_data, directive_rows
+from ensemble_ray.record.view.directives import directive_rows, told_data
 from ensemble_ray.record.view.texts import format_count, format_seconds, format_tokens, row_text
 from ensemble_ray.record.view.tree import (
     TreeRow,
@@ -51,6 +51,7 @@ VIEW_KINDS = (
         ExitRecorded,
         LossAccepted,
         DirectiveGiven,
+        ModelSwitched,
     ),
     *UNKNOWN_KINDS,
 )
@@ -163,7 +164,7 @@ class MapReduceView:
             "failed": self._recovery.count(RecordedOutcome.FAILED),
             "first_failures": self._standing_failures(),
             **({"lost": self._lost} if self._lost else {}),
-            **({"directives": directive_data(told)} if (told := self._recovery.directives) else {}),
+            **told_data(self._recovery.directives),
             "unknown_outcomes": self._unknown.counts(self._is_over).total(),
             "first_unknown_outcomes": self._unknown.describe(self._is_over),
         }

@@ -91,7 +91,7 @@ def describe_unit(trace: ExecutionTrace, path: str) -> tuple[str, ...]:
 def is_named(name: str, instance: str) -> bool:
     """Whether a person who writes that name means that execution of a task, among others or alone (S-LOOP-184).
 
-    Example:
+    Examples:
         >>> [is_named(name, "loop:refine#2/writer#0") for name in ("writer", "loop:refine", "loop:refine#2", "critic")]
         [True, True, True, False]
     """

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.result import RunDescription
     from ensemble_ray.record.stores import OwnedRun
     from ensemble_ray.runs.ports import RunRequest
-    from ensemble_ray.values.directives import Directive
+    from ensemble_ray.values.directives import RunDirective
     from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["MapReduceLauncher"]
@@ -173,7 +173,7 @@ class MapReduceLauncher:
         elif self._opening is not None:
             self._opening.cancel()
 
-    async def inject(self, directive: Directive) -> bool:
+    async def inject(self, directive: RunDirective) -> bool:
         """Tell the tasks that start from now on."""
         return self._coordinator is not None and await self._coordinator.inject(directive)
 

@@ -218,7 +218,7 @@ class RecoveredRun:
             if recorded is None or (recorded and digest and recorded != digest):
                 raise ValidationError(
                     f"items changed: item {index} is not what it was. Resume with the items that the run began with, or "
-                    "begin a new run"
+                    f"begin a new run{self._order_advice()}"
                 )
         if items.are_all and first + len(indices) > items.count:
             self._refuse_count("more")
@@ -232,5 +232,14 @@ class RecoveredRun:
     def _refuse_count(self, found: str) -> NoReturn:
         raise ValidationError(
             f"items changed: the run recorded {self.facts.items.count} items, the source has {found}. Resume with the items "
-            "that the run began with, or begin a new run"
+            f"that the run began with, or begin a new run{self._order_advice()}"
+        )
+
+    def _order_advice(self) -> str:
+        """Return what keeps the order of a source that has none by itself."""
+        if (self.facts.head.header.items or {}).get("kind") != "dataset":
+            return ""
+        return (
+            ". A Ray Dataset gives its rows in the same order each time where dataset.context.execution_options.preserve_order "
+            "is True, its files are the same, and it is not shuffled"
         )

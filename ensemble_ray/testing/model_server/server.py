@@ -80,7 +80,7 @@ class ModelServer:
         embed: Vector of a text, for requests of embeddings; a script that is a callable may answer them with a `Fault`.
         port: Where to listen; 0 finds a free port.
 
-    Example:
+    Examples:
         >>> with ModelServer(["hello"]) as server:
         ...     server.base_url.startswith("http://127.0.0.1:")
         True

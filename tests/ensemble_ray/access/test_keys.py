@@ -175,7 +175,7 @@ def test_two_that_write_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.
 
 def test_no_more_keys_are_kept_than_a_request_is_compared_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-SRV-150."""
-    monkeypatch.setattr("ensemble_ray.access.key_file._MOST_KEYS", 1)
+    monkeypatch.setattr("ensemble_ray.access.key_document._MOST_KEYS", 1)
     file = KeyFile(tmp_path)
     file.add(made()[1])
     with pytest.raises(ValidationError, match="no more than 1"):

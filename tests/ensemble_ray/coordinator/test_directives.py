@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ensemble_ray.execute.outcomes import Resumed
-from ensemble_ray.facts.directives import DirectiveGiven
-from ensemble_ray.values.directives import Directive
+from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched
+from ensemble_ray.values.directives import Directive, ModelSwitch, model_for
 from tests.ensemble_ray.coordinator.planned_runs import Conducting, Failure, conducting, done
 from tests.ensemble_ray.schedule.plans import sequence
 
@@ -56,3 +56,44 @@ async def test_a_run_that_goes_on_has_what_is_recorded() -> None:
     resumed: Resumed[str, Failure] = Resumed(started_at=50.0, stimuli=(), results={}, directives=recorded)
     run = await conducting(sequence("a"), resumed=resumed)
     assert told(run) == {"a": ("Always",)}
+
+
+def asked(run: Conducting) -> dict[str, str | None]:
+    """Which model the agent of each task asks that was started; None: its own."""
+    return {order.key: model_for(order.switches, "Writer") for order in run.executor.started}
+
+
+async def test_tasks_that_start_later_ask_the_model_that_was_chosen_last() -> None:
+    """S-CTL-11: on record first; a choice for all takes the place of those for one agent, and null of both."""
+    run = await conducting(sequence("a", "b", "c", "d", "e"))
+    for number, chosen in enumerate(
+        (
+            ModelSwitch(model="small", given_by="Ann"),
+            ModelSwitch(model="large", agent="Writer"),
+            ModelSwitch(model="small", agent="Reader"),
+            ModelSwitch(model=None),
+        )
+    ):
+        assert await run.coordinator.inject(chosen)
+        assert run.journal.committed[-1] == "model_switched run"
+        await run.report(done("abcd"[number]))
+    assert asked(run) == {"a": None, "b": "small", "c": "large", "d": "large", "e": None}
+    made = [fact.data for fact in run.journal.facts() if isinstance(fact.data, ModelSwitched)]
+    assert made[:2] == [ModelSwitched(model="small", given_by="Ann"), ModelSwitched(model="large", agent="Writer")]
+
+
+async def test_a_run_that_goes_on_keeps_the_model_that_was_chosen() -> None:
+    """S-CTL-12."""
+    recorded = [ModelSwitched(model="large", agent="Writer"), ModelSwitched(model="small", agent="Reader")]
+    resumed: Resumed[str, Failure] = Resumed(started_at=50.0, stimuli=(), results={}, directives=recorded)
+    run = await conducting(sequence("a"), resumed=resumed)
+    assert asked(run) == {"a": "large"}
+
+
+async def test_a_run_that_ended_takes_no_model() -> None:
+    """S-CTL-14: nothing is recorded behind its end."""
+    run = await conducting(sequence("a"))
+    await run.report(done("a"))
+    facts = run.fact_lines
+    assert not await run.coordinator.inject(ModelSwitch(model="small"))
+    assert run.fact_lines == facts

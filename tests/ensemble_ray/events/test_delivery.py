@@ -320,3 +320,29 @@ async def test_one_callable_hears_all_its_events_in_order_when_it_is_registered_
     ]
     await delivered(Delivery(found[:1]), begun(1), token("a"), begun(2), token("b"), begun(3))
     assert heard == ["task 1", "a", "task 2", "b", "task 3"]
+
+
+class Ending(Keeper):
+    """Keeps the end of the run, too."""
+
+    def on_run_ended(self, run_id: str, exit_reason: ExitReason) -> None:
+        self.heard.append(f"{run_id} {exit_reason}")
+
+
+class BrokenEnding(Ending):
+    """Raises at the end."""
+
+    def on_run_ended(self, run_id: str, exit_reason: ExitReason) -> None:
+        raise ValueError(run_id + exit_reason)
+
+
+async def test_the_end_of_a_run_is_told_behind_its_events(caplog: pytest.LogCaptureFixture) -> None:
+    """S-EVT-23: to those who take it, on their own threads, also where the run failed; what they raise is logged."""
+    ending, plain, broken = Ending(), Keeper(), BrokenEnding()
+    delivery = Delivery([ending, plain, broken])
+    delivery.emit(token("a"))
+    delivery.end("run", ExitReason.ERROR)
+    await delivery.close()
+    assert (ending.heard, plain.heard, broken.heard) == (["a", "run error"], ["a"], ["a"])
+    assert len(ending.threads) == 1
+    assert "Listener BrokenEnding.on_run_ended raised" in caplog.text

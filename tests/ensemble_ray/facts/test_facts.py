@@ -137,6 +137,8 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ("reflection_stored", {"key": "k"}),
     ("directive", {"text": "In French", "expires_at": 60.5, "given_by": "Ann"}),
     ("directive", {"text": "In French"}),
+    ("model_switched", {"model": "large"}),
+    ("model_switched", {"model": None, "agent": "Writer", "given_by": "Ann"}),
     ("directives_shown", {"texts": ["In French"]}),
     ("approval", {"by": "Ann"}),
 ]
@@ -168,7 +170,7 @@ def test_earlier_and_later_records_are_written_again_as_they_were(kind: str, dat
 def test_every_kind_is_registered() -> None:
     """A kind that is not would be passed over by every reader."""
     assert set(KINDS) == {kind for kind, _ in RECORDED if kind != "approval"}
-    assert {"plan", "items", "resume", "end", "directive"} == KINDS_OF_RUN
+    assert {"plan", "items", "resume", "end", "directive", "model_switched"} == KINDS_OF_RUN
 
 
 def test_fields_are_values() -> None:

@@ -303,4 +303,5 @@ def test_fold_reads_only_what_it_looks_at() -> None:
         "task_failed",
         "task_exited",
         "directive",
+        "model_switched",
     }

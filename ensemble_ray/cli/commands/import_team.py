@@ -1,0 +1,64 @@
+"""`ensemble-ray import`: a team file from what another framework keeps its teams in. Package: cli."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ensemble_ray.cli.view.terminal import FINE, say, show
+
+__all__ = ["imports"]
+
+imports = typer.Typer(help="Make team files of what other frameworks keep their teams in.", no_args_is_help=True)
+
+
+@imports.callback()
+def _root() -> None:
+    """Make team files of what other frameworks keep their teams in."""
+
+
+@imports.command()
+def crewai(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A project with agents.yaml and tasks.yaml.", show_default=False)
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead of printing it.")
+    ] = None,
+    llm: Annotated[str, typer.Option("--llm", help="Model of agents that name none.")] = "openai:gpt-4o-mini",
+) -> int:
+    """Make a team file of a crew's agents.yaml and tasks.yaml.
+
+    No code of the project is executed. What is to be done by hand is told, and stands at the head of the file.
+    """
+    from ensemble_ray.cli.importing.crewai import find_project, import_crew
+
+    team = import_crew(find_project(folder), llm=llm)
+    if output is None:
+        show(team.text.rstrip())
+    else:
+        _write(output, team.text)
+    for note in team.notes:
+        say(note)
+    if output is not None:
+        say(f"Wrote {output}. Look at it: ensemble-ray plan {output}")
+    return FINE
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that is not there yet.
+
+    Raises:
+        ValidationError: it is there, or cannot be written.
+    """
+    from ensemble_ray.errors import ValidationError
+
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ValidationError(f"'{path}' is there already, and is not written over. Name another file") from None
+    except OSError as error:
+        raise ValidationError(f"'{path}' cannot be written: {error.strerror}. Name another file") from error

@@ -1,0 +1,71 @@
+"""`ensemble-ray studio`: a page over all recorded runs, until Ctrl-C. Package: cli."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ensemble_ray.cli.view.terminal import FINE, say, show
+
+__all__ = ["studio"]
+
+_PORT = 7328
+#: Of what it needs, by the name of its module: the extra that brings it.
+_NEEDED = ("fastapi", "uvicorn", "websockets", "sse_starlette")
+
+
+def studio(
+    *,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; beyond loopback every request needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on; 0: any that is free.")] = _PORT,
+    home: Annotated[
+        Path | None, typer.Option("--home", help="Home whose runs are shown.", show_default="ENSEMBLE_RAY_HOME")
+    ] = None,
+    records: Annotated[
+        str | None, typer.Option("--records", metavar="URL", help="A database whose runs are shown, in place of files.")
+    ] = None,
+    no_actions: Annotated[
+        bool, typer.Option("--no-actions", help="Only show: nothing is cancelled, resumed, forked or decided there.")
+    ] = False,
+    is_open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> int:
+    """Look at runs in the browser: what they do, why they failed, what they wait for.
+
+    Shows all recorded runs, also while they go on, wherever they were begun. Says the address when it answers; Ctrl-C
+    stops it.
+
+    Exit codes: 1 nobody can listen there, 2 wrong options.
+    """
+    import threading
+    import webbrowser
+    from importlib.util import find_spec
+
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.record.stores import StoreAddress
+
+    lacking = [name for name in _NEEDED if find_spec(name) is None]
+    if lacking:
+        raise ValidationError(
+            f"Studio needs packages that are not installed ({', '.join(lacking)}): pip install 'ensemble-ray[studio]'"
+        )
+    if home is not None and records is not None:
+        raise ValidationError("--home and --records name two places: choose one")
+    from ensemble_ray.studio.server import StudioServer
+
+    server = StudioServer(StoreAddress.of(home, records), host=host, port=port, has_actions=not no_actions)
+    server.start()
+    try:
+        show(f"Studio: {server.url}")
+        say("Ctrl-C stops it.")
+        if is_open:
+            webbrowser.open(server.url)
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        say("Stopped.")
+    finally:
+        server.stop()
+    return FINE

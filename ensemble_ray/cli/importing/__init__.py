@@ -1,0 +1,1 @@
+"""Team files made of what other frameworks keep their teams in. Package: cli."""

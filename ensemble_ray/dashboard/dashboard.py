@@ -1,0 +1,212 @@
+"""WebDashboard: a page beside the runs of this process. Package: dashboard. Fulfils the port `Dashboard`.
+
+In: where it listens, how it asks. Out: its listener and its review handler, which work before it is started; a server, while somebody
+wants it. Rules: who started it stops it: a program by `start()` and `stop()`, or the runs that it was started for, behind the last one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from ensemble_ray.access.hosts import is_loopback
+from ensemble_ray.dashboard.hub import MessageHub
+from ensemble_ray.dashboard.listener import WebSocketStreamingListener
+from ensemble_ray.dashboard.reviews import WebReviewHandler
+from ensemble_ray.dashboard.settings import DashboardSettings
+from ensemble_ray.dashboard.snapshot import Snapshot
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.record.view.exporters import JsonTraceExporter
+from ensemble_ray.values.reviews import OnTimeoutAction
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from ensemble_ray.dashboard.ports import Control
+    from ensemble_ray.studio.http_server import HttpServer
+
+__all__ = ["WebDashboard"]
+
+_log = bounded_logger(__name__)
+
+
+class WebDashboard:
+    """Shows runs in a browser as they happen, and asks at their review gates: `Ensemble(dashboard=WebDashboard.on_port(7329))`.
+
+    An ensemble with a dashboard starts it when a run begins, and stops it behind its last run; one that was started before is left
+    running. It may serve several ensembles. Whoever can reach its port can see everything and decide: it listens on loopback unless told
+    otherwise.
+
+    Attributes:
+        streaming_listener: Tells pages of what happens; an `EnsembleListener`.
+        review_handler: Asks at gates, and waits for a page's decision.
+        trace_exporter: Writes traces to `trace_export_dir`; None: that was not given.
+
+    Example:
+        >>> dashboard = WebDashboard(port=0, on_timeout="exit_early")
+        >>> dashboard.is_running, dashboard.actual_port
+        (False, -1)
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        host: str | None = "localhost",
+        review_timeout: timedelta | float | None = timedelta(minutes=5),
+        on_timeout: OnTimeoutAction | str = OnTimeoutAction.CONTINUE,
+        max_retained_runs: int = 10,
+        max_snapshot_iterations: int = 5,
+        trace_export_dir: str | Path | None = None,
+        control: Control | None = None,
+    ) -> None:
+        """Choose how it serves; nothing is started.
+
+        Args:
+            port: Where it listens; 0: any port that is free. It has to be given.
+            host: A name or an address of this machine.
+            review_timeout: How long a gate waits that a review policy asks for, a `timedelta` or seconds; 0: without limit.
+            on_timeout: What follows there when nobody answered: `"continue"`, `"exit_early"` or `"fail"`.
+            max_retained_runs: Runs whose messages are kept for pages that come late.
+            max_snapshot_iterations: Requests to models that are kept of each task; 0: none.
+            trace_export_dir: Folder for the traces of runs whose ensemble has no exporter of its own; None: they are not written.
+            control: Begins and steers runs on behalf of pages and programs; None: the dashboard only shows and asks.
+
+        Raises:
+            ValidationError: a value is refused.
+        """
+        self._settings = settings = DashboardSettings(
+            port=cast("Any", port),
+            host=cast("Any", host),
+            review_timeout=cast("Any", review_timeout),
+            on_timeout=cast("Any", on_timeout),
+            max_retained_runs=max_retained_runs,
+            max_snapshot_iterations=max_snapshot_iterations,
+            trace_export_dir=cast("Any", trace_export_dir),
+        )
+        self._control = control
+        snapshot = Snapshot(most_runs=settings.max_retained_runs, most_iterations=settings.max_snapshot_iterations)
+        self._hub = MessageHub(snapshot)
+        self.streaming_listener = WebSocketStreamingListener(self._hub)
+        self.review_handler = WebReviewHandler(
+            self._hub, timeout=settings.review_timeout, on_timeout=settings.on_timeout
+        )
+        folder = settings.trace_export_dir
+        self.trace_exporter = None if folder is None else JsonTraceExporter(folder)
+        self._lock = threading.Lock()
+        self._server: HttpServer | None = None
+        #: runs that go on, and whether the server is there for them alone
+        self._runs = 0
+        self._is_for_runs = False
+
+    @classmethod
+    def on_port(cls, port: int) -> Self:
+        """Return a dashboard on that port, all else as usual.
+
+        Raises:
+            ValidationError: there is no such port.
+        """
+        return cls(port=port)
+
+    @property
+    def port(self) -> int:
+        """The port that was chosen; 0: any."""
+        return self._settings.port
+
+    @property
+    def host(self) -> str:
+        """Where it listens."""
+        return self._settings.host
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it serves."""
+        return self._server is not None
+
+    @property
+    def actual_port(self) -> int:
+        """The port at which it listens; -1 while it does not."""
+        server = self._server
+        return -1 if server is None else server.port
+
+    def start(self) -> None:
+        """Serve until `stop()`; it only keeps serving where it does already.
+
+        Raises:
+            ValidationError: the packages that it needs are not installed.
+            EnsembleError: nobody can listen there, such as when the port is taken.
+        """
+        with self._lock:
+            self._is_for_runs = False
+            self._start()
+
+    def stop(self) -> None:
+        """End all connections and stop serving; nothing where it does not serve. Gates that are open time out."""
+        with self._lock:
+            self._stop()
+
+    def enter_run(self) -> None:
+        """Take notice that a run begins; see `Dashboard`."""
+        with self._lock:
+            if self._server is None:
+                self._start()
+                self._is_for_runs = True
+            self._runs += 1
+
+    def leave_run(self) -> None:
+        """Take notice that a run has ended; see `Dashboard`."""
+        with self._lock:
+            self._runs -= 1
+            if self._runs == 0 and self._is_for_runs:
+                self._stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = f"port {self.actual_port}" if self.is_running else "not running"
+        return f"WebDashboard(port={self.port}, host={self.host!r}): {state}"
+
+    def _start(self) -> None:
+        if self._server is not None:
+            return
+        from ensemble_ray.studio.http_server import HttpServer, check_installed
+
+        check_installed("dashboard")
+        from ensemble_ray.dashboard.app import DashboardParts, dashboard_app
+
+        if not is_loopback(self.host):
+            _log.warning(
+                "The dashboard listens on %s: whoever can reach it sees all runs and decides at their gates, without a key",
+                self.host,
+            )
+        parts = DashboardParts(
+            hub=self._hub,
+            reviews=self.review_handler,
+            host=self.host,
+            port=lambda: self.actual_port,
+            control=self._control,
+        )
+        server = HttpServer(
+            dashboard_app(parts), host=self.host, port=self.port, name="dashboard", on_stop=self._hub.close
+        )
+        server.start()
+        self._server = server
+        atexit.register(self.stop)
+        _log.info("The dashboard is at http://%s:%d", self.host, server.port)
+
+    def _stop(self) -> None:
+        server, self._server = self._server, None
+        self._is_for_runs = False
+        if server is not None:
+            atexit.unregister(self.stop)
+            server.stop()

@@ -1,0 +1,138 @@
+"""WebSocketStreamingListener: sends what happens in runs to the pages of a dashboard. Package: dashboard.
+
+In: events, each run's on a thread of its own. Out: messages to the hub. One listener for all runs of a dashboard.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
+from ensemble_ray.events.listeners import EnsembleListener
+from ensemble_ray.events.rendering import RunMessages
+from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.values.outputs import ExitReason
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from ensemble_ray.dashboard.hub import MessageHub
+    from ensemble_ray.events import (
+        DelegationCompletedEvent,
+        DelegationFailedEvent,
+        DelegationStartedEvent,
+        Event,
+        GraphStateCompletedEvent,
+        LlmIterationCompletedEvent,
+        LlmIterationStartedEvent,
+        LoopIterationCompletedEvent,
+        TaskCompleteEvent,
+        TaskFailedEvent,
+        TaskInputEvent,
+        TaskStartEvent,
+        TokenEvent,
+        ToolCallEvent,
+    )
+
+__all__ = ["WebSocketStreamingListener"]
+
+
+class WebSocketStreamingListener(EnsembleListener):
+    """Tells the pages of a dashboard of every event (S-WEB-32); `WebDashboard.streaming_listener` gives it."""
+
+    def __init__(self, hub: MessageHub) -> None:
+        """Make one that sends its messages to a hub."""
+        self._hub = hub
+        self._clock = SystemClock()
+        self._lock = threading.Lock()
+        self._runs: dict[str, RunMessages] = {}
+        #: the run that began last: events that name none are of that
+        self._latest = ""
+
+    def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> None:
+        """Tell that a run begins."""
+        with self._lock:
+            self._latest = ensemble_id
+        self._send(
+            EnsembleStartedEvent(
+                run_id=ensemble_id, ensemble_id=ensemble_id, workflow=workflow, total_tasks=total_tasks
+            )
+        )
+
+    def on_ensemble_completed(self, ensemble_id: str, total_duration: timedelta, exit_reason: ExitReason) -> None:
+        """Tell that a run is over."""
+        self._send(
+            EnsembleCompletedEvent(
+                run_id=ensemble_id,
+                ensemble_id=ensemble_id,
+                total_duration=total_duration,
+                exit_reason=ExitReason(exit_reason),
+            )
+        )
+
+    def on_run_ended(self, run_id: str, exit_reason: ExitReason) -> None:
+        """Tell that a run is over, where that was not told, since it failed (S-WEB-33); forget it."""
+        with self._lock:
+            run = self._runs.pop(run_id, None)
+        if run is not None and (message := run.end(exit_reason.value, self._clock.now())) is not None:
+            self._hub.publish(run_id, message)
+
+    def on_task_start(self, event: TaskStartEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_task_complete(self, event: TaskCompleteEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_task_failed(self, event: TaskFailedEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_tool_call(self, event: ToolCallEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_task_input(self, event: TaskInputEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_llm_iteration_completed(self, event: LlmIterationCompletedEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_token(self, event: TokenEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_delegation_started(self, event: DelegationStartedEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_delegation_completed(self, event: DelegationCompletedEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_delegation_failed(self, event: DelegationFailedEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_loop_iteration_completed(self, event: LoopIterationCompletedEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def on_graph_state_completed(self, event: GraphStateCompletedEvent) -> None:
+        """Send it."""
+        self._send(event)
+
+    def _send(self, event: Event) -> None:
+        with self._lock:
+            run_id = event.run_id or self._latest
+            run = self._runs.setdefault(run_id, RunMessages(run_id))
+        if (message := run.apply(event, self._clock.now())) is not None:
+            self._hub.publish(run_id, message)

@@ -1,0 +1,137 @@
+"""Snapshot: what a page that joins late is told (S-WEB-40 to S-WEB-44). Package: dashboard. Pure.
+
+In: messages about runs, as they are sent. Out: the first message on a connection. Rules:
+
+1. Each run has a list; over the cap the run that began first is dropped whole, and nothing of it is stored any more.
+2. Fragments of answers, requests to models and their answers, and what is sent to one connection alone are not stored. A review is
+   stored as long as it is open, also where its run is not known.
+3. Of requests to models the newest pairs of each task are kept aside, until a run starts.
+4. Everything is given in the order in which it was sent, whatever run it is about.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ensemble_ray.events.messages import Message
+
+__all__ = ["Sent", "Snapshot"]
+
+_STARTED = "ensemble_started"
+_ITERATIONS = {"llm_iteration_started": "started", "llm_iteration_completed": "completed"}
+_REVIEW_ENDS = frozenset({"review_timed_out", "review_decided"})
+_NOT_STORED = frozenset({"token", "heartbeat", "hello", "pong", *_ITERATIONS})
+#: Tasks whose newest requests are kept: those that were heard of last. A map over ten thousand items has as many tasks.
+_KEPT_TASKS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A message as it was sent."""
+
+    #: empty where it is about none
+    run_id: str
+    message: Message
+    #: the whole of it as JSON
+    text: str
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is stored of one run: position and text of each message."""
+
+    started_at: object
+    stored: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+
+
+#: The two messages of a request to a model, by name.
+_Pair = dict[str, str]
+
+
+class Snapshot:
+    """The messages of the newest runs."""
+
+    def __init__(self, *, most_runs: int, most_iterations: int) -> None:
+        """Make an empty one.
+
+        Args:
+            most_runs: Runs that are kept.
+            most_iterations: Requests to models that are kept of each task; 0: none.
+        """
+        self._most_runs = most_runs
+        self._most_iterations = most_iterations
+        self._positions = itertools.count()
+        #: in the order in which they began
+        self._runs: dict[str, _Run] = {}
+        #: by id of the review
+        self._reviews: dict[str, tuple[int, str]] = {}
+        #: by run and task, those heard of last behind
+        self._iterations: dict[tuple[str, str], deque[_Pair]] = {}
+
+    def add(self, sent: Sent) -> None:
+        """Take the next message."""
+        kind, data = sent.message
+        if kind == _STARTED:
+            self._begin(sent.run_id, data.get("started_at"))
+        if kind in _ITERATIONS:
+            self._add_iteration(sent)
+        elif kind == "review_requested":
+            self._reviews[str(data["review_id"])] = (next(self._positions), sent.text)
+        elif kind in _REVIEW_ENDS:
+            self._reviews.pop(str(data["review_id"]), None)
+        if kind == "review_decided" or kind not in _NOT_STORED | _REVIEW_ENDS | {"review_requested"}:
+            run = self._runs.get(sent.run_id)
+            if run is not None:
+                run.stored.append((next(self._positions), sent.text))
+
+    def hello(self) -> str:
+        """Return the first message on a connection, as JSON (S-WEB-40, S-WEB-41)."""
+        parts = ['"type":"hello"']
+        if self._runs:
+            run_id, latest = next(reversed(self._runs.items()))
+            parts += [f'"ensemble_id":{json.dumps(run_id)}', f'"started_at":{json.dumps(latest.started_at)}']
+        if stored := list(self._stored()):
+            parts.append(f'"snapshot_trace":{_array(stored)}')
+        pairs = (pair for kept in self._iterations.values() for pair in kept)
+        if iterations := [_object(pair) for pair in pairs]:
+            parts.append(f'"recent_iterations":{_array(iterations)}')
+        return f"{{{','.join(parts)}}}"
+
+    def _stored(self) -> Iterator[str]:
+        lists = [run.stored for run in self._runs.values()]
+        return (text for _, text in heapq.merge(*lists, sorted(self._reviews.values())))
+
+    def _begin(self, run_id: str, started_at: object) -> None:
+        self._iterations.clear()
+        # One that goes on in this process begins anew: it tells its tasks again.
+        self._runs.pop(run_id, None)
+        self._runs[run_id] = _Run(started_at)
+        while len(self._runs) > self._most_runs:
+            del self._runs[next(iter(self._runs))]
+
+    def _add_iteration(self, sent: Sent) -> None:
+        if not self._most_iterations or sent.run_id not in self._runs:
+            return
+        task = (sent.run_id, str(sent.message.data.get("instance", "")))
+        pairs = self._iterations.pop(task, None)
+        pairs = self._iterations[task] = deque(maxlen=self._most_iterations) if pairs is None else pairs
+        while len(self._iterations) > _KEPT_TASKS:
+            del self._iterations[next(iter(self._iterations))]
+        part = _ITERATIONS[sent.message.type]
+        if part == "started" or not pairs or "completed" in pairs[-1]:
+            pairs.append({part: sent.text})
+        else:
+            pairs[-1][part] = sent.text
+
+
+def _array(texts: Iterable[str]) -> str:
+    return f"[{','.join(texts)}]"
+
+
+def _object(pair: _Pair) -> str:
+    return "{" + ",".join(f'"{name}":{text}' for name, text in pair.items()) + "}"

@@ -1,0 +1,44 @@
+"""What a run knows of a dashboard that shows it. Package: ports. `ensemble_ray.dashboard` fulfils it, above everything that runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from ensemble_ray.events.listeners import EnsembleListener
+    from ensemble_ray.values.reviews import Reviewing
+    from ensemble_ray.values.trace import ExecutionTraceExporter
+
+__all__ = ["Dashboard"]
+
+
+@runtime_checkable
+class Dashboard(Protocol):
+    """A page beside the runs of this process (S-WEB-10)."""
+
+    @property
+    def streaming_listener(self) -> EnsembleListener:
+        """What is told of their events."""
+        ...
+
+    @property
+    def review_handler(self) -> Reviewing:
+        """What asks at their gates."""
+        ...
+
+    @property
+    def trace_exporter(self) -> ExecutionTraceExporter | None:
+        """What takes their traces; None: nothing of the dashboard's."""
+        ...
+
+    def enter_run(self) -> None:
+        """Take notice that a run begins: serve from now on, where that is not done yet (S-WEB-11).
+
+        Raises:
+            EnsembleError: it cannot.
+        """
+        ...
+
+    def leave_run(self) -> None:
+        """Take notice that a run has ended: stop serving where it was begun for runs alone, and this was the last (S-WEB-12)."""
+        ...

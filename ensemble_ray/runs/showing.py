@@ -1,0 +1,49 @@
+"""A run and the dashboard that shows it. Package: runs.
+
+A dashboard that cannot be started is told of before anything of the run is done; nothing else of it concerns the run (S-WEB-16).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import message_of
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import threads
+from ensemble_ray.values.outputs import ExitReason, RunState
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from ensemble_ray.ports.dashboard import Dashboard
+
+__all__ = ["exit_reason_of", "show_run"]
+
+_log = bounded_logger(__name__)
+
+
+async def show_run(dashboard: Dashboard | None, leaving: AsyncExitStack) -> None:
+    """Have a run shown until that stack is left (S-WEB-11, S-WEB-12).
+
+    Raises:
+        EnsembleError: the dashboard cannot be started.
+    """
+    if dashboard is not None:
+        await threads.run(dashboard.enter_run)
+        leaving.push_async_callback(_leave, dashboard)
+
+
+async def _leave(dashboard: Dashboard) -> None:
+    try:
+        await threads.run(dashboard.leave_run)
+    except Exception as error:  # noqa: BLE001  the run is done, whatever becomes of its dashboard
+        _log.warning("The dashboard could not be stopped: %s", message_of(error))
+
+
+def exit_reason_of(state: RunState) -> ExitReason:
+    """Return why a run in that state gives no more events, as listeners hear it that take its end (S-EVT-23)."""
+    match state:
+        case RunState.COMPLETED | RunState.CANCELLED | RunState.BUDGET_EXHAUSTED | RunState.WAITING:
+            return ExitReason(state.value)
+        case _:
+            return ExitReason.ERROR

@@ -1,0 +1,88 @@
+"""The application: the page, and what it asks for. Package: studio.
+
+It knows neither its address nor its port, so that it is mounted where somebody serves it: by itself, beside a dashboard, behind an
+endpoint. Never: a document of its interface, whose pages would ask others' servers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
+
+from ensemble_ray.studio.routes import actions, documents, live, runs
+from ensemble_ray.studio.routes.answers import add_failure_handlers
+from ensemble_ray.studio.routes.page import POLICY, page_router
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from ensemble_ray.studio.service import Studio
+
+__all__ = ["mount_page", "mount_studio", "studio_app"]
+
+_HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": POLICY,
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
+    """Add what the page asks for to an application, at `BASE/api/studio`.
+
+    Args:
+        app: The application; routes that it has already come before these.
+        studio: What the page is served from.
+        base: A path such as `/studio`; empty: the application's root.
+    """
+    data = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
+    data.state.studio = studio
+    data.add_middleware(_Headers)
+    add_failure_handlers(data)
+    for each in (live, actions, documents, runs):
+        data.include_router(each.router)
+    app.mount(f"{base}/api/studio", data)
+
+
+def mount_page(app: FastAPI, base: str = "") -> None:
+    """Add the page's files to an application, at `BASE/`; at its root this comes last, since it answers every path."""
+    page = FastAPI(title="page", openapi_url=None, docs_url=None, redoc_url=None)
+    page.add_middleware(_Headers)
+    add_failure_handlers(page)
+    page.include_router(page_router())
+    app.mount(base or "/", page)
+
+
+def studio_app(studio: Studio) -> FastAPI:
+    """Return an application that is the page and nothing else."""
+    app = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
+    mount_studio(app, studio)
+    mount_page(app)
+    return app
+
+
+class _Headers:
+    """Adds headers to all answers, those of refusals included."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and the answer back with its headers."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)

@@ -1,0 +1,105 @@
+"""KeyGuard: lets those in who bring a key of this home (S-STU-72). Package: studio.
+
+Where studio listens beyond loopback, whoever reaches the port could read every prompt. So every request brings a key; what it may do
+are the key's rights, and which runs it sees are its teams'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from fastapi import Request
+
+from ensemble_ray.access.admission import Admission, Admitted, KeyPolicy, Knock
+from ensemble_ray.access.hosts import headers_of
+from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray.access.keys import digest_of, is_key
+from ensemble_ray.access.rights import Right
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.studio.refusals import StudioRefusal
+from ensemble_ray.studio.views.words import team_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ensemble_ray.access.keys import ApiKey
+    from ensemble_ray.record.stores import RunSummary
+
+__all__ = ["KeyGuard"]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyHolder:
+    """Who brings a key."""
+
+    key: ApiKey
+
+    @property
+    def name(self) -> str:
+        """Under which name decisions are recorded."""
+        return self.key.name
+
+    def may_see(self, run: RunSummary) -> bool:
+        """Whether a run is of one of the key's teams."""
+        teams = self.key.teams
+        return teams is None or team_name(run.origin) in teams or run.origin in teams
+
+
+class KeyGuard:
+    """Asks every request for a key."""
+
+    def __init__(self, home: Path) -> None:
+        """Use the keys of a home.
+
+        Raises:
+            ValidationError: there is none, so that nobody could ask; or they cannot be read.
+        """
+        self._file = KeyFile(home)
+        self._admission = Admission(KeyPolicy.REQUIRED)
+        self._stamp: tuple[int, int, int] | None = None
+        if not self._file.read():
+            raise ValidationError(
+                "Beyond loopback studio asks for a key, and there is none: ensemble-ray keys add NAME --rights read"
+            )
+
+    async def admit(self, request: Request, right: Right) -> _KeyHolder:
+        """Return who asks.
+
+        Raises:
+            StudioRefusal: no key, one that is not known, too many requests, or a right that the key has not.
+        """
+        await asyncio.to_thread(self._look)
+        decided = self._admission.decide(Knock(digest=_digest_of(request), is_local=False), at=time.monotonic())
+        if not isinstance(decided, Admitted) or decided.key is None:
+            wait_s = getattr(decided, "retry_after_s", None)
+            if wait_s is not None:
+                raise StudioRefusal(
+                    HTTPStatus.TOO_MANY_REQUESTS, "RATE_LIMITED", f"The key has no more requests for {wait_s} s"
+                )
+            raise StudioRefusal(
+                HTTPStatus.UNAUTHORIZED, "KEY_NEEDED", "Send a key that is known: Authorization: Bearer erk_..."
+            )
+        if right not in decided.key.rights:
+            raise StudioRefusal(
+                HTTPStatus.FORBIDDEN, "RIGHT_MISSING", f"The key '{decided.key.name}' lacks the right '{right.value}'"
+            )
+        return _KeyHolder(decided.key)
+
+    def _look(self) -> None:
+        """Take the keys as they are now."""
+        stamp = self._file.stamp()
+        if stamp != self._stamp or stamp is None:
+            self._admission.use(self._file.read() or ())
+            self._stamp = stamp
+
+
+def _digest_of(request: Request) -> str | None:
+    sent = headers_of(request.scope, b"authorization")
+    if len(sent) != 1:
+        return None
+    scheme, _, text = sent[0].strip().partition(" ")
+    return digest_of(text.strip()) if scheme.lower() == "bearer" and is_key(text.strip()) else None

@@ -1,0 +1,66 @@
+"""LoopbackCheck: keeps pages of other sites from a server that listens on loopback. Package: studio. Plain ASGI.
+
+Whoever is at this machine may ask such a server everything, so a page of another site must not ask it through their browser: under
+another name that leads here (S-WEB-73), or with a request that changes something (S-WEB-74). Refusals have the form of all failures.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from ensemble_ray.access.hosts import headers_of, host_name, is_local_origin, is_loopback
+from ensemble_ray.process.bounded_log import bounded_logger
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+__all__ = ["LoopbackCheck"]
+
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_log = bounded_logger(__name__)
+
+
+class LoopbackCheck:
+    """Lets requests pass that are for a name of loopback, and those that change something only from a page of this machine.
+
+    Browsers say where a request that changes something comes from; a program says `Origin: http://localhost` itself.
+    WebSockets check their `Origin` themselves, since they say why on the connection (S-WEB-71).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it with 403."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        hosts = headers_of(scope, b"host")
+        host = host_name(hosts[0]) if len(hosts) == 1 else None
+        if host is None or not is_loopback(host):
+            shown = ", ".join(hosts) or "none"
+            _log.warning("Refused a request for the host '%.200s'", shown)
+            text = f"The host '{shown[:200]}' is not served here: use localhost or 127.0.0.1"
+            await _refuse("HOST_NOT_SERVED", text, scope, receive, send)
+        elif (
+            scope["type"] == "http"
+            and scope["method"] not in _READING
+            and not is_local_origin(origins := headers_of(scope, b"origin"))
+        ):
+            text = "Origin not allowed: send the header Origin with a page of this machine, such as http://localhost"
+            _log.warning("Refused a request from the page '%.200s'", ", ".join(origins) or "none")
+            await _refuse("ORIGIN_NOT_ALLOWED", text, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _refuse(code: str, message: str, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": message[:100]})  # which is answered with 403
+        return
+    from starlette.responses import JSONResponse
+
+    failure = {"error": "InvalidRequest", "code": code, "message": message}
+    answer = JSONResponse(failure, status_code=HTTPStatus.FORBIDDEN, headers={"connection": "close"})
+    await answer(scope, receive, send)

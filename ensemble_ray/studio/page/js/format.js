@@ -1,0 +1,145 @@
+// Numbers, times and states as people read them. Pure.
+
+/** @typedef {import("./types.js").Cost} Cost */
+
+const WORDS = /** @type {Record<string, string>} */ ({
+  budget_exhausted: "budget exhausted",
+});
+
+/** @type {Record<string, string>} */
+const TONES = {
+  accepted: "stopped", pending: "stopped", ready: "stopped", skipped: "stopped", cancelled: "stopped", rejected: "failed",
+  running: "running", waiting: "waiting", completed: "completed", failed: "failed", exited: "exited",
+  interrupted: "waiting", budget_exhausted: "exited",
+};
+
+/** @type {Record<string, string>} */
+const GLYPHS = {
+  accepted: "pending", pending: "pending", ready: "pending", skipped: "stopped", cancelled: "stopped", rejected: "failed",
+  budget_exhausted: "stopped", interrupted: "interrupted",
+};
+
+/** @param {string} status */
+export function statusWord(status) {
+  return WORDS[status] ?? status;
+}
+
+/**
+ * Name of the colour of a status: running, waiting, completed, failed, exited, stopped.
+ * @param {string} status
+ */
+export function statusTone(status) {
+  return TONES[status] ?? "stopped";
+}
+
+/** @param {string} status */
+export function statusGlyph(status) {
+  return GLYPHS[status] ?? status;
+}
+
+/** @param {number|null|undefined} value */
+export function formatCount(value) {
+  return value === null || value === undefined ? "–" : value.toLocaleString("en-US");
+}
+
+/**
+ * 1,240 as 1.2k: for places where there is little room.
+ * @param {number|null|undefined} value
+ */
+export function formatShort(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 1000) return String(value);
+  if (value < 1e6) return `${(value / 1000).toFixed(value < 10000 ? 1 : 0)}k`;
+  return `${(value / 1e6).toFixed(1)}M`;
+}
+
+/** @param {Cost|null|undefined} cost */
+export function formatCost(cost) {
+  return cost ? formatMoney(cost.amount, cost.currency) : "–";
+}
+
+/**
+ * @param {string|null} amount decimal text
+ * @param {string|null} currency
+ */
+export function formatMoney(amount, currency) {
+  if (amount === null) return "–";
+  const value = Number(amount);
+  const digits = value !== 0 && Math.abs(value) < 0.01 ? Number(value.toPrecision(2)).toFixed(Math.min(8, 1 - Math.floor(Math.log10(Math.abs(value))))) : value.toFixed(2);
+  return currency === "USD" || currency === null ? `$${digits}` : `${digits} ${currency}`;
+}
+
+/** @param {number|null|undefined} ms */
+export function formatDuration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 1000) return `${Math.max(0, Math.round(ms))} ms`;
+  if (ms < 60_000) return `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
+  const total_s = Math.round(ms / 1000);
+  const [hours, minutes, seconds] = [Math.floor(total_s / 3600), Math.floor((total_s % 3600) / 60), total_s % 60];
+  return hours ? `${hours} h ${String(minutes).padStart(2, "0")} m` : `${minutes} m ${String(seconds).padStart(2, "0")} s`;
+}
+
+/**
+ * How long ago.
+ * @param {number} at
+ * @param {number} now
+ */
+export function formatAgo(at, now) {
+  const seconds = Math.round((now - at) / 1000);
+  if (seconds < 10) return "just now";
+  if (seconds < 60) return `${seconds} s ago`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ago`;
+  if (seconds < 86_400 * 14) return `${Math.floor(seconds / 86_400)} d ago`;
+  return new Date(at).toISOString().slice(0, 10);
+}
+
+/**
+ * Date and time of the reader's clock, with the time zone.
+ * @param {number|null|undefined} at
+ */
+export function formatTime(at) {
+  if (at === null || at === undefined) return "–";
+  const date = new Date(at);
+  const zone = -date.getTimezoneOffset();
+  const shown = new Date(at + zone * 60_000).toISOString().replace("T", " ").slice(0, 19);
+  const sign = zone < 0 ? "−" : "+";
+  return zone === 0 ? `${shown} UTC` : `${shown} UTC${sign}${Math.floor(Math.abs(zone) / 60)}${zone % 60 ? `:${String(Math.abs(zone) % 60).padStart(2, "0")}` : ""}`;
+}
+
+/**
+ * Singular or plural with its number.
+ * @param {number} count
+ * @param {string} word
+ * @param {string} [plural]
+ */
+export function countOf(count, word, plural = `${word}s`) {
+  return `${formatCount(count)} ${count === 1 ? word : plural}`;
+}
+
+/**
+ * The colour class of an agent: the same role has the same colour on every page.
+ * @param {string} agent
+ */
+export function roleClass(agent) {
+  if (!agent) return "";
+  let hash = 2166136261;
+  for (let at = 0; at < agent.length; at += 1) hash = Math.imul(hash ^ agent.charCodeAt(at), 16777619);
+  return `role-${(hash >>> 0) % 8}`;
+}
+
+/** @type {Record<string, string>} */
+const SEGMENTS = { queue: "Queue", rate_limit: "Rate limit", model: "Model", tool: "Tool", person: "Person", other: "Other" };
+
+/** @param {string} kind */
+export function segmentWord(kind) {
+  return SEGMENTS[kind] ?? kind;
+}
+
+/**
+ * What happens when nobody decides in time.
+ * @param {string} action
+ */
+export function timeoutWord(action) {
+  return { continue: "goes on as it is", exit_early: "ends early", fail: "fails" }[action] ?? action;
+}

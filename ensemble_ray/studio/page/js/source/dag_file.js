@@ -1,0 +1,110 @@
+// A graph that was written to a file before any run (`.dag.json`), as a run in which nothing began. Pure.
+
+/** @typedef {import("./file.js").RunFile} RunFile */
+/** @typedef {import("../types.js").Flow} Flow */
+/** @typedef {import("../types.js").FlowNode} FlowNode */
+/** @typedef {import("../types.js").FlowEdge} FlowEdge */
+/** @typedef {import("../types.js").RunDetail} RunDetail */
+/** @typedef {Record<string, unknown>} Fields */
+
+const [WIDTH, HEIGHT, ACROSS, DOWN] = [208, 72, 72, 34];
+
+/** @param {unknown} value */
+const text = (value) => (typeof value === "string" ? value : "");
+/** @param {unknown} value @returns {Fields[]} */
+const list = (value) => (Array.isArray(value) ? value.filter((one) => typeof one === "object" && one !== null) : []);
+/** @param {unknown} value */
+const number = (value) => (typeof value === "number" ? value : null);
+
+/**
+ * A run of which nothing is known but what `known` says.
+ * @param {string} id
+ * @param {Partial<RunDetail>} known
+ * @returns {RunDetail}
+ */
+export function plainRun(id, known) {
+  return {
+    run_id: id, ensemble: id, status: "accepted", tags: {}, summary: "", created_at: 0, ended_at: null, duration_ms: null, tokens: null, cost: null, open_reviews: 0, origin_run: null,
+    place: "", workflow: "", inputs: {}, exit_reason: null, exit_reason_text: null, error: null, first_error_step: null, counts: {}, reviews: [],
+    budget: { tokens: { spent: null, allowed: null }, cost: { spent: null, allowed: null, currency: null }, by_agent: [], end_reason: null }, forked_from: null, forks: [], cursor: 0, is_live: false, problem: null,
+    ...known,
+  };
+}
+
+/**
+ * Words on a node (S-VIZ-71).
+ * @param {Fields} node
+ */
+function badgesOf(node) {
+  const kind = text(node.node_type);
+  const level = number(node.map_reduce_level);
+  const words = { map: "MAP", reduce: `REDUCE L${level ?? "?"}`, "final-reduce": "AGGREGATE", direct: "DIRECT", loop: `LOOP ≤${node.loop_max_iterations ?? "?"}`, "graph-state": "STATE", "graph-end": "END" };
+  const found = kind in words ? [words[/** @type {keyof typeof words} */ (kind)]] : [`L${number(node.parallel_group) ?? 0}`];
+  return node.on_critical_path ? [...found, "CP"] : found;
+}
+
+/**
+ * @param {Fields} dag
+ * @returns {Flow}
+ */
+export function dagFlow(dag) {
+  const tasks = list(dag.tasks);
+  const isGraph = dag.mode === "graph";
+  /** @type {Map<number, number>} */
+  const filled = new Map();
+  const nodes = tasks.map((task, at) => {
+    const level = isGraph ? at : (number(task.parallel_group) ?? 0);
+    const place = isGraph ? 0 : (filled.get(level) ?? 0);
+    filled.set(level, place + 1);
+    const [x, y] = isGraph ? [ACROSS, level * (HEIGHT + 2 * DOWN)] : [level * (WIDTH + ACROSS), place * (HEIGHT + DOWN)];
+    return /** @type {FlowNode} */ ({ id: text(task.id), x: x + 24, y: y + 24, w: WIDTH, h: HEIGHT, kind: text(task.node_type) || "task", title: text(task.description), agent: text(task.agent_role), level, critical: task.on_critical_path === true, group: null, steps: [], count: null, counts: null, badges: badgesOf(task) });
+  });
+  const byId = new Map(nodes.map((node) => [node.id, node]));
+  const edges = isGraph ? list(dag.graph_edges).map((edge) => stateEdge(edge, byId)) : tasks.flatMap((task) => (Array.isArray(task.depends_on) ? task.depends_on : []).map((from) => taskEdge(text(from), text(task.id), byId, dag)));
+  return {
+    width: Math.max(1, ...nodes.map((node) => node.x + node.w)) + 40, height: Math.max(1, ...nodes.map((node) => node.y + node.h)) + 24,
+    nodes, edges: edges.filter((edge) => edge !== null), groups: [], mode: isGraph ? "graph" : "dag", critical_path: (Array.isArray(dag.critical_path) ? dag.critical_path : []).map(text),
+  };
+}
+
+/**
+ * @param {string} from
+ * @param {string} to
+ * @param {Map<string, FlowNode>} byId
+ * @param {Fields} dag
+ * @returns {FlowEdge|null}
+ */
+function taskEdge(from, to, byId, dag) {
+  const [a, b] = [byId.get(from), byId.get(to)];
+  if (!a || !b) return null;
+  const path = Array.isArray(dag.critical_path) ? dag.critical_path : [];
+  const at = path.indexOf(from);
+  return { from, to, points: [[a.x + a.w, a.y + a.h / 2], [b.x, b.y + b.h / 2]], kind: "dependency", label: null, critical: at >= 0 && path[at + 1] === to, fired: null };
+}
+
+/**
+ * @param {Fields} edge
+ * @param {Map<string, FlowNode>} byId
+ * @returns {FlowEdge|null}
+ */
+function stateEdge(edge, byId) {
+  const [from, to] = [text(edge.from_state_id), text(edge.to_state_id)];
+  const [a, b] = [byId.get(from), byId.get(to)];
+  if (!a || !b) return null;
+  const isNext = b.y > a.y && b.y - a.y < 2 * (HEIGHT + DOWN);
+  const side = b.y > a.y ? a.x + a.w : a.x;
+  const out = b.y > a.y ? side + 46 : side - 46;
+  /** @type {[number, number][]} */
+  const points = isNext ? [[a.x + a.w / 2, a.y + a.h], [b.x + b.w / 2, b.y]] : [[side, a.y + a.h / 2], [out, a.y + a.h / 2], [out, b.y + b.h / 2], [side, b.y + b.h / 2]];
+  return { from, to, points, kind: edge.unconditional ? "unconditional" : "conditional", label: text(edge.condition_description) || null, critical: false, fired: typeof edge.fired === "boolean" ? edge.fired : null };
+}
+
+/**
+ * @param {string} name
+ * @param {Fields} dag
+ * @returns {RunFile}
+ */
+export function dagFile(name, dag) {
+  const run = plainRun(name.replace(/\.dag\.json$|\.json$/, ""), { workflow: text(dag.workflow), created_at: Date.parse(text(dag.generated_at)) || 0 });
+  return { version: "", exported_at: run.created_at, info: { version: "", actions: [], has_actors: false, title: name, read_only_reason: null }, run, steps: [], details: {}, flows: { declared: dagFlow(dag), ran: null }, actors: null };
+}

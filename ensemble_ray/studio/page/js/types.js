@@ -1,0 +1,206 @@
+// What travels between page and server, as types. The models of `ensemble_ray/studio/schemas` say what each field means.
+
+/** @typedef {"accepted"|"running"|"waiting"|"completed"|"failed"|"cancelled"|"rejected"|"budget_exhausted"|"interrupted"} RunStatus */
+/** @typedef {"pending"|"ready"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
+/** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
+/** @typedef {{amount: string, currency: string}} Cost */
+/** @typedef {{version: string, actions: string[], has_actors: boolean, title: string, read_only_reason: string|null}} StudioInfo */
+
+/**
+ * @typedef {object} RunRow
+ * @property {string} run_id
+ * @property {string} ensemble
+ * @property {RunStatus} status
+ * @property {Record<string, string>} tags
+ * @property {string} summary
+ * @property {number} created_at
+ * @property {number|null} ended_at
+ * @property {number|null} duration_ms
+ * @property {number|null} tokens
+ * @property {Cost|null} cost
+ * @property {number} open_reviews
+ * @property {string|null} origin_run
+ * @property {string} place
+ */
+/** @typedef {{runs: RunRow[], next_cursor: string|null, total_known: number}} RunList */
+/** @typedef {{agent: string, tokens: number|null, cost: string|null, steps: number}} AgentBudget */
+
+/**
+ * @typedef {object} Budget
+ * @property {{spent: number|null, allowed: number|null}} tokens
+ * @property {{spent: string|null, allowed: string|null, currency: string|null}} cost
+ * @property {AgentBudget[]} by_agent
+ * @property {string|null} end_reason
+ */
+/**
+ * @typedef {object} Review
+ * @property {string} run_id
+ * @property {string} gate_id
+ * @property {string} ensemble
+ * @property {string} timing
+ * @property {string} step
+ * @property {string} task_description
+ * @property {string} task_output
+ * @property {string|null} prompt
+ * @property {string|null} required_role
+ * @property {number} created_at
+ * @property {number|null} expires_at
+ * @property {string} on_timeout
+ * @property {string|null} decision
+ * @property {string|null} text
+ * @property {string|null} comment
+ * @property {boolean} timed_out
+ * @property {string|null} decided_by
+ * @property {number|null} decided_at
+ * @property {boolean} decidable
+ */
+/**
+ * @typedef {object} RunExtra
+ * @property {string} workflow
+ * @property {Record<string, unknown>} inputs
+ * @property {string|null} exit_reason
+ * @property {string|null} exit_reason_text
+ * @property {{class: string, message: string, first_failed_step: string|null}|null} error
+ * @property {string|null} first_error_step
+ * @property {Record<string, number>} counts
+ * @property {Review[]} reviews
+ * @property {Budget} budget
+ * @property {{run_id: string, step: string}|null} forked_from
+ * @property {string[]} forks
+ * @property {number} cursor
+ * @property {boolean} is_live
+ * @property {string|null} problem
+ */
+/** @typedef {RunRow & RunExtra} RunDetail */
+
+/**
+ * @typedef {object} Step
+ * @property {string} id
+ * @property {string|null} node
+ * @property {string|null} parent
+ * @property {string} kind
+ * @property {string} title
+ * @property {string} agent
+ * @property {StepStatus} status
+ * @property {number|null} number
+ * @property {number} attempts
+ * @property {number|null} started_at
+ * @property {number|null} ended_at
+ * @property {[SegmentKind, number, number][]} segments
+ * @property {[string, string, number][]} tools
+ * @property {{input: number|null, output: number|null}|null} tokens
+ * @property {Cost|null} cost
+ * @property {number|null} level
+ * @property {string|null} error
+ * @property {string|null} effect
+ * @property {{pid: number|null, node: string|null, replica: string|null}|null} place
+ * @property {boolean} reviewed
+ */
+/** @typedef {{steps: Step[], cursor: number}} StepList */
+/** @typedef {{steps: Step[], cursor: number, run: RunDetail}} LiveSteps */
+/** @typedef {{id: string, name: string, arguments: string}} RequestedCall */
+/** @typedef {{iteration: number, text: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, latency_ms: number|null, model: string|null, started_at: number|null}} Answer */
+/** @typedef {{name: string, arguments: string, result: string|null, outcome: string, duration_ms: number|null, started_at: number|null, effect: string|null, iteration: number|null}} ToolCallDetail */
+
+/**
+ * @typedef {object} StepExtra
+ * @property {{role: string, content: string}[]} prompt
+ * @property {Answer[]} answers
+ * @property {string[]} tools_offered
+ * @property {ToolCallDetail[]} tool_calls
+ * @property {string|null} output
+ * @property {unknown} structured_output
+ * @property {{kind: string, accepted: boolean, message: string}[]} guardrails
+ * @property {{rule: string, allowed: boolean, message: string}[]} constraints
+ * @property {{section: string, kept_tokens: number|null, cut_tokens: number|null, how: string}[]} context_cuts
+ * @property {string[]} directives
+ * @property {Review[]} reviews
+ * @property {{class: string, message: string, causes: string[]}|null} failure
+ * @property {string|null} fork_spec
+ * @property {Record<string, number>} cut
+ */
+/** @typedef {Step & StepExtra} StepDetail */
+
+/**
+ * @typedef {object} FlowNode
+ * @property {string} id
+ * @property {number} x
+ * @property {number} y
+ * @property {number} w
+ * @property {number} h
+ * @property {string} kind
+ * @property {string} title
+ * @property {string} agent
+ * @property {number|null} level
+ * @property {boolean} critical
+ * @property {string|null} group
+ * @property {string[]|null} steps
+ * @property {number|null} count
+ * @property {Record<string, number>|null} counts
+ * @property {string[]} badges
+ */
+/** @typedef {{from: string, to: string, points: [number, number][], kind: string, label: string|null, label_at?: [number, number]|null, critical: boolean, fired: boolean|null}} FlowEdge */
+/** @typedef {{id: string, title: string, kind: string, x: number, y: number, w: number, h: number}} FlowGroup */
+/** @typedef {{width: number, height: number, nodes: FlowNode[], edges: FlowEdge[], groups: FlowGroup[], mode: "dag"|"graph", critical_path: string[]}} Flow */
+
+/** @typedef {{step: string, title: string}} PreviewedStep */
+/** @typedef {{reused: PreviewedStep[], asked_again: PreviewedStep[], unknown_effects: {step: string, tool: string, arguments: string}[], blocked: string|null}} RunPreview */
+/** @typedef {{status: string, tokens: number|null, duration_ms: number|null, output_digest: string|null}} ComparedSide */
+/** @typedef {{id: string, title: string, a: ComparedSide|null, b: ComparedSide|null, same: boolean}} ComparedStep */
+/** @typedef {{a: RunRow, b: RunRow, steps: ComparedStep[]}} ComparedRuns */
+/** @typedef {{pid: number|null, name: string, agent: string|null, run_id: string|null, kind: string, queue: number|null, in_flight: string[], restarts: number|null, alive: boolean, memory_mb: number|null}} ProcessInfo */
+/** @typedef {{nodes: {node: string, address: string|null, processes: ProcessInfo[]}[], limiters: {name: string, queue: number, permits: number|null}[], breakers: {name: string, state: string}[], note: string|null}} Actors */
+
+/**
+ * What a live stream tells.
+ * @typedef {object} LiveListener
+ * @property {(news: LiveSteps) => void} onSteps
+ * @property {(token: {step: string, text: string}) => void} onToken
+ * @property {() => void} onEnd
+ * @property {(isConnected: boolean, retryInMs: number) => void} onConnection
+ */
+/**
+ * Where the page's data comes from: a server, or the file that the page itself is.
+ * @typedef {object} Source
+ * @property {boolean} isFile
+ * @property {() => Promise<StudioInfo>} info
+ * @property {(filters: URLSearchParams, cursor: string|null, limit: number) => Promise<RunList>} runs
+ * @property {(run: string) => Promise<RunDetail>} run
+ * @property {(run: string, after: number) => Promise<StepList>} steps
+ * @property {(run: string, after: number, listener: LiveListener) => () => void} live
+ * @property {(run: string, step: string) => Promise<StepDetail>} step
+ * @property {(run: string, step: string, field: string) => Promise<string>} text
+ * @property {(run: string, as: string) => Promise<Flow>} flow
+ * @property {(run: string|null) => Promise<Actors>} actors
+ * @property {() => Promise<Review[]>} reviews
+ * @property {(review: Review, body: {decision: string, text?: string, comment?: string}) => Promise<void>} decide
+ * @property {(run: string) => Promise<RunPreview>} resumePreview
+ * @property {(run: string, spec: string) => Promise<RunPreview>} forkPreview
+ * @property {(run: string) => Promise<void>} cancel
+ * @property {(run: string) => Promise<string>} resume
+ * @property {(run: string, spec: string, name: string|null) => Promise<string>} fork
+ * @property {(a: string, b: string) => Promise<ComparedRuns>} compare
+ * @property {(run: string, format: string) => Promise<Blob>} exported
+ */
+
+/** @typedef {{view: string, run: string, tab: string, params: URLSearchParams}} Route */
+/**
+ * A part of the page that fills it until the address names another.
+ * @typedef {object} View
+ * @property {HTMLElement} element
+ * @property {(route: Route) => void} [update] the address changed, and the view stays
+ * @property {() => void} [close]
+ * @property {Record<string, (event: KeyboardEvent) => void>} [keys]
+ */
+/**
+ * What every view is given.
+ * @typedef {object} App
+ * @property {Source} source
+ * @property {StudioInfo} info
+ * @property {(route: {view?: string, run?: string, tab?: string, params?: Record<string, string|null>}, replace?: boolean) => void} go
+ * @property {(text: string) => void} announce
+ * @property {(title: string) => void} setTitle
+ * @property {() => void} refreshReviews
+ */
+
+export {};

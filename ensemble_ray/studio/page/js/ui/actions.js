@@ -1,0 +1,153 @@
+// What may be done with a run, each after a dialog that says what will happen.
+
+import { fill, h, icon } from "../dom.js";
+import { countOf } from "../format.js";
+import { formatRoute } from "../router.js";
+import { line, messageOf, openDialog, textBlock, toast } from "./parts.js";
+
+/** @typedef {import("../types.js").App} App */
+/** @typedef {import("../types.js").RunPreview} RunPreview */
+/** @typedef {import("../model/run.js").RunModel} RunModel */
+
+/** Steps that are named in a preview before there is only their number. */
+const NAMED = 50;
+
+/**
+ * @param {HTMLButtonElement} button
+ * @param {() => Promise<void>} act
+ */
+async function during(button, act) {
+  button.disabled = true;
+  try {
+    await act();
+  } catch (error) {
+    toast(messageOf(error), true);
+  } finally {
+    button.disabled = false;
+  }
+}
+
+/**
+ * @param {string} title
+ * @param {string} symbol
+ * @param {{step: string, title: string}[]} steps
+ * @param {boolean} isOpen
+ */
+function stepList(title, symbol, steps, isOpen) {
+  if (!steps.length) return null;
+  return h("details", { class: "preview", open: isOpen }, h("summary", {}, icon(symbol), title),
+    h("ul", {}, steps.slice(0, NAMED).map((one) => h("li", {}, h("code", {}, one.step), " ", line(one.title, "muted", 100))), steps.length > NAMED && h("li", { class: "muted" }, `and ${steps.length - NAMED} more`)));
+}
+
+/** @param {RunPreview} preview */
+function previewBody(preview) {
+  const { reused, asked_again: again, unknown_effects: unknown, blocked } = preview;
+  return h("div", { class: "previews" },
+    blocked !== null && h("div", { class: "banner bad" }, icon("failed"), h("div", { class: "grow" }, line(blocked, "", 800))),
+    unknown.length > 0 && h("div", { class: "banner" }, icon("interrupted"), h("div", { class: "grow" }, h("strong", {}, `Of ${countOf(unknown.length, "call")} nobody knows whether ${unknown.length === 1 ? "it was" : "they were"} done. `), "Look there first: this may do them a second time.")),
+    unknown.map((call) => h("details", { class: "preview" }, h("summary", {}, h("code", {}, `${call.step} · ${call.tool}`)), textBlock(call.arguments, { label: "Arguments" }))),
+    stepList(`${countOf(again.length, "step")} will be done again, or to the end`, "running", again, true),
+    stepList(`${countOf(reused.length, "step")} come from the record, and cost nothing`, "completed", reused, false),
+    !again.length && !blocked && h("p", { class: "muted" }, "No step is to be done again."));
+}
+
+/**
+ * @param {App} app
+ * @param {RunModel} model
+ */
+export function cancelRun(app, model) {
+  const running = [...model.steps.values()].filter((step) => step.status === "running").length;
+  const button = h("button", { class: "button danger solid", type: "button", onclick: () => during(button, async () => {
+    await app.source.cancel(model.run.run_id);
+    dialog.close();
+    toast("The run is told to end");
+  }) }, "Cancel the run");
+  const dialog = openDialog({
+    title: "Cancel this run?",
+    body: [h("p", {}, `${running ? `${countOf(running, "step")} under way ${running === 1 ? "is" : "are"} ended, and nothing new begins.` : "Nothing new begins."} What is recorded stays, and the run can be resumed later.`)],
+    buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Let it go on"), button],
+  });
+}
+
+/**
+ * @param {App} app
+ * @param {RunModel} model
+ */
+export async function resumeRun(app, model) {
+  const body = h("div", {}, h("p", { class: "muted" }, "Reading what would be done…"));
+  const button = h("button", { class: "button primary", type: "button", disabled: true, onclick: () => during(button, async () => {
+    await app.source.resume(model.run.run_id);
+    dialog.close();
+    toast("The run goes on");
+    await model.refresh();
+  }) }, icon("play"), "Resume");
+  const dialog = openDialog({ title: "Resume this run", body: [body], buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close"), button] });
+  try {
+    const preview = await app.source.resumePreview(model.run.run_id);
+    fill(body, previewBody(preview));
+    button.disabled = preview.blocked !== null;
+  } catch (error) {
+    fill(body, h("div", { class: "banner bad" }, icon("failed"), messageOf(error)));
+  }
+}
+
+/**
+ * @param {App} app
+ * @param {RunModel} model
+ * @param {string|null} spec the step to fork from; null: it is asked for
+ */
+export async function forkRun(app, model, spec) {
+  const body = h("div", { "aria-live": "polite" }, h("p", { class: "muted" }, "Name the step that is done again: everything that depends on it follows."));
+  const from = h("input", { class: "field grow", id: "fork-from", list: "fork-steps", spellcheck: "false", autocomplete: "off", value: spec ?? "", placeholder: "writer" });
+  const options = [...new Set([...model.steps.values()].slice(0, 500).map((step) => step.id.replace(/#0$/, "")))];
+  const name = h("input", { class: "field grow", id: "fork-name", spellcheck: "false", autocomplete: "off", placeholder: "given by itself" });
+  let looked = "";
+  async function look() {
+    const wanted = from.value.trim();
+    if (!wanted || wanted === looked) return;
+    looked = wanted;
+    button.disabled = true;
+    fill(body, h("p", { class: "muted" }, "Reading what would be done…"));
+    try {
+      const preview = await app.source.forkPreview(model.run.run_id, wanted);
+      if (wanted !== looked) return;
+      fill(body, previewBody(preview));
+      button.disabled = preview.blocked !== null;
+    } catch (error) {
+      if (wanted === looked) fill(body, h("div", { class: "banner bad" }, icon("failed"), messageOf(error)));
+    }
+  }
+  const button = h("button", { class: "button primary", type: "button", disabled: true, onclick: () => during(button, async () => {
+    const run = await app.source.fork(model.run.run_id, from.value.trim(), name.value.trim() || null);
+    dialog.close();
+    toast(`Fork ${run} begins`);
+    window.location.hash = formatRoute({ view: "run", run });
+  }) }, icon("fork"), "Fork");
+  from.addEventListener("change", () => void look());
+  const dialog = openDialog({
+    title: "Fork this run",
+    body: [
+      h("p", { class: "muted" }, "A fork is a new run that takes what came before a step from this one's record. This run stays as it is."),
+      h("div", { class: "form" }, h("label", { for: "fork-from" }, "From step"), from, h("label", { for: "fork-name" }, "Its id"), name, h("datalist", { id: "fork-steps" }, options.map((option) => h("option", { value: option })))),
+      body,
+    ],
+    buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close"), button],
+  });
+  if (spec) await look();
+  else from.focus();
+}
+
+/**
+ * @param {App} app
+ * @param {string} run
+ * @param {string} format
+ */
+export async function exportRun(app, run, format) {
+  try {
+    const address = URL.createObjectURL(await app.source.exported(run, format));
+    h("a", { href: address, download: `${run}.${format}` }).click();
+    window.setTimeout(() => URL.revokeObjectURL(address), 60_000);
+  } catch (error) {
+    toast(messageOf(error), true);
+  }
+}

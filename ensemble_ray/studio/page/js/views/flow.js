@@ -1,0 +1,275 @@
+// The graph of a run: places from the server, states from the steps. Edges are SVG, nodes are buttons.
+
+import { fill, h, icon, s } from "../dom.js";
+import { formatCount, formatDuration, formatShort, roleClass, statusTone, statusWord } from "../format.js";
+import { durationOf, tokensOf } from "../model/run.js";
+import { oneLine, visible } from "../text.js";
+import { agentName, failureState, progress, segmented, statusMark } from "../ui/parts.js";
+import { panZoom } from "../ui/panzoom.js";
+
+/** @typedef {import("../types.js").App} App */
+/** @typedef {import("../types.js").Route} Route */
+/** @typedef {import("../types.js").Flow} Flow */
+/** @typedef {import("../types.js").FlowNode} FlowNode */
+/** @typedef {import("../types.js").FlowEdge} FlowEdge */
+/** @typedef {import("../types.js").Step} Step */
+/** @typedef {import("../model/run.js").RunModel} RunModel */
+
+/** Statuses by how much they say of a node whose steps have several. */
+const LOUDEST = ["failed", "running", "waiting", "interrupted", "exited", "cancelled", "completed", "skipped", "ready", "pending"];
+
+/**
+ * The status that stands for many.
+ * @param {Record<string, number>} counts
+ */
+export function loudest(counts) {
+  return LOUDEST.find((status) => counts[status]) ?? "pending";
+}
+
+/**
+ * A line through points, its corners rounded.
+ * @param {[number, number][]} points
+ * @param {number} [radius]
+ */
+export function roundedPath(points, radius = 10) {
+  const [first, ...rest] = points;
+  if (!first) return "";
+  let path = `M${first[0]} ${first[1]}`;
+  let [x, y] = first;
+  rest.forEach(([toX, toY], at) => {
+    const next = rest[at + 1];
+    if (!next) {
+      path += `L${toX} ${toY}`;
+      return;
+    }
+    const before = Math.hypot(toX - x, toY - y);
+    const after = Math.hypot(next[0] - toX, next[1] - toY);
+    const cut = Math.min(radius, before / 2, after / 2);
+    if (cut < 0.5) return;
+    const [ax, ay] = [toX - ((toX - x) / before) * cut, toY - ((toY - y) / before) * cut];
+    const [bx, by] = [toX + ((next[0] - toX) / after) * cut, toY + ((next[1] - toY) / after) * cut];
+    path += `L${ax.toFixed(1)} ${ay.toFixed(1)}Q${toX} ${toY} ${bx.toFixed(1)} ${by.toFixed(1)}`;
+    [x, y] = [bx, by];
+  });
+  return path;
+}
+
+/**
+ * A gentle curve between two points, along the way the graph runs.
+ * @param {[number, number][]} points
+ */
+function edgePath(points) {
+  const [from, to] = [points[0], points.at(-1)];
+  if (points.length !== 2 || !from || !to) return roundedPath(points);
+  const [dx, dy] = [to[0] - from[0], to[1] - from[1]];
+  if (Math.abs(dx) < 2 || Math.abs(dy) < 2) return roundedPath(points);
+  const down = Math.abs(dy) > Math.abs(dx);
+  const [cx, cy] = down ? [0, dy / 2] : [dx / 2, 0];
+  return `M${from[0]} ${from[1]}C${from[0] + cx} ${from[1] + cy} ${to[0] - cx} ${to[1] - cy} ${to[0]} ${to[1]}`;
+}
+
+/**
+ * @param {App} app
+ * @param {RunModel} model
+ * @param {Route} route
+ * @returns {import("./run.js").Tab}
+ */
+export function flowTab(app, model, route) {
+  let as = route.params.get("as") === "ran" ? "ran" : "declared";
+  let chosen = route.params.get("step");
+  /** @type {Flow|null} */
+  let flow = null;
+  let asked = 0;
+  let size = -1;
+  /** @type {Map<string, HTMLElement>} */
+  const cards = new Map();
+  /** @type {[FlowEdge, SVGPathElement][]} */
+  const lines = [];
+
+  const canvas = h("div", { class: "flow-canvas" });
+  const viewport = h("div", { class: "flow-view", role: "group", "aria-label": "Graph of the run", tabindex: 0 }, canvas);
+  const view = panZoom(viewport, canvas);
+  const legend = h("div", { class: "legend wide" });
+  const toolbar = h("div", { class: "toolbar" },
+    segmented("Which graph", [["declared", "As declared"], ["ran", "As it ran"]], as, (value) => app.go({ params: { as: value === "ran" ? value : null } })),
+    legend, h("span", { class: "grow" }),
+    h("div", { class: "row zooms" },
+      h("button", { class: "icon-button", type: "button", title: "Smaller (−)", "aria-label": "Smaller", onclick: () => view.zoom(1 / 1.25) }, icon("minus")),
+      h("button", { class: "icon-button", type: "button", title: "Larger (+)", "aria-label": "Larger", onclick: () => view.zoom(1.25) }, icon("plus")),
+      h("button", { class: "icon-button", type: "button", title: "All of it (0)", "aria-label": "All of it", onclick: () => view.fit() }, icon("fit"))));
+  const element = h("div", { class: "flow" }, toolbar, viewport);
+
+  async function load() {
+    asked += 1;
+    const mine = asked;
+    try {
+      const found = await app.source.flow(model.run.run_id, as);
+      if (mine !== asked) return;
+      const isFirst = flow === null;
+      const isOther = isFirst || flow?.width !== found.width || flow?.height !== found.height;
+      flow = found;
+      size = model.steps.size;
+      build(found);
+      if (isOther) view.fit();
+      draw();
+    } catch (error) {
+      if (mine === asked) fill(canvas, failureState(error, () => void load()));
+    }
+  }
+
+  /** @param {Flow} now */
+  function build(now) {
+    cards.clear();
+    lines.length = 0;
+    const picture = s("svg", { class: "edges", width: now.width, height: now.height, "aria-hidden": "true" });
+    const tips = ["edge", "critical", "faint"].map((name) => s("marker", { id: `tip-${name}`, class: `tip ${name}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, s("path", { d: "M0.500 0.500 7.500 4 0.500 7.500z" })));
+    picture.append(s("defs", {}, tips));
+    for (const edge of now.edges) {
+      const isUnfired = edge.fired === false && model.run.status !== "accepted";
+      const look = edge.critical ? "critical" : isUnfired ? "faint" : "edge";
+      const path = s("path", { class: `edge-line ${edge.kind} ${look}`, d: edgePath(edge.points), "marker-end": `url(#tip-${look})` });
+      picture.append(path);
+      lines.push([edge, path]);
+    }
+    const groups = now.groups.map((group) => h("div", { class: `flow-group ${group.kind}`, vars: place(group) }, h("span", { class: "group-title" }, h("bdi", { class: "clip" }, oneLine(group.title, 80)))));
+    const labels = now.edges.filter((edge) => edge.label).map((edge) => {
+      const middle = edge.label_at ?? middleOf(edge.points);
+      return h("span", { class: edge.fired === false ? "edge-label faint" : "edge-label", vars: { "--x": `${middle[0]}px`, "--y": `${middle[1]}px` } }, h("bdi", {}, oneLine(edge.label ?? "", 48)));
+    });
+    for (const node of now.nodes) cards.set(node.id, makeNode(node));
+    canvas.style.setProperty("--w", `${now.width}px`);
+    canvas.style.setProperty("--h", `${now.height}px`);
+    view.setSize(now.width, now.height);
+    fill(canvas, groups, picture, labels, [...cards.values()]);
+    /** @type {HTMLElement[]} */ ([...cards.values()]).forEach((card, at) => card.setAttribute("tabindex", at === 0 ? "0" : "-1"));
+    fill(legend,
+      now.edges.some((edge) => edge.critical) && h("span", {}, h("i", { class: "line", vars: { "--k": "var(--critical)" } }), "critical path"),
+      now.mode === "graph" && h("span", {}, h("i", { class: "line", vars: { "--k": "var(--edge-faint)" } }), "not taken"),
+      [...new Set(now.nodes.map((node) => node.agent).filter(Boolean))].slice(0, 6).map((agent) => agentName(agent)));
+  }
+
+  /** @param {{x: number, y: number, w: number, h: number}} box */
+  function place(box) {
+    return { "--x": `${box.x}px`, "--y": `${box.y}px`, "--bw": `${box.w}px`, "--bh": `${box.h}px` };
+  }
+
+  /** @param {FlowNode} node */
+  function makeNode(node) {
+    const card = h("button", { class: `node ${roleClass(node.agent)} kind-${node.kind}`, type: "button", vars: place(node), onclick: () => choose(node) });
+    card.addEventListener("focus", () => view.reveal(node.x, node.y, node.w, node.h));
+    return card;
+  }
+
+  /** @param {FlowNode} node */
+  function choose(node) {
+    const steps = stepsOf(node);
+    const step = steps.find((one) => one.status === "failed") ?? steps.at(-1);
+    if (step) app.go({ params: { step: step.id } });
+    else if (node.count) app.go({ tab: "steps", params: { level: node.level === null ? null : String(node.level), step: null } });
+    else app.announce("This was not begun yet");
+  }
+
+  /**
+   * @param {FlowNode} node
+   * @returns {Step[]}
+   */
+  function stepsOf(node) {
+    return (node.steps ?? []).map((id) => model.steps.get(id)).filter((step) => step !== undefined);
+  }
+
+  function draw() {
+    if (!flow) return;
+    if (as === "ran" && model.steps.size !== size) {
+      size = model.steps.size;
+      void load();
+      return;
+    }
+    const now = Date.now();
+    for (const node of flow.nodes) drawNode(node, now);
+  }
+
+  /**
+   * @param {FlowNode} node
+   * @param {number} now
+   */
+  function drawNode(node, now) {
+    const card = /** @type {HTMLElement} */ (cards.get(node.id));
+    const steps = stepsOf(node);
+    /** @type {Record<string, number>} */
+    const counts = {};
+    for (const step of steps) counts[step.status] = (counts[step.status] ?? 0) + 1;
+    const totals = node.counts ?? counts;
+    const status = loudest(totals);
+    const last = steps.at(-1);
+    const spent = last ? durationOf(last, now) : null;
+    const tokens = steps.reduce((sum, step) => sum + (tokensOf(step) ?? 0), 0);
+    const isChosen = steps.some((step) => step.id === chosen);
+    const state = JSON.stringify([totals, status === "running" ? Math.floor(now / 1000) : spent, tokens, isChosen, steps.length]);
+    if (card.dataset.state === state) return;
+    card.dataset.state = state;
+    card.classList.remove(...[...card.classList].filter((name) => name.startsWith("is-")));
+    card.classList.add(`is-${statusTone(status)}`);
+    card.classList.toggle("is-pending", status === "pending" || status === "ready");
+    card.classList.toggle("critical", node.critical);
+    card.setAttribute("aria-pressed", String(isChosen));
+    const words = [node.title, node.agent, statusWord(status), node.critical ? "on the critical path" : "", node.count ? `${node.count} steps` : ""].filter(Boolean);
+    card.setAttribute("aria-label", words.map((word) => oneLine(word, 100)).join(", "));
+    card.title = visible(node.title.slice(0, 400));
+    const folded = node.count !== null && node.count > 1;
+    fill(card,
+      h("span", { class: "node-top" }, statusMark(status), h("bdi", { class: "node-title", dir: "auto" }, oneLine(node.title, 120))),
+      h("span", { class: "node-foot" },
+        folded ? progress(totals) : node.agent ? h("span", { class: "row clip" }, h("span", { class: "dot" }), h("bdi", { class: "clip" }, oneLine(node.agent, 40))) : h("span", {}),
+        h("span", { class: "grow" }),
+        !folded && h("span", { class: "num node-num" }, [spent === null ? "" : formatDuration(spent), tokens ? `${formatShort(tokens)} tok` : ""].filter(Boolean).join(" · "))),
+      h("span", { class: "node-badges" },
+        folded && h("span", { class: "badge" }, `×${formatCount(node.count)}`),
+        !folded && steps.length > 1 && h("span", { class: "badge", title: `Done ${steps.length} times` }, `×${steps.length}`),
+        node.badges.map((badge) => h("span", { class: badge === "CP" ? "badge critical" : "badge" }, badge))));
+  }
+
+  /** @param {number} by */
+  function moveFocus(by) {
+    const all = [...cards.values()];
+    const at = all.indexOf(/** @type {HTMLElement} */ (document.activeElement));
+    const next = all[Math.max(0, Math.min(all.length - 1, at + by))];
+    for (const card of all) card.tabIndex = -1;
+    if (!next) return;
+    next.tabIndex = 0;
+    next.focus();
+  }
+
+  const clock = window.setInterval(() => model.run.is_live && draw(), 1000);
+  void load();
+  return {
+    element,
+    draw,
+    update(now) {
+      chosen = now.params.get("step");
+      const wanted = now.params.get("as") === "ran" ? "ran" : "declared";
+      if (wanted === as) return draw();
+      as = wanted;
+      flow = null;
+      void load();
+    },
+    close() {
+      window.clearInterval(clock);
+      view.close();
+    },
+    keys: {
+      j: () => moveFocus(1), k: () => moveFocus(-1), "+": () => view.zoom(1.25), "=": () => view.zoom(1.25), "-": () => view.zoom(1 / 1.25), 0: () => view.fit(),
+      ArrowLeft: () => view.pan(80, 0), ArrowRight: () => view.pan(-80, 0), ArrowUp: () => view.pan(0, 80), ArrowDown: () => view.pan(0, -80),
+    },
+  };
+}
+
+/**
+ * @param {[number, number][]} points
+ * @returns {[number, number]}
+ */
+function middleOf(points) {
+  const at = (points.length - 1) / 2;
+  const [ax, ay] = points[Math.floor(at)] ?? [0, 0];
+  const [bx, by] = points[Math.ceil(at)] ?? [0, 0];
+  return [(ax + bx) / 2, (ay + by) / 2];
+}

@@ -1,0 +1,218 @@
+// One run: its head, its tabs, and the panel of the step that is chosen.
+
+import { fill, h, icon } from "../dom.js";
+import { countOf, formatAgo, formatCost, formatCount, formatDuration, formatShort, formatTime } from "../format.js";
+import { RunModel } from "../model/run.js";
+import { TABS, formatRoute, stepLink } from "../router.js";
+import { visible } from "../text.js";
+import { copyText, line, menu, progress, statusPill } from "../ui/parts.js";
+import { cancelRun, exportRun, forkRun, resumeRun } from "../ui/actions.js";
+import { actorsTab } from "./actors.js";
+import { budgetTab } from "./budget.js";
+import { flowTab } from "./flow.js";
+import { stepPanel } from "./step.js";
+import { stepsTab } from "./steps.js";
+import { timelineTab } from "./timeline.js";
+
+/** @typedef {import("../types.js").App} App */
+/** @typedef {import("../types.js").Route} Route */
+/** @typedef {import("../types.js").View} View */
+/**
+ * A tab of a run.
+ * @typedef {object} Tab
+ * @property {HTMLElement} element
+ * @property {() => void} [draw] the run changed
+ * @property {(route: Route) => void} [update] the address changed
+ * @property {() => void} [close]
+ * @property {Record<string, (event: KeyboardEvent) => void>} [keys]
+ */
+
+const WORDS = /** @type {Record<string, string>} */ ({ flow: "Flow", timeline: "Timeline", steps: "Steps", budget: "Budget", actors: "Actors" });
+/** @type {Record<string, (app: App, model: RunModel, route: Route) => Tab>} */
+const MAKE = { flow: flowTab, timeline: timelineTab, steps: stepsTab, budget: budgetTab, actors: actorsTab };
+
+/**
+ * @param {App} app
+ * @param {Route} first
+ * @returns {Promise<View>}
+ */
+export async function runView(app, first) {
+  const model = await RunModel.load(app, first.run);
+  let route = first;
+  /** @type {Tab|null} */
+  let tab = null;
+  /** @type {ReturnType<typeof stepPanel>|null} */
+  let panel = null;
+
+  const head = h("div", { class: "run-head" });
+  const banners = h("div", { class: "banners" });
+  const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Views of the run" });
+  const stage = h("div", { class: "stage", role: "tabpanel", tabindex: -1 });
+  const side = h("aside", { class: "side", "aria-label": "Step", hidden: true });
+  const connection = h("div", { class: "notice bad", role: "status", hidden: true });
+  const element = h("div", { class: "run-page" }, connection, head, banners, tabs, h("div", { class: "run-body" }, stage, side));
+  /** @type {Record<string, (event: KeyboardEvent) => void>} */
+  const keys = {};
+
+  const shownTabs = TABS.filter((name) => name !== "actors" || app.info.has_actors);
+  for (const name of shownTabs) {
+    tabs.append(h("button", { role: "tab", type: "button", id: `tab-${name}`, "data-tab": name, onclick: () => app.go({ tab: name }) }, WORDS[name]));
+  }
+  tabs.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const at = (shownTabs.indexOf(route.tab) + step + shownTabs.length) % shownTabs.length;
+    app.go({ tab: /** @type {string} */ (shownTabs[at]) });
+    /** @type {HTMLElement} */ (tabs.children[at]).focus();
+  });
+
+  let retryAt = 0;
+  model.onConnection = (isConnected, retryInMs) => {
+    retryAt = Date.now() + retryInMs;
+    connection.hidden = isConnected;
+    if (!isConnected) tellConnection();
+  };
+  function tellConnection() {
+    const seconds = Math.max(0, Math.ceil((retryAt - Date.now()) / 1000));
+    const text = `The connection is lost: what is shown may be old. ${seconds ? `Next try in ${seconds} s` : "Trying…"}`;
+    if (connection.textContent !== text) connection.textContent = text;
+  }
+
+  function drawTabs() {
+    for (const button of tabs.children) {
+      const isHere = /** @type {HTMLElement} */ (button).dataset.tab === route.tab;
+      button.setAttribute("aria-selected", String(isHere));
+      /** @type {HTMLElement} */ (button).tabIndex = isHere ? 0 : -1;
+    }
+    stage.setAttribute("aria-labelledby", `tab-${route.tab}`);
+  }
+
+  function openTab() {
+    tab?.close?.();
+    stage.className = `stage stage-${route.tab}`;
+    tab = /** @type {(app: App, model: RunModel, route: Route) => Tab} */ (MAKE[route.tab])(app, model, route);
+    fill(stage, tab.element);
+    for (const key of Object.keys(keys)) delete keys[key];
+    Object.assign(keys, {
+      e: () => model.run.first_error_step && app.go({ params: { step: model.run.first_error_step } }),
+      Escape: () => route.params.get("step") && app.go({ params: { step: null } }),
+    }, Object.fromEntries(shownTabs.map((name, at) => [String(at + 1), () => app.go({ tab: name })])), tab.keys ?? {});
+    drawTabs();
+  }
+
+  function openStep() {
+    const id = route.params.get("step");
+    if (panel && panel.id === id) return;
+    panel?.close();
+    panel = null;
+    side.hidden = !id;
+    element.classList.toggle("with-side", Boolean(id));
+    if (!id) return fill(side);
+    panel = stepPanel(app, model, id);
+    fill(side, panel.element);
+    side.scrollTop = 0;
+  }
+
+  let drawn = "";
+  function draw() {
+    const run = model.run;
+    const state = JSON.stringify([run.status, run.tokens, run.cost, run.counts, run.reviews, run.error, run.forks, run.duration_ms]);
+    if (state !== drawn) {
+      drawn = state;
+      drawHead(app, model, head);
+      drawBanners(app, model, banners);
+    }
+    tab?.draw?.();
+    panel?.draw();
+  }
+
+  const clock = window.setInterval(() => {
+    if (!connection.hidden) tellConnection();
+    const spent = head.querySelector("[data-clock]");
+    if (spent && model.run.status === "running") spent.textContent = formatDuration(Date.now() - model.run.created_at);
+  }, 1000);
+  app.setTitle(model.run.ensemble || model.run.run_id);
+  const unwatch = model.watch(draw);
+  openTab();
+  openStep();
+  draw();
+  model.follow();
+  return {
+    element,
+    keys,
+    update(now) {
+      const isSameTab = now.tab === route.tab;
+      route = now;
+      if (isSameTab) tab?.update?.(now);
+      else openTab();
+      openStep();
+    },
+    close() {
+      window.clearInterval(clock);
+      unwatch();
+      tab?.close?.();
+      panel?.close();
+      model.close();
+    },
+  };
+}
+
+/**
+ * @param {App} app
+ * @param {RunModel} model
+ * @param {HTMLElement} head
+ */
+function drawHead(app, model, head) {
+  const { run } = model;
+  /** @param {string} action */
+  const may = (action) => app.info.actions.includes(action) && !app.source.isFile;
+  const isOver = !["accepted", "running", "waiting"].includes(run.status);
+  const spent = run.duration_ms ?? (run.status === "running" ? Date.now() - run.created_at : null);
+  const origin = run.forked_from;
+  const facts = [
+    ["Started", h("time", { datetime: new Date(run.created_at).toISOString(), title: formatTime(run.created_at) }, formatAgo(run.created_at, Date.now()))],
+    ["Duration", h("span", { "data-clock": run.duration_ms === null ? "" : null }, formatDuration(spent))],
+    ["Tokens", h("span", { title: formatCount(run.tokens) }, formatShort(run.tokens))],
+    ["Cost", formatCost(run.cost)],
+    ["Steps", progress(run.counts)],
+  ];
+  fill(head,
+    h("div", { class: "run-title" },
+      h("a", { class: "icon-button", href: "#/runs", "aria-label": "All runs", title: "All runs", hidden: app.source.isFile }, icon("left")),
+      h("h1", { class: "clip" }, line(run.ensemble || run.summary || "Run", "", 80)),
+      statusPill(run.status),
+      h("button", { class: "copy mono", type: "button", title: "Copy the run's id", onclick: () => void copyText(run.run_id) }, h("span", { class: "clip" }, run.run_id), icon("copy")),
+      Object.entries(run.tags).slice(0, 4).map(([key, value]) => h("span", { class: "tag wide" }, visible(value ? `${key}: ${value}` : key))),
+      h("span", { class: "grow" }),
+      may("cancel") && !isOver && h("button", { class: "button danger", type: "button", onclick: () => cancelRun(app, model) }, icon("stop"), "Cancel"),
+      may("resume") && ["failed", "interrupted", "cancelled", "budget_exhausted", "waiting"].includes(run.status) && h("button", { class: "button", type: "button", onclick: () => void resumeRun(app, model) }, icon("play"), "Resume"),
+      may("fork") && h("button", { class: "button", type: "button", onclick: () => void forkRun(app, model, null) }, icon("fork"), "Fork"),
+      (origin || run.forks.length > 0) && !app.source.isFile && h("a", { class: "button", href: formatRoute({ view: "compare", params: { a: origin?.run_id ?? run.run_id, b: origin ? run.run_id : run.forks[0] ?? "" } }) }, icon("compare"), "Compare"),
+      menu([icon("export"), "Export"], [
+        ...(app.source.isFile ? [] : [{ label: "One HTML file", hint: "Opens offline, with everything in it", run: () => void exportRun(app, run.run_id, "html") }]),
+        { label: "JSON", hint: "For programs", run: () => void exportRun(app, run.run_id, "json") },
+      ])),
+    h("dl", { class: "facts" }, facts.map(([word, value]) => h("div", {}, h("dt", {}, /** @type {string} */ (word)), h("dd", {}, value))),
+      origin && h("div", {}, h("dt", {}, "Fork of"), h("dd", {}, h("a", { href: formatRoute({ view: "run", run: origin.run_id }), class: "mono" }, origin.run_id), ` from ${origin.step}`)),
+      run.forks.length > 0 && h("div", {}, h("dt", {}, "Forks"), h("dd", {}, run.forks.slice(0, 3).map((fork) => h("a", { class: "mono", href: formatRoute({ view: "run", run: fork }) }, `${fork} `))))));
+}
+
+/**
+ * @param {App} app
+ * @param {RunModel} model
+ * @param {HTMLElement} banners
+ */
+function drawBanners(app, model, banners) {
+  const { run } = model;
+  const open = run.reviews.filter((review) => review.decision === null);
+  const failed = run.first_error_step ?? run.error?.first_failed_step ?? null;
+  fill(banners,
+    run.error && h("div", { class: "banner bad", role: "note" }, icon("failed"), h("div", { class: "grow" }, h("strong", {}, run.error.class), h("span", {}, ": "), line(run.error.message, "", 400)),
+      failed && h("a", { class: "button small", href: stepLink(run.run_id, failed) }, "Jump to first error")),
+    !run.error && failed && h("div", { class: "banner", role: "note" }, icon("failed"), h("div", { class: "grow" }, "A step failed, and the run went on."), h("a", { class: "button small", href: stepLink(run.run_id, failed) }, "Jump to first error")),
+    run.status === "interrupted" && h("div", { class: "banner", role: "note" }, icon("interrupted"), h("div", { class: "grow" }, "The process of this run ended without a word. What it did is on record: ", h("code", {}, `ensemble-ray resume ${run.run_id}`), " goes on where it was.")),
+    open.length > 0 && !app.source.isFile && h("div", { class: "banner", role: "note" }, icon("person"), h("div", { class: "grow" }, `${countOf(open.length, "review")} ${open.length === 1 ? "waits" : "wait"} for a person: `, line(open[0]?.task_description ?? "", "", 120)), h("a", { class: "button small", href: formatRoute({ view: "reviews", params: { run: run.run_id, gate: open[0]?.gate_id } }) }, "Decide")),
+    run.exit_reason_text && !run.error && run.exit_reason !== "completed" && h("div", { class: "banner", role: "note" }, icon("exited"), h("div", { class: "grow" }, visible(run.exit_reason_text))),
+    run.problem && h("div", { class: "banner bad", role: "note" }, icon("failed"), h("div", { class: "grow" }, `The record cannot be read to its end: ${visible(run.problem)}`)));
+}

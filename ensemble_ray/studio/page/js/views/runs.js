@@ -1,0 +1,204 @@
+// The list of runs: searched and filtered by the address, newest first, page by page.
+
+import { fill, h, icon, syncChildren } from "../dom.js";
+import { formatAgo, formatCost, formatCount, formatDuration, formatShort, formatTime, statusWord } from "../format.js";
+import { formatRoute } from "../router.js";
+import { oneLine } from "../text.js";
+import { emptyState, failureState, line, statusMark } from "../ui/parts.js";
+
+/** @typedef {import("../types.js").App} App */
+/** @typedef {import("../types.js").Route} Route */
+/** @typedef {import("../types.js").RunRow} RunRow */
+/** @typedef {import("../types.js").View} View */
+
+const PAGE = 50;
+/** How often the first page is asked for again, ms. */
+const EVERY = 3000;
+const STATUSES = ["running", "waiting", "completed", "failed", "interrupted", "cancelled", "budget_exhausted", "accepted", "rejected"];
+/** Words before a colon in the search that are filters of their own. */
+const FILTERS = ["status", "ensemble", "tag", "since"];
+
+/**
+ * Take `status:failed team words` apart.
+ * @param {string} text
+ * @returns {Record<string, string|null>}
+ */
+export function parseSearch(text) {
+  /** @type {Record<string, string|null>} */
+  const found = { q: null, ensemble: null, tag: null, since: null };
+  const words = [];
+  for (const word of text.split(/\s+/).filter(Boolean)) {
+    const [, key = "", value = ""] = /^(\w+):(.+)$/.exec(word) ?? [];
+    if (FILTERS.includes(key)) found[key] = value;
+    else words.push(word);
+  }
+  found.q = words.join(" ") || null;
+  return found;
+}
+
+/** @param {URLSearchParams} params */
+function searchText(params) {
+  const parts = ["ensemble", "tag", "since"].filter((key) => params.get(key)).map((key) => `${key}:${params.get(key)}`);
+  return [...parts, params.get("q") ?? ""].join(" ").trim();
+}
+
+/**
+ * @param {App} app
+ * @param {Route} route
+ * @returns {View}
+ */
+export function runsView(app, route) {
+  let params = route.params;
+  /** @type {RunRow[]} */
+  let rows = [];
+  /** @type {string|null} */
+  let next = null;
+  let selected = -1;
+  let asked = 0;
+
+  const field = h("input", { class: "field grow", type: "search", "data-search": "", placeholder: "Search runs, or ensemble:name tag:key:value", "aria-label": "Search runs", value: searchText(params), oninput: () => {
+    window.clearTimeout(typing);
+    typing = window.setTimeout(() => app.go({ params: parseSearch(field.value) }, true), 250);
+  } });
+  let typing = 0;
+  const chips = h("div", { class: "chips", role: "group", "aria-label": "Filter by status" });
+  const head = h("div", { class: "run-columns", "aria-hidden": "true" }, ["", "Run", "Tags", "Duration", "Tokens", "Cost", "Started"].map((word) => h("span", {}, word)));
+  const list = h("div", { class: "runs", role: "list", "aria-label": "Runs" });
+  const foot = h("div", { class: "list-foot" });
+  const total = h("p", { class: "num" });
+  const element = h("div", { class: "page" }, h("div", { class: "content" },
+    h("div", { class: "page-head" }, h("h1", {}, "Runs"), total),
+    h("div", { class: "filters" }, h("div", { class: "search" }, icon("search"), field), chips),
+    h("div", { class: "card" }, head, list, foot),
+  ));
+
+  function drawChips() {
+    const chosen = new Set((params.get("status") ?? "").split(",").filter(Boolean));
+    fill(chips, h("button", { class: "chip", type: "button", "aria-pressed": String(chosen.size === 0), onclick: () => app.go({ params: { status: null } }, true) }, "All"),
+      STATUSES.filter((status, at) => at < 6 || chosen.has(status)).map((status) => h("button", { class: "chip", type: "button", "aria-pressed": String(chosen.has(status)), onclick: () => {
+        if (!chosen.delete(status)) chosen.add(status);
+        app.go({ params: { status: [...chosen].join(",") || null } }, true);
+      } }, statusWord(status))));
+  }
+
+  /** @param {RunRow} row */
+  function make(row) {
+    const link = h("a", { class: "run", role: "listitem", href: formatRoute({ view: "run", run: row.run_id }), tabindex: -1 });
+    update(link, row);
+    return link;
+  }
+
+  /**
+   * @param {HTMLElement} link
+   * @param {RunRow} row
+   */
+  function update(link, row) {
+    const now = Date.now();
+    const text = JSON.stringify(row) + (row.ended_at === null || now - row.created_at < 3_600_000 ? Math.floor(now / 5000) : "");
+    if (link.dataset.drawn === text) return;
+    link.dataset.drawn = text;
+    const spent = row.duration_ms ?? (row.status === "running" ? now - row.created_at : null);
+    const marks = [
+      row.open_reviews ? h("span", { class: "status is-waiting" }, icon("person"), `${row.open_reviews} to review`) : null,
+      row.origin_run ? h("span", { class: "badge", title: `Fork of ${row.origin_run}` }, "FORK") : null,
+    ];
+    fill(link,
+      statusMark(row.status),
+      h("span", { class: "run-what" },
+        h("span", { class: "row" }, line(row.ensemble || row.summary || statusWord(row.status), "run-name clip", 120), row.ensemble && h("span", { class: "run-id mono clip" }, row.run_id), marks),
+        row.ensemble ? line(row.summary || statusWord(row.status), "run-summary clip") : h("span", { class: "run-summary mono clip" }, row.run_id)),
+      h("span", { class: "run-tags" }, Object.entries(row.tags).slice(0, 3).map(([key, value]) => h("span", { class: "tag", title: `${key}: ${value}` }, oneLine(value && value !== "true" ? `${key}: ${value}` : key, 40)))),
+      h("span", { class: "num" }, formatDuration(spent)),
+      h("span", { class: "num" }, formatShort(row.tokens)),
+      h("span", { class: "num" }, formatCost(row.cost)),
+      h("time", { class: "num", datetime: new Date(row.created_at).toISOString(), title: formatTime(row.created_at) }, formatAgo(row.created_at, now)));
+  }
+
+  function draw() {
+    syncChildren(list, rows, (row) => row.run_id, make, update);
+    const isFiltered = [...params.values()].some(Boolean);
+    head.hidden = rows.length === 0;
+    if (rows.length) {
+      fill(foot, next && h("button", { class: "button", type: "button", onclick: () => void more() }, "Show more"));
+      if (list.querySelector("[tabindex='0']") === null) list.firstElementChild?.setAttribute("tabindex", "0");
+    } else if (isFiltered) {
+      fill(foot, emptyState({ symbol: "search", title: "No run is like this", text: "Take a filter away, or search for less.", action: h("button", { class: "button", type: "button", onclick: () => {
+        field.value = "";
+        app.go({ params: { q: null, status: null, ensemble: null, tag: null, since: null } }, true);
+      } }, "Show all runs") }));
+    } else {
+      fill(foot, emptyState({ title: "No runs yet", text: "Runs are here as soon as they begin, and stay. Begin one in a terminal, or call run() in a program:", command: "ensemble-ray run team.yaml" }));
+    }
+    foot.hidden = foot.childElementCount === 0;
+  }
+
+  /** @param {boolean} isFirst */
+  async function load(isFirst) {
+    asked += 1;
+    const mine = asked;
+    try {
+      const page = await app.source.runs(params, null, Math.min(Math.max(PAGE, isFirst ? 0 : rows.length), 200));
+      if (mine !== asked) return;
+      if (isFirst || rows.length <= page.runs.length) {
+        rows = page.runs;
+        next = page.next_cursor;
+      } else {
+        const fresh = new Set(page.runs.map((row) => row.run_id));
+        rows = [...page.runs, ...rows.filter((row) => !fresh.has(row.run_id))];
+      }
+      total.textContent = page.total_known ? `${formatCount(page.total_known)} recorded` : "";
+      draw();
+    } catch (error) {
+      if (mine === asked && (isFirst || !rows.length)) {
+        fill(list);
+        foot.hidden = false;
+        fill(foot, failureState(error, () => void load(true)));
+      }
+    }
+  }
+
+  async function more() {
+    if (!next) return;
+    const page = await app.source.runs(params, next, PAGE);
+    const known = new Set(rows.map((row) => row.run_id));
+    rows = [...rows, ...page.runs.filter((row) => !known.has(row.run_id))];
+    next = page.next_cursor;
+    draw();
+  }
+
+  /** @param {number} by */
+  function move(by) {
+    const links = /** @type {HTMLElement[]} */ ([...list.children]);
+    const at = links.indexOf(/** @type {HTMLElement} */ (document.activeElement));
+    selected = Math.min(links.length - 1, Math.max(0, (at >= 0 ? at : selected) + by));
+    for (const link of links) link.tabIndex = -1;
+    const link = links[selected];
+    if (!link) return;
+    link.tabIndex = 0;
+    link.focus();
+  }
+
+  list.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      move(event.key === "ArrowDown" ? 1 : -1);
+    }
+  });
+  app.setTitle("Runs");
+  drawChips();
+  void load(true);
+  const timer = window.setInterval(() => document.hidden || void load(false), EVERY);
+  return {
+    element,
+    update(now) {
+      const text = String(now.params);
+      if (text === String(params)) return;
+      params = now.params;
+      if (document.activeElement !== field) field.value = searchText(params);
+      drawChips();
+      void load(true);
+    },
+    close: () => window.clearInterval(timer),
+    keys: { j: () => move(1), k: () => move(-1) },
+  };
+}

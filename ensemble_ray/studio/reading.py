@@ -1,0 +1,233 @@
+"""StudioReader: everything that the page is told of recorded runs. Package: studio.
+
+In: a store. Out: rows, runs, steps, reviews; of runs that go on, what changed. Never: a change of a record. On the library's loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.facts.effects import DelegationDecided, read_request
+from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.runs import StimulusRecorded
+from ensemble_ray.record.open_reviews import fold_gates
+from ensemble_ray.studio.flows import FlowDrawer, graph_trace_of
+from ensemble_ray.studio.refusals import not_found
+from ensemble_ray.studio.run_list import RunListing
+from ensemble_ray.studio.run_views import RunViews
+from ensemble_ray.studio.schemas.runs import ReviewList
+from ensemble_ray.studio.schemas.steps import LiveSteps, StepList
+from ensemble_ray.studio.views.comparing import compare_steps
+from ensemble_ray.studio.views.run_view import review_of
+from ensemble_ray.studio.views.step_detail import detail_of
+from ensemble_ray.studio.views.words import team_name
+from ensemble_ray.values.ids import delegating_call
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.studio.flows import FlowView
+    from ensemble_ray.studio.run_list import RunSearch
+    from ensemble_ray.studio.run_views import SeenRun
+    from ensemble_ray.studio.schemas.flow import Flow
+    from ensemble_ray.studio.schemas.runs import ComparedRuns, Review, RunDetail, RunList
+    from ensemble_ray.studio.schemas.steps import StepDetail
+    from ensemble_ray.studio.visitors import Visitor
+
+__all__ = ["LiveLook", "StudioReader"]
+
+_STIMULI = kinds_of(StimulusRecorded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveLook:
+    """What changed in a run since somebody looked."""
+
+    #: None: nothing did
+    changes: LiveSteps | None
+    #: whether nothing more comes by itself
+    is_over: bool
+    #: tells one state of the run from another
+    stamp: tuple[int, str]
+
+
+class StudioReader:
+    """Recorded runs, for the page."""
+
+    def __init__(self, store: RunStore, *, can_decide: bool) -> None:
+        """Read a store.
+
+        Args:
+            store: Has the records.
+            can_decide: Whether reviews may be decided here.
+        """
+        self._store = store
+        self._can_decide = can_decide
+        self._views = RunViews(store)
+        self._listing = RunListing(store)
+        self._flows = FlowDrawer()
+
+    async def runs(self, search: RunSearch, visitor: Visitor, *, cursor: str, limit: int) -> RunList:
+        """Return a page of the runs; see `RunListing.page`."""
+        return await self._listing.page(search, visitor.may_see, cursor=cursor, limit=limit)
+
+    async def run(self, run_id: str, visitor: Visitor) -> RunDetail:
+        """Return a run.
+
+        Raises:
+            StudioRefusal: there is no such run.
+        """
+        return self._detail(await self._see(run_id, visitor))
+
+    async def steps(self, run_id: str, visitor: Visitor, *, after: int) -> StepList:
+        """Return the steps of a run that changed behind a position.
+
+        Raises:
+            StudioRefusal: there is no such run.
+        """
+        view = (await self._see(run_id, visitor)).view
+        return StepList(steps=view.steps.rows(after=after), cursor=view.cursor)
+
+    async def look(self, run_id: str, visitor: Visitor, *, after: int, stamp: tuple[int, str] | None) -> LiveLook:
+        """Return what changed in a run.
+
+        Args:
+            run_id: The run's id.
+            visitor: Who asks.
+            after: Position that the reader has seen.
+            stamp: That of its last look; None: it has not looked yet.
+
+        Raises:
+            StudioRefusal: there is no such run.
+        """
+        seen = await self._see(run_id, visitor)
+        view = seen.view
+        state = view.totals.state(seen.summary)
+        now = (view.cursor, f"{state.value} {seen.summary.owner}")
+        is_over = state.is_final or (not state.is_going_on and state.value == "interrupted")
+        if now == stamp:
+            return LiveLook(changes=None, is_over=is_over, stamp=now)
+        # That nobody works on it any more is no fact, so that it has no position of its own.
+        steps = view.steps.rows(after=after)
+        if is_over and after >= view.cursor:
+            steps = [row for row in view.steps.rows() if row.status == "interrupted"]
+        changes = LiveSteps(steps=steps, run=self._detail(seen, has_texts=False), cursor=view.cursor)
+        return LiveLook(changes=changes, is_over=is_over, stamp=now)
+
+    async def step(self, run_id: str, step_id: str, visitor: Visitor) -> StepDetail:
+        """Return a step in all detail, its texts whole.
+
+        Raises:
+            StudioRefusal: there is no such run, or step.
+            RecordError: the record is damaged.
+        """
+        seen = await self._see(run_id, visitor)
+        state = seen.view.steps.states.get(step_id)
+        if state is None:
+            raise not_found("step", step_id)
+        facts = [each for each in await self._store.facts_of(run_id, step_id) if each.instance == step_id]
+        call = delegating_call(step_id)
+        question = "" if call is None else await self._question(run_id, call)
+        reviews = self._reviews(seen)
+        return detail_of(state.row(), facts, seen.view.totals.head.header, reviews=reviews, question=question)
+
+    async def flow(self, run_id: str, visitor: Visitor, view: FlowView) -> Flow:
+        """Return the graph of a run, with places.
+
+        Raises:
+            StudioRefusal: there is no such run.
+            RecordError: its plan is damaged.
+        """
+        seen = await self._see(run_id, visitor)
+        header, steps = seen.view.totals.head.header, seen.view.steps
+        trace = None
+        if view == "declared" and any(state.kind == "graph" for state in steps.states.values()):
+            told = [fact async for page in self._store.read(run_id, kinds=_STIMULI) for fact in page]
+            trace = graph_trace_of(header, cast("list[Fact[StimulusRecorded]]", told))
+        return await self._flows.draw(header, steps.rows(), view, trace)
+
+    async def compare(self, a: str, b: str, visitor: Visitor) -> ComparedRuns:
+        """Return two runs side by side.
+
+        Raises:
+            StudioRefusal: there is no such run.
+        """
+        seen = [await self._see(run_id, visitor) for run_id in (a, b)]
+        rows = [(each.view.totals.row(each.summary), each.view.steps) for each in seen]
+        return compare_steps(rows[0], rows[1])
+
+    async def reviews(self, visitor: Visitor) -> ReviewList:
+        """Return the gates that wait for somebody, of all runs, the oldest first.
+
+        Raises:
+            RecordError: the store cannot be read.
+        """
+        now = time.time()
+        found: list[Review] = []
+        for run, facts in await self._store.gates():
+            if not visitor.may_see(run):
+                continue
+            found += [
+                review_of(
+                    gate,
+                    ensemble=team_name(run.origin),
+                    at=now,
+                    is_owned=bool(run.owner),
+                    can_decide=self._can_decide,
+                )
+                for gate in fold_gates(facts)
+                if gate.is_open
+            ]
+        return ReviewList(reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id)))
+
+    async def check_visible(self, run_id: str, visitor: Visitor) -> None:
+        """Refuse a run that the visitor may not know of.
+
+        Raises:
+            StudioRefusal: there is none.
+        """
+        if not visitor.may_see(await self._views.summary(run_id)):
+            raise not_found("run", run_id)
+
+    async def _see(self, run_id: str, visitor: Visitor) -> SeenRun:
+        """Return a run that the visitor may know of.
+
+        Raises:
+            StudioRefusal: there is none.
+        """
+        await self.check_visible(run_id, visitor)
+        return await self._views.see(run_id)
+
+    async def _question(self, run_id: str, call: str) -> str:
+        """Return what was asked for where work was handed on."""
+        for fact in await self._store.facts_of(run_id, call.rsplit("/", 2)[0]):
+            if fact.name == call and isinstance(fact.data, DelegationDecided):
+                return _request_text(fact)
+        return ""
+
+    def _reviews(self, seen: SeenRun) -> Sequence[Review]:
+        return self._detail(seen).reviews if seen.view.totals.gates else ()
+
+    def _detail(self, seen: SeenRun, *, has_texts: bool = True) -> RunDetail:
+        return seen.view.detail(
+            seen.summary,
+            at=time.time(),
+            can_decide=self._can_decide,
+            forks=self._listing.forks_of(seen.summary.run_id),
+            problem=seen.problem,
+            has_texts=has_texts,
+        )
+
+
+def _request_text(fact: Fact) -> str:
+    data = fact.data
+    if not isinstance(data, DelegationDecided):
+        return ""
+    try:
+        return read_request(fact).task_description  # type: ignore[arg-type]  # it is of that kind
+    except EnsembleError as error:
+        return message_of(error)

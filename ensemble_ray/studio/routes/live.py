@@ -1,0 +1,87 @@
+"""What changes in a run, as server-sent events. Package: studio.
+
+Rules: `steps` has what changed since the last one, and comes under the position up to which it tells; who comes back with that position
+misses nothing. A `token` comes between, and never again. `end` is the last one, and comes when nothing more happens by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Header, Request
+from fastapi.responses import Response
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from ensemble_ray.access.rights import Right
+from ensemble_ray.events import TokenEvent
+from ensemble_ray.process.loop import bridge
+from ensemble_ray.studio.routes.answers import StudioDependency, json_text
+from ensemble_ray.text.foreign_text import whole_text
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.following import LiveEvents
+    from ensemble_ray.studio.reading import StudioReader
+    from ensemble_ray.studio.visitors import Visitor
+
+__all__ = ["router"]
+
+router = APIRouter()
+#: How often a record is looked at, s.
+_POLL_S = 0.3
+#: Comments that keep idle connections open come so often, s; and who takes nothing for so long is let go, s.
+_HEARTBEAT_S, _SEND_TIMEOUT_S = 15, 60.0
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+@router.get("/runs/{run_id}/live")
+async def get_live(
+    run_id: str,
+    studio: StudioDependency,
+    request: Request,
+    *,
+    after: int = 0,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Stream what changes in a run, from a position to its end."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    await bridge(studio.reader.run(run_id, visitor))  # a run that there is not is refused before the stream begins
+    begin = int(last_event_id) if last_event_id and last_event_id.isdecimal() else after
+    live = None if studio.live is None else studio.live(run_id)
+    return EventSourceResponse(
+        _stream(studio.reader, run_id, visitor, begin, live),
+        ping=_HEARTBEAT_S,
+        send_timeout=_SEND_TIMEOUT_S,
+        sep="\n",
+        headers=_HEADERS,
+    )
+
+
+async def _stream(
+    reader: StudioReader, run_id: str, visitor: Visitor, after: int, live: LiveEvents | None
+) -> AsyncGenerator[ServerSentEvent]:
+    stamp, tokens = None, 0
+    while True:
+        look = await bridge(reader.look(run_id, visitor, after=after, stamp=stamp))
+        stamp = look.stamp
+        if look.changes is not None:
+            after = look.changes.cursor
+            yield ServerSentEvent(data=json_text(look.changes), event="steps", id=str(after))
+        if live is not None:
+            events, tokens, _ = live.log.read(tokens)
+            for event in events:
+                if isinstance(event, TokenEvent):
+                    yield ServerSentEvent(data=_token(event), event="token")
+        if look.is_over:
+            yield ServerSentEvent(data="{}", event="end", id=str(after))
+            return
+        if live is None or live.is_closed:
+            await asyncio.sleep(_POLL_S)
+        else:
+            await bridge(live.log.changed(tokens, timeout_s=_POLL_S))
+
+
+def _token(event: TokenEvent) -> str:
+    return json.dumps({"step": event.instance, "text": whole_text(event.token)})

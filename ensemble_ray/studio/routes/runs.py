@@ -1,0 +1,113 @@
+"""The run list, one run, its steps. Package: studio. All of them only read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from ensemble_ray.access.rights import Right
+from ensemble_ray.process.loop import bridge
+from ensemble_ray.studio.refusals import StudioRefusal, not_found
+from ensemble_ray.studio.routes.answers import StudioDependency, answer
+from ensemble_ray.studio.run_list import RunSearch
+from ensemble_ray.studio.views.step_detail import cut_detail, text_of
+from ensemble_ray.text.foreign_text import whole_text
+
+__all__ = ["router"]
+
+router = APIRouter()
+_Short = Annotated[str, Query(max_length=1000)]
+_MILLIS_DIGITS = 11
+
+
+@router.get("/info")
+async def get_info(studio: StudioDependency, request: Request) -> Response:
+    """Return what the page can do here."""
+    await studio.guard.admit(request, Right.READ)
+    return answer(studio.info())
+
+
+@router.get("/runs")
+async def get_runs(
+    studio: StudioDependency,
+    request: Request,
+    *,
+    q: _Short = "",
+    status: _Short = "",
+    ensemble: _Short = "",
+    tag: _Short = "",
+    since: _Short = "",
+    cursor: _Short = "",
+    limit: int = 50,
+) -> Response:
+    """Return a page of the runs, newest first."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    search = RunSearch(
+        text=q.strip(),
+        statuses=frozenset(each.strip() for each in status.split(",") if each.strip()),
+        ensemble=ensemble.strip(),
+        tag=tag.strip(),
+        since=_instant(since),
+    )
+    return answer(await bridge(studio.reader.runs(search, visitor, cursor=cursor, limit=limit)))
+
+
+@router.get("/runs/{run_id}")
+async def get_run(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Return a run."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.run(run_id, visitor)))
+
+
+@router.get("/runs/{run_id}/steps")
+async def get_steps(run_id: str, studio: StudioDependency, request: Request, *, after: int = 0) -> Response:
+    """Return the steps of a run that changed behind a position."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.steps(run_id, visitor, after=after)))
+
+
+@router.get("/runs/{run_id}/steps/{step_id:path}/text")
+async def get_text(run_id: str, step_id: str, studio: StudioDependency, request: Request, *, field: _Short) -> Response:
+    """Return one text of a step, whole."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    text = text_of(await bridge(studio.reader.step(run_id, step_id, visitor)), field)
+    if text is None:
+        raise not_found("text", field)
+    return PlainTextResponse(whole_text(text))
+
+
+@router.get("/runs/{run_id}/steps/{step_id:path}")
+async def get_step(run_id: str, step_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Return a step in all detail."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(cut_detail(await bridge(studio.reader.step(run_id, step_id, visitor))))
+
+
+@router.get("/reviews")
+async def get_reviews(studio: StudioDependency, request: Request) -> Response:
+    """Return the reviews that wait for somebody."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.reviews(visitor)))
+
+
+def _instant(text: str) -> float:
+    """Return an instant that was written as ms of Unix time or as a date; 0: none was.
+
+    Raises:
+        StudioRefusal: it is neither.
+    """
+    if not text.strip():
+        return 0.0
+    if text.strip().isdecimal() and len(text.strip()) >= _MILLIS_DIGITS:
+        return int(text) / 1000
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise StudioRefusal(
+            HTTPStatus.BAD_REQUEST, "INVALID_REQUEST", "since: neither ms of Unix time nor a date such as 2026-01-31"
+        ) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,216 @@
+"""RunListing: the runs of a store as rows, page by page. Package: studio.
+
+In: what is looked for, and where the last page ended. Out: rows, newest first. Rules: a page costs the reading of its own runs;
+of a run that has ended the row is kept. Words are looked for in ids and teams; where none has them, in summaries, of so many runs a
+page. On the library's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import RecordError, message_of
+from ensemble_ray.studio.refusals import StudioRefusal
+from ensemble_ray.studio.schemas.runs import RunList
+from ensemble_ray.studio.views.totals import TOTAL_KINDS, RunTotals
+from ensemble_ray.studio.views.words import team_name, wire_status
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.studio.schemas.runs import RunRow
+
+__all__ = ["MOST_ROWS", "RunListing", "RunSearch"]
+
+#: Rows of one page, and how many a page has where nobody says.
+MOST_ROWS, _USUAL_ROWS = 200, 50
+#: Runs that one page of a search reads whose rows are not known yet.
+_READ_A_PAGE = 200
+#: Runs whose records are read at the same time.
+_READERS = 8
+#: For how long the list of runs is taken for the one that there is, s.
+_LASTING_S = 1.0
+#: Rows that are kept.
+_KEPT = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSearch:
+    """Which runs are looked for; what is empty leaves nothing out."""
+
+    #: words that the id and the team have, or else the summary too
+    text: str = ""
+    statuses: frozenset[str] = frozenset()
+    #: a part of the team's name
+    ensemble: str = ""
+    #: `key` or `key:value`
+    tag: str = ""
+    #: Unix time, s
+    since: float = 0.0
+
+
+@dataclass(slots=True)
+class _Row:
+    """What is known of one run."""
+
+    created_at: float
+    totals: RunTotals = field(default_factory=RunTotals)
+    row: RunRow | None = None
+
+
+class RunListing:
+    """The runs of a store."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._rows: dict[str, _Row] = {}
+        self._listed: tuple[float, list[RunSummary]] | None = None
+        self._listing = asyncio.Lock()
+        self._readers = asyncio.Semaphore(_READERS)
+
+    async def page(
+        self,
+        search: RunSearch,
+        may_see: Callable[[RunSummary], bool],
+        *,
+        cursor: str = "",
+        limit: int = _USUAL_ROWS,
+    ) -> RunList:
+        """Return the next rows behind a cursor.
+
+        Args:
+            search: Which runs are looked for.
+            may_see: Whether somebody may know of a run.
+            cursor: Where the last page ended; empty: nowhere.
+            limit: Most rows.
+
+        Raises:
+            StudioRefusal: the cursor is none.
+            RecordError: the store cannot be read.
+        """
+        summaries = [each for each in await self.summaries() if may_see(each)]
+        after = _position_of(cursor) if cursor else None
+        left = [each for each in summaries if (after is None or _position(each) < after) and _is_meant(each, search)]
+        limit = max(1, min(limit, MOST_ROWS))
+        if not search.text:
+            rows = await self.rows(left[:limit])
+            return _page(rows, left[:limit], len(left) > limit, len(summaries))
+        words = search.text.casefold().split()
+        named = [each for each in left if _has(words, each.run_id, each.origin)]
+        if named:
+            return _page(await self.rows(named[:limit]), named[:limit], len(named) > limit, len(summaries))
+        return await self._found(words, left, limit, len(summaries))
+
+    async def _found(self, words: Sequence[str], left: Sequence[RunSummary], limit: int, total: int) -> RunList:
+        """Return the next rows that have these words."""
+        found: list[RunRow] = []
+        read = position = 0
+        while position < len(left) and len(found) < limit and read < _READ_A_PAGE:
+            some = left[position : position + _READERS * 4]
+            read += sum(not self._is_known(each) for each in some)
+            for summary, row in zip(some, await self.rows(some), strict=True):
+                position += 1
+                if _has(words, row.run_id, summary.origin, row.ensemble, row.summary):
+                    found.append(row)
+                    if len(found) == limit:
+                        break
+        return _page(found, left[:position], position < len(left), total)
+
+    async def summaries(self) -> list[RunSummary]:
+        """Return all runs, newest first, as they stood a moment ago.
+
+        Raises:
+            RecordError: the store cannot be read.
+        """
+        async with self._listing:
+            if self._listed is None or time.monotonic() - self._listed[0] > _LASTING_S:
+                runs = await self._store.runs()
+                self._listed = time.monotonic(), runs
+            return self._listed[1]
+
+    async def rows(self, summaries: Sequence[RunSummary]) -> list[RunRow]:
+        """Return the rows of these runs."""
+        return list(await asyncio.gather(*(self.row(each) for each in summaries)))
+
+    async def row(self, summary: RunSummary) -> RunRow:
+        """Return the row of a run; where its record cannot be read, with what is wrong as its summary."""
+        created = summary.created_at.timestamp()
+        known = self._rows.get(summary.run_id)
+        if known is None or known.created_at != created:
+            known = self._rows[summary.run_id] = _Row(created)
+            while len(self._rows) > _KEPT:
+                del self._rows[next(iter(self._rows))]
+        elif self._is_known(summary) and known.row is not None:
+            return known.row
+        async with self._readers:
+            try:
+                await self._read(summary.run_id, known.totals)
+            except RecordError as error:
+                return known.totals.row(summary).model_copy(update={"summary": message_of(error)})
+        row = known.totals.row(summary)
+        known.row = row
+        return row
+
+    def forks_of(self, run_id: str) -> list[str]:
+        """Return the runs that are forks of one, as far as their rows were read."""
+        return [name for name, each in self._rows.items() if each.row is not None and each.row.origin_run == run_id]
+
+    def _is_known(self, summary: RunSummary) -> bool:
+        """Whether the row of a run is known, and stays as it is."""
+        known = self._rows.get(summary.run_id)
+        return (
+            known is not None
+            and known.row is not None
+            and summary.state.is_final
+            and known.row.status == wire_status(summary.state)
+        )
+
+    async def _read(self, run_id: str, totals: RunTotals) -> None:
+        async with aclosing(self._store.read(run_id, after=totals.cursor, kinds=TOTAL_KINDS)) as pages:
+            async for page in pages:
+                for fact in page:
+                    totals.apply(fact)
+
+
+def _has(words: Sequence[str], *texts: str) -> bool:
+    text = " ".join(texts).casefold()
+    return all(word in text for word in words)
+
+
+def _is_meant(summary: RunSummary, search: RunSearch) -> bool:
+    if search.tag:  # records have no tags; those of an endpoint have them
+        return False
+    return (
+        (not search.statuses or wire_status(summary.state) in search.statuses)
+        and search.ensemble.casefold() in team_name(summary.origin).casefold()
+        and summary.created_at.timestamp() >= search.since
+    )
+
+
+def _page(rows: list[RunRow], seen: Sequence[RunSummary], has_more: bool, total: int) -> RunList:  # noqa: FBT001  private
+    cursor = _cursor_of(seen[-1]) if has_more and seen else None
+    return RunList(runs=rows, next_cursor=cursor, total_known=total)
+
+
+def _position(summary: RunSummary) -> tuple[float, str]:
+    return summary.created_at.timestamp(), summary.run_id
+
+
+def _cursor_of(summary: RunSummary) -> str:
+    at, run_id = _position(summary)
+    return f"{at!r}:{run_id}"
+
+
+def _position_of(cursor: str) -> tuple[float, str]:
+    at, _, run_id = cursor.partition(":")
+    try:
+        return float(at), run_id
+    except ValueError:
+        raise StudioRefusal(
+            HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "The cursor is none that a page of runs gave"
+        ) from None

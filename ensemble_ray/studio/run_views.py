@@ -1,0 +1,107 @@
+"""RunViews: the runs of a store as they stand, each folded once and then kept up with its record. Package: studio.
+
+In: a store, ids of runs. Out: views that have all that is recorded. Rules: a record is read from where its view stands; one run is
+read by one reader at a time; views that were not asked for longest are let go. On the library's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import RecordError, ValidationError, message_of
+from ensemble_ray.studio.refusals import not_found
+from ensemble_ray.studio.views.run_view import RunView
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ensemble_ray.record.stores import RunStore, RunSummary
+
+__all__ = ["RunViews", "SeenRun"]
+
+#: Views that are kept.
+_KEPT = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class SeenRun:
+    """A run as it was seen last."""
+
+    view: RunView
+    summary: RunSummary
+    #: why its record cannot be read to its end; None: it can
+    problem: str | None = None
+
+
+@dataclass(slots=True)
+class _Kept:
+    created_at: datetime
+    view: RunView
+    problem: str | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class RunViews:
+    """Views of a store's runs."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    async def see(self, run_id: str) -> SeenRun:
+        """Return a run as it stands now.
+
+        Raises:
+            StudioRefusal: there is no such run.
+            RecordError: the store cannot be read.
+        """
+        summary = await self.summary(run_id)
+        kept = self._kept.get(run_id)
+        if kept is None or kept.created_at != summary.created_at:
+            kept = self._kept[run_id] = _Kept(summary.created_at, RunView(run_id))
+        self._kept.move_to_end(run_id)
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        async with kept.lock:
+            await self._catch_up(kept)
+            kept.view.settle(summary)
+        return SeenRun(view=kept.view, summary=summary, problem=kept.problem)
+
+    async def summary(self, run_id: str) -> RunSummary:
+        """Return how a run stands.
+
+        Raises:
+            StudioRefusal: there is no such run.
+        """
+        try:
+            found = await self._store.summary(run_id)
+        except ValidationError:  # the id cannot name a record
+            found = None
+        if found is None:
+            raise not_found("run", run_id)
+        return found
+
+    async def _catch_up(self, kept: _Kept) -> None:
+        try:
+            await self._read(kept, is_partial=kept.problem is not None)
+        except RecordError as error:
+            if kept.problem is not None:
+                kept.problem = message_of(error)
+                return
+            # What is left of it is shown, with what is wrong.
+            kept.problem, kept.view = message_of(error), RunView(kept.view.run_id)
+            try:
+                await self._read(kept, is_partial=True)
+            except RecordError as again:
+                kept.problem = message_of(again)
+
+    async def _read(self, kept: _Kept, *, is_partial: bool) -> None:
+        view = kept.view
+        async with aclosing(self._store.read(view.run_id, after=view.cursor, is_partial=is_partial)) as pages:
+            async for page in pages:
+                view.apply(page)
+                await asyncio.sleep(0)  # a long record keeps the loop for one page at a time

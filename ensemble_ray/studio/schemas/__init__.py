@@ -1,0 +1,1 @@
+"""What travels between the page and its server. Package: studio. Pure."""

@@ -1,0 +1,236 @@
+"""Steps of a run as the page shows them: as a row, and in all detail. Package: studio. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ensemble_ray.studio.schemas.runs import Review, RunDetail
+from ensemble_ray.studio.schemas.wire import Cost, Data, Millis, Text, Wire
+
+__all__ = [
+    "Answer",
+    "ConstraintCheck",
+    "ContextCut",
+    "GuardrailCheck",
+    "LiveSteps",
+    "Message",
+    "RequestedCall",
+    "SegmentKind",
+    "Step",
+    "StepDetail",
+    "StepError",
+    "StepKind",
+    "StepList",
+    "StepPlace",
+    "StepStatus",
+    "StepTokens",
+    "ToolCallDetail",
+]
+
+StepKind = Literal[
+    "task",
+    "handler",
+    "manager",
+    "delegation",
+    "map",
+    "reduce",
+    "final-reduce",
+    "direct",
+    "loop",
+    "iteration",
+    "phase",
+    "attempt",
+    "graph",
+    "state",
+    "fork",
+    "remote",
+]
+StepStatus = Literal[
+    "pending",
+    "ready",
+    "running",
+    "waiting",
+    "completed",
+    "failed",
+    "exited",
+    "skipped",
+    "cancelled",
+    "interrupted",
+]
+#: What the time of a step went to.
+SegmentKind = Literal["queue", "rate_limit", "model", "tool", "person", "other"]
+#: Whether what was done is known: recorded, done again after an interruption, or nobody knows.
+Effect = Literal["recorded", "repeated", "unknown"]
+
+
+class StepTokens(Wire):
+    """Tokens of a step; null: the provider did not say."""
+
+    input: int | None = None
+    output: int | None = None
+
+
+class StepPlace(Wire):
+    """Where a step runs or ran; null: nobody knows."""
+
+    pid: int | None = None
+    node: str | None = None
+    replica: str | None = None
+
+
+class Step(Wire):
+    """One execution of anything.
+
+    Attributes:
+        id: Names it in the run: its instance, such as `writer#0`.
+        node: Key of what is declared, which the flow's nodes bear; null: it was made while the run went on.
+        parent: Step that it is part of: a delegation of its asker, an iteration of its loop, a branch of its unit.
+        title: At most 120 characters.
+        agent: Role of who does it; empty: nobody, or nobody knows yet.
+        number: Of an iteration, an attempt or a graph's step, from 1; of a map, its item.
+        attempts: How often it was begun.
+        segments: What its time went to: kind, beginning, end.
+        tools: Its calls: name, outcome, end.
+        level: Of a map-reduce: 0 for maps.
+        error: In one line.
+        reviewed: Whether somebody decided at one of its gates.
+    """
+
+    id: str
+    node: str | None = None
+    parent: str | None = None
+    kind: StepKind
+    title: Text
+    agent: Text = ""
+    status: StepStatus
+    number: int | None = None
+    attempts: int = 0
+    started_at: Millis | None = None
+    ended_at: Millis | None = None
+    segments: list[tuple[SegmentKind, Millis, Millis]] = Field(default_factory=list[tuple[SegmentKind, Millis, Millis]])
+    tools: list[tuple[Text, str, Millis]] = Field(default_factory=list[tuple[Text, str, Millis]])
+    tokens: StepTokens | None = None
+    cost: Cost | None = None
+    level: int | None = None
+    error: Text | None = None
+    effect: Effect | None = None
+    place: StepPlace | None = None
+    reviewed: bool = False
+
+
+class StepList(Wire):
+    """Answer to `GET api/studio/runs/ID/steps`.
+
+    Attributes:
+        cursor: Asks for what changed behind it.
+    """
+
+    steps: list[Step]
+    cursor: int
+
+
+class LiveSteps(StepList):
+    """What a run's live stream says."""
+
+    run: RunDetail
+
+
+class Message(Wire):
+    """A message of a prompt."""
+
+    role: str
+    content: Text
+
+
+class RequestedCall(Wire):
+    """A call that a model asked for; its arguments as it wrote them."""
+
+    id: str
+    name: Text
+    arguments: Text
+
+
+class Answer(Wire):
+    """What a model answered, from iteration 0 on."""
+
+    iteration: int
+    text: Text | None = None
+    tool_calls: list[RequestedCall] = Field(default_factory=list[RequestedCall])
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    latency_ms: int | None = None
+    model: str | None = None
+    started_at: Millis | None = None
+
+
+class ToolCallDetail(Wire):
+    """A call of a tool, and what came of it; its result is null where nobody knows."""
+
+    name: Text
+    arguments: Text
+    result: Text | None = None
+    outcome: str
+    duration_ms: int | None = None
+    started_at: Millis | None = None
+    effect: str | None = None
+    iteration: int | None = None
+
+
+class GuardrailCheck(Wire):
+    """What a guardrail said."""
+
+    kind: str
+    accepted: bool
+    message: Text = ""
+
+
+class ConstraintCheck(Wire):
+    """What a rule of delegation said."""
+
+    rule: str
+    allowed: bool
+    message: Text = ""
+
+
+class ContextCut(Wire):
+    """What was left out of a prompt, so that it fits."""
+
+    section: Text
+    kept_tokens: int | None = None
+    cut_tokens: int | None = None
+    how: str = ""
+
+
+class StepError(Wire):
+    """Why a step failed."""
+
+    class_: str = Field(serialization_alias="class")
+    message: Text
+    causes: list[Text] = Field(default_factory=list)
+
+
+class StepDetail(Step):
+    """Answer to `GET api/studio/runs/ID/steps/STEP`.
+
+    Attributes:
+        tools_offered: Names of the tools that its model could call.
+        fork_spec: What `ensemble-ray fork --from` takes to do it again; null: a run cannot be forked there.
+        cut: Of texts that are not whole here: their lengths, by field; `.../text?field=` has them.
+    """
+
+    prompt: list[Message] = Field(default_factory=list[Message])
+    answers: list[Answer] = Field(default_factory=list[Answer])
+    tools_offered: list[Text] = Field(default_factory=list)
+    tool_calls: list[ToolCallDetail] = Field(default_factory=list[ToolCallDetail])
+    output: Text | None = None
+    structured_output: Data = None
+    guardrails: list[GuardrailCheck] = Field(default_factory=list[GuardrailCheck])
+    constraints: list[ConstraintCheck] = Field(default_factory=list[ConstraintCheck])
+    context_cuts: list[ContextCut] = Field(default_factory=list[ContextCut])
+    directives: list[Text] = Field(default_factory=list)
+    reviews: list[Review] = Field(default_factory=list[Review])
+    failure: StepError | None = None
+    fork_spec: str | None = None
+    cut: dict[str, int] = Field(default_factory=dict)

@@ -1,0 +1,62 @@
+"""What all data of the page has in common. Package: studio. Pure.
+
+Rules: unknown is null and nothing else; instants are whole milliseconds of Unix time, UTC; texts are raw, and fit for UTF-8.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, JsonValue
+
+from ensemble_ray.text.foreign_text import whole_data, whole_text
+
+__all__ = ["Cost", "Data", "Failure", "Millis", "RunStatus", "Text", "Wire"]
+
+#: A text of a model, a tool or a user.
+Text = Annotated[str, AfterValidator(whole_text)]
+#: JSON data of them.
+Data = Annotated[JsonValue, BeforeValidator(whole_data)]
+#: An instant, ms of Unix time; or a duration, ms, where the name says so.
+Millis = int
+
+
+class Wire(BaseModel):
+    """Refuses fields that it does not know, so that a misspelt one is not taken for none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Cost(Wire):
+    """Money, as decimal text."""
+
+    amount: str
+    currency: str
+
+
+class Failure(Wire):
+    """Every answer that is no success (S-STU-40).
+
+    Attributes:
+        error: Class of the error.
+        code: Stable name of the reason for programs, such as `RUN_NOT_FOUND`.
+        message: What happened, where, and what to do.
+    """
+
+    error: str
+    code: str
+    message: Text
+
+
+#: How a run stands, in the words of the endpoint (S-SRV-3).
+RunStatus = Literal[
+    "accepted",
+    "running",
+    "waiting",
+    "completed",
+    "failed",
+    "cancelled",
+    "rejected",
+    "budget_exhausted",
+    "interrupted",
+]

@@ -1,0 +1,103 @@
+"""StudioServer: the page over all recorded runs of a home or a database, in this process. Package: studio.
+
+What `ensemble-ray studio` begins. Rules: it listens on loopback unless somebody says otherwise, and then every request needs a key. It asks nobody else's server.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ensemble_ray.access.hosts import is_loopback
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.process.notices import give_notice
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.studio.app import studio_app
+from ensemble_ray.studio.http_server import HttpServer
+from ensemble_ray.studio.key_guard import KeyGuard
+from ensemble_ray.studio.local_actions import LocalActions
+from ensemble_ray.studio.loopback import LoopbackCheck
+from ensemble_ray.studio.reading import StudioReader
+from ensemble_ray.studio.service import Studio
+from ensemble_ray.studio.visitors import LocalGuard
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from ensemble_ray.record.stores import StoreAddress
+
+__all__ = ["PORT", "StudioServer"]
+
+#: Where studio listens where nobody says.
+PORT = 7328
+_HIGHEST_PORT = 65535
+
+
+class StudioServer:
+    """A page over recorded runs; may be started again after it was stopped."""
+
+    def __init__(
+        self, address: StoreAddress, *, host: str = "127.0.0.1", port: int = PORT, has_actions: bool = True
+    ) -> None:
+        """Choose what is shown, and where.
+
+        Args:
+            address: Where the runs are recorded.
+            host: Where to listen; beyond loopback every request needs a key of the home.
+            port: 0: any that is free.
+            has_actions: Whether runs may be cancelled, resumed, forked and decided there.
+
+        Raises:
+            ValidationError: the port or the host is none, no store speaks that address, or there is no key.
+        """
+        if not 0 <= port <= _HIGHEST_PORT:
+            raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {port}")
+        if not host.strip():
+            raise ValidationError("host must not be blank")
+        self._host = host.strip()
+        store = store_at(address)
+        is_local = is_loopback(self._host)
+        studio = Studio(
+            reader=StudioReader(store, can_decide=has_actions),
+            title=_title(address),
+            guard=LocalGuard() if is_local else KeyGuard(Path(address.home)),
+            actions=LocalActions(address) if has_actions else None,
+            read_only_reason=None if has_actions else "Studio was started with --no-actions",
+        )
+        app: ASGIApp = studio_app(studio)
+        if is_local:
+            app = LoopbackCheck(app)
+        else:
+            give_notice(f"Studio listens on {self._host}: whoever has a key and reaches it sees the runs")
+        self._server = HttpServer(app, host=self._host, port=port, name="studio")
+
+    @property
+    def port(self) -> int:
+        """The port at which it listens; -1 while it does not."""
+        return self._server.port
+
+    @property
+    def url(self) -> str:
+        """Its address for people."""
+        host = self._host.removeprefix("[").removesuffix("]")
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
+
+    def start(self) -> None:
+        """Listen and serve; nothing where it does already.
+
+        Raises:
+            EnsembleError: nobody can listen there, or packages are missing.
+        """
+        self._server.start()
+
+    def stop(self) -> None:
+        """End all connections and stop listening."""
+        self._server.stop()
+
+
+def _title(address: StoreAddress) -> str:
+    """Return where the runs are, for people; never with a password."""
+    if not address.url:
+        return address.home
+    location = address.url.partition("://")[2].partition("?")[0]
+    return f"the database {location.rpartition('@')[2]}"

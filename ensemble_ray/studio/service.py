@@ -1,0 +1,46 @@
+"""Studio: what one page is served from. Package: studio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from ensemble_ray.studio.schemas.runs import StudioInfo
+from ensemble_ray.studio.visitors import Guard, LocalGuard
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.following import LiveEvents
+    from ensemble_ray.studio.actions import StudioActions
+    from ensemble_ray.studio.processes import ProcessReader
+    from ensemble_ray.studio.reading import StudioReader
+
+__all__ = ["Studio"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Studio:
+    """What one page is served from."""
+
+    reader: StudioReader
+    #: which place this is, for people
+    title: str
+    guard: Guard = field(default_factory=LocalGuard)
+    #: None: the page only reads
+    actions: StudioActions | None = None
+    read_only_reason: str | None = None
+    #: None: nothing is known of processes
+    processes: ProcessReader | None = None
+    #: gives what happens just now in a run of this process; None: nothing is known
+    live: Callable[[str], LiveEvents | None] | None = None
+
+    def info(self) -> StudioInfo:
+        """Return what the page can do here."""
+        return StudioInfo(
+            version=version("ensemble-ray"),
+            actions=["cancel", "resume", "fork", "decide"] if self.actions is not None else [],
+            has_actors=self.processes is not None,
+            title=self.title,
+            read_only_reason=self.read_only_reason,
+        )

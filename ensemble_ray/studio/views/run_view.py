@@ -1,0 +1,221 @@
+"""One run as the page shows it: its steps, and all that is said of it as a whole. Package: studio. Pure."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from ensemble_ray.record.open_reviews import obstacle_at
+from ensemble_ray.studio.schemas.runs import (
+    AgentBudget,
+    Budget,
+    ForkOrigin,
+    Review,
+    RunDetail,
+    RunError,
+    SpentCost,
+    SpentTokens,
+)
+from ensemble_ray.studio.views.step_state import as_millis
+from ensemble_ray.studio.views.steps import StepsView
+from ensemble_ray.studio.views.totals import RunTotals
+from ensemble_ray.studio.views.words import exit_text, team_name
+from ensemble_ray.values.outputs import ExitReason, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.record.open_reviews import Gate
+    from ensemble_ray.record.stores import RunSummary
+
+__all__ = ["RunView", "review_of"]
+
+#: Costs in records of budgets are whole numbers of the 8th decimal place.
+_UNITS = Decimal(10**8)
+#: Characters of a review's texts that go along with a run; the inbox has them whole.
+_SHOWN = 4000
+
+
+def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decide: bool) -> Review:
+    """Return a gate as the page shows it.
+
+    Args:
+        gate: The gate.
+        ensemble: Its run's team.
+        at: The time now, Unix time, s.
+        is_owned: Whether a process owns the run.
+        can_decide: Whether anything may be decided here.
+    """
+    review, decided = gate.review(), gate.decided
+    is_free = gate.is_open and obstacle_at(gate, at=at, is_owned=is_owned) is None
+    return Review(
+        run_id=review.run_id,
+        gate_id=review.gate_id,
+        ensemble=ensemble,
+        timing=review.timing.value,
+        step=gate.asked.instance,
+        task_description=review.task_description,
+        task_output=review.task_output,
+        prompt=review.prompt,
+        required_role=review.required_role,
+        created_at=as_millis(gate.asked.at),
+        expires_at=None if gate.expires_at is None else as_millis(gate.expires_at),
+        on_timeout=review.on_timeout.value,
+        decision=None if decided is None else decided.data.verdict,
+        text=None if decided is None else decided.data.text,
+        comment=None if decided is None else decided.data.comment or None,
+        timed_out=decided is not None and decided.data.timed_out,
+        decided_by=None if decided is None else decided.data.by or None,
+        decided_at=None if decided is None else as_millis(decided.at),
+        decidable=can_decide and is_free,
+    )
+
+
+class RunView:
+    """What is known of a run.
+
+    Attributes:
+        run_id: Its id.
+        totals: What is said of it as a whole.
+        steps: Its steps.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.totals = RunTotals()
+        self.steps = StepsView()
+
+    @property
+    def cursor(self) -> int:
+        """Position of its newest fact."""
+        return self.totals.cursor
+
+    def apply(self, facts: Iterable[Fact]) -> None:
+        """Take the next facts.
+
+        Raises:
+            RecordError: one of them is damaged.
+        """
+        for fact in facts:
+            self.totals.apply(fact)
+            self.steps.apply(fact)
+
+    def settle(self, summary: RunSummary) -> None:
+        """Take notice of how the run stands: where nobody works on it, what had begun is interrupted."""
+        if self.totals.state(summary) is RunState.INTERRUPTED:
+            self.steps.interrupt(self.totals.last_at)
+
+    def detail(
+        self,
+        summary: RunSummary,
+        *,
+        at: float,
+        can_decide: bool,
+        forks: Sequence[str] = (),
+        problem: str | None = None,
+        has_texts: bool = True,
+    ) -> RunDetail:
+        """Return all that is said of it.
+
+        Args:
+            summary: How its store says that it stands.
+            at: The time now, Unix time, s.
+            can_decide: Whether something may be decided here.
+            forks: Known forks of it.
+            problem: Why its record cannot be read to its end.
+            has_texts: Whether long texts go along.
+        """
+        totals, state = self.totals, self.totals.state(summary)
+        header, fork = totals.head.header, totals.head.forked_from
+        reason = self._exit_reason(state)
+        failed = self.steps.first_failed()
+        if self.steps.left_out:
+            problem = problem or f"It has {self.steps.left_out:,} steps more than are shown"
+        reviews = [
+            review_of(
+                gate,
+                ensemble=team_name(summary.origin, totals.head.header),
+                at=at,
+                is_owned=bool(summary.owner),
+                can_decide=can_decide and not state.is_final,
+            )
+            for gate in totals.gates
+        ]
+        if not has_texts:
+            reviews = [
+                each.model_copy(
+                    update={"task_output": each.task_output[:_SHOWN], "prompt": (each.prompt or "")[:_SHOWN]}
+                )
+                for each in reviews
+            ]
+        return RunDetail(
+            **dict(totals.row(summary)),
+            workflow=header.workflow or "",
+            inputs={
+                name: str(value) if has_texts else str(value)[:_SHOWN] for name, value in (header.inputs or {}).items()
+            },
+            exit_reason=None if reason is None else reason.value,
+            exit_reason_text=exit_text(reason, state),
+            error=self._error(failed.id if failed else None),
+            first_error_step=None if failed is None else failed.id,
+            counts=self.steps.counts(),
+            reviews=reviews,
+            budget=self._budget(exit_text(reason, state)),
+            forked_from=None if fork is None else ForkOrigin(run_id=fork.run, step=fork.task),
+            forks=list(forks),
+            cursor=self.cursor,
+            is_live=state.is_going_on or state is RunState.WAITING,
+            problem=problem,
+        )
+
+    def _exit_reason(self, state: RunState) -> ExitReason | None:
+        end = self.totals.head.end
+        if state.is_going_on or state is RunState.INTERRUPTED:
+            return None
+        if end is not None and end.exit_reason is not None:
+            return end.exit_reason
+        return {
+            RunState.FAILED: ExitReason.ERROR,
+            RunState.CANCELLED: ExitReason.CANCELLED,
+            RunState.BUDGET_EXHAUSTED: ExitReason.BUDGET_EXHAUSTED,
+            RunState.WAITING: ExitReason.WAITING,
+        }.get(state, ExitReason.COMPLETED)
+
+    def _error(self, first_failed: str | None) -> RunError | None:
+        end = self.totals.head.end
+        if end is None or not end.errors:
+            return None
+        error = end.errors[0]
+        return RunError(class_=error.error_type or "Exception", message=error.message, first_failed_step=first_failed)
+
+    def _budget(self, end_reason: str | None) -> Budget:
+        totals, limits = self.totals, self.totals.budget
+        agents: dict[str, list[int | None]] = {}
+        costs: dict[str, Decimal] = {}
+        for state in self.steps.states.values():
+            if self.steps.is_unit(state) or not (state.agent and state.started_at is not None):
+                continue
+            agents.setdefault(state.agent, []).append(state.total_tokens)
+            if state.cost is not None:
+                costs[state.agent] = costs.get(state.agent, Decimal(0)) + state.cost
+        by_agent = [
+            AgentBudget(
+                agent=agent,
+                tokens=None if None in counts else sum(each or 0 for each in counts),
+                cost=f"{costs[agent]:f}" if agent in costs else None,
+                steps=len(counts),
+            )
+            for agent, counts in agents.items()
+        ]
+        max_cost = None if limits is None else limits.max_cost
+        return Budget(
+            tokens=SpentTokens(spent=totals.spent_tokens, allowed=None if limits is None else limits.max_tokens),
+            cost=SpentCost(
+                spent=None if totals.cost is None else f"{totals.cost:f}",
+                allowed=None if max_cost is None else f"{Decimal(max_cost) / _UNITS:f}",
+                currency=totals.currency or None,
+            ),
+            by_agent=by_agent,
+            end_reason=end_reason,
+        )

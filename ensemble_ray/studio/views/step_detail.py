@@ -1,0 +1,312 @@
+"""One step in all detail: prompt, answers, calls, output. Package: studio. Pure.
+
+In: the facts of one instance, its row, and what the run says of itself. Out: what the page shows; texts over 64 kB are cut, and their
+lengths told.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.directives import DirectivesShown
+from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
+from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
+from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
+from ensemble_ray.record.task_fold import TaskFold
+from ensemble_ray.studio.schemas.steps import (
+    Answer,
+    ConstraintCheck,
+    ContextCut,
+    GuardrailCheck,
+    Message,
+    RequestedCall,
+    StepDetail,
+    StepError,
+    ToolCallDetail,
+)
+from ensemble_ray.studio.views.step_state import as_millis
+from ensemble_ray.values.ids import task_instance
+from ensemble_ray.values.trace import CaptureMode, TaskTrace, jsonable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pydantic import JsonValue
+
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import PlanRecorded
+    from ensemble_ray.studio.schemas.runs import Review
+    from ensemble_ray.studio.schemas.steps import Step
+
+__all__ = ["CUT", "cut_detail", "detail_of", "text_of"]
+
+#: Characters of a text that go along with a step.
+CUT = 64 * 1024
+
+
+def detail_of(
+    row: Step, facts: Sequence[Fact], header: PlanRecorded, *, reviews: Sequence[Review], question: str = ""
+) -> StepDetail:
+    """Return a step in all detail, its texts whole.
+
+    Args:
+        row: Its row.
+        facts: What is recorded of it, in order.
+        header: The run's first fact.
+        reviews: Its gates.
+        question: Of work that was handed on: what was asked for.
+    """
+    fold = TaskFold(instance=row.id)
+    for fact in facts:
+        fold.apply(fact)
+    trace = _trace_of(fold)
+    data: Mapping[str, object] = {} if fold.output is None else _output_data(facts)
+    answers = [(fact, fact.data) for fact in facts if isinstance(fact.data, ModelAnswered)]
+    failure = next((fact.data for fact in reversed(facts) if isinstance(fact.data, FailureRecorded)), None)
+    model = _model_of(row, header)
+    return StepDetail(
+        **dict(row),
+        prompt=_prompt(trace, question),
+        answers=[_answer(fact, answer, model) for fact, answer in answers],
+        tools_offered=_tools_of(row, header),
+        tool_calls=_calls(facts),
+        output=as_text(data.get("raw")) if data else None,
+        structured_output=cast("JsonValue", data.get("parsed_output")) if data else None,
+        guardrails=_guardrails(failure),
+        constraints=_constraints(facts),
+        context_cuts=[] if trace is None else _cuts(trace.metadata),
+        directives=[text for fact in facts if isinstance(fact.data, DirectivesShown) for text in fact.data.texts],
+        reviews=[each for each in reviews if each.step == row.id],
+        failure=None if failure is None or data else _failure(failure),
+        fork_spec=_fork_spec(row, header),
+    )
+
+
+def cut_detail(detail: StepDetail) -> StepDetail:
+    """Return a detail whose long texts are cut, with their lengths under the names that `text_of` takes."""
+    cut: dict[str, int] = {}
+
+    def short(name: str, text: str | None) -> str | None:
+        if text is None or len(text) <= CUT:
+            return text
+        cut[name] = len(text)
+        return text[:CUT]
+
+    prompt = [
+        each.model_copy(update={"content": short(f"prompt.{place}", each.content)})
+        for place, each in enumerate(detail.prompt)
+    ]
+    answers = [
+        each.model_copy(update={"text": short(f"answers.{place}", each.text)})
+        for place, each in enumerate(detail.answers)
+    ]
+    calls = [
+        each.model_copy(
+            update={
+                "arguments": short(f"tool_calls.{place}.arguments", each.arguments),
+                "result": short(f"tool_calls.{place}.result", each.result),
+            }
+        )
+        for place, each in enumerate(detail.tool_calls)
+    ]
+    structured = detail.structured_output
+    if structured is not None and len(text := _json(structured)) > CUT:
+        cut["structured_output"], structured = len(text), None
+    return detail.model_copy(
+        update={
+            "prompt": prompt,
+            "answers": answers,
+            "tool_calls": calls,
+            "output": short("output", detail.output),
+            "structured_output": structured,
+            "cut": cut,
+        }
+    )
+
+
+def text_of(detail: StepDetail, name: str) -> str | None:
+    """Return a text of a detail by its name, whole; None: there is no such text."""
+    match name.split("."):
+        case ["output"]:
+            return detail.output
+        case ["structured_output"]:
+            return None if detail.structured_output is None else _json(detail.structured_output)
+        case ["prompt", place] if place.isdecimal() and int(place) < len(detail.prompt):
+            return detail.prompt[int(place)].content
+        case ["answers", place] if place.isdecimal() and int(place) < len(detail.answers):
+            return detail.answers[int(place)].text
+        case ["tool_calls", place, "arguments"] if place.isdecimal() and int(place) < len(detail.tool_calls):
+            return detail.tool_calls[int(place)].arguments
+        case ["tool_calls", place, "result"] if place.isdecimal() and int(place) < len(detail.tool_calls):
+            return detail.tool_calls[int(place)].result
+        case _:
+            return None
+
+
+def _json(value: object) -> str:
+    return json.dumps(jsonable(value), indent=2, ensure_ascii=False)
+
+
+def _trace_of(fold: TaskFold) -> TaskTrace | None:
+    try:
+        return fold.trace({}, CaptureMode.OFF, state="")
+    except RecordError:  # a trace of another version: the effects tell the rest
+        return None
+
+
+def _output_data(facts: Sequence[Fact]) -> Mapping[str, object]:
+    found = (fact.data for fact in reversed(facts) if isinstance(fact.data, OutputRecorded))
+    given = next(found, None)
+    return {} if given is None else given.output_data()
+
+
+def _prompt(trace: TaskTrace | None, question: str) -> list[Message]:
+    if trace is None or trace.prompts is None:
+        return [Message(role="user", content=question)] if question else []
+    prompts = trace.prompts
+    said = [Message(role=each.role, content=each.content or "") for each in prompts.history]
+    return [
+        Message(role="system", content=prompts.system_prompt),
+        *said,
+        Message(role="user", content=prompts.user_prompt),
+    ]
+
+
+def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> Answer:
+    turn = fact.name.rsplit("/", 2)[1]
+    return Answer(
+        iteration=int(turn) if turn.isdecimal() else 0,
+        text=answer.text,
+        tool_calls=[RequestedCall(id=c.id, name=c.name, arguments=c.arguments) for c in answer.tool_calls],
+        input_tokens=None if answer.input_tokens < 0 else int(answer.input_tokens),
+        output_tokens=None if answer.output_tokens < 0 else int(answer.output_tokens),
+        latency_ms=max(0, round(answer.latency_s * 1000)),
+        model=model,
+        started_at=as_millis(answer.started_at),
+    )
+
+
+def _calls(facts: Sequence[Fact]) -> list[ToolCallDetail]:
+    """Return calls in the order in which they began, with what came of them."""
+    asked = {
+        f"{fact.instance}/{fact.name.rsplit('/', 2)[1]}/call-{number}": call
+        for fact in facts
+        if isinstance(fact.data, ModelAnswered)
+        for number, call in enumerate(fact.data.tool_calls)
+    }
+    begun: dict[str, tuple[ToolIntended | None, float, int]] = {}
+    results: dict[str, ToolReturned] = {}
+    decisions: dict[str, str] = {}
+    for fact in facts:
+        match fact.data:
+            case ToolIntended() as intent:
+                begun[fact.name] = (intent, fact.at, begun[fact.name][2] + 1 if fact.name in begun else 0)
+            case DelegationDecided(started_at=at):
+                begun.setdefault(fact.name, (None, at, 0))
+            case ToolReturned() as result:
+                results[fact.name] = result
+                begun.setdefault(fact.name, (None, result.started_at, 0))
+            case OutcomeDecided(answer=answer):
+                decisions[fact.name] = answer
+            case _:
+                pass
+    found: list[ToolCallDetail] = []
+    for name, (begun_as, at, again) in begun.items():
+        call, given = asked.get(name), results.get(name)
+        turn = name.rsplit("/", 2)[1]
+        effect = "unknown" if given is None or given.is_unknown else "repeated" if again else "recorded"
+        decided = f"decided: {decisions[name]}" if name in decisions else None
+        found.append(
+            ToolCallDetail(
+                name=begun_as.tool_name if begun_as else call.name if call else "delegate_task",
+                arguments=begun_as.arguments if begun_as else call.arguments if call else "",
+                result=decided if given is None else given.text,
+                outcome="unknown" if given is None else given.outcome,
+                duration_ms=None if given is None else max(0, round(given.duration_s * 1000)),
+                started_at=as_millis(at if given is None else given.started_at),
+                effect=effect,
+                iteration=int(turn) if turn.isdecimal() else None,
+            )
+        )
+    return found
+
+
+def _tools_of(row: Step, header: PlanRecorded) -> list[str]:
+    agents = map(as_mapping, header.agents or ())
+    found = next((each for each in agents if each.get("role") == row.agent), {})
+    return [str(name) for name in as_sequence(found.get("tool_names"))]
+
+
+def _model_of(row: Step, header: PlanRecorded) -> str | None:
+    """Return the model of a step's agent, as far as the definition says."""
+    nodes = map(as_mapping, as_sequence((header.plan or {}).get("nodes")))
+    key = next((as_text(node.get("agent_key")) for node in nodes if node.get("key") == row.node), "")
+    agents = map(as_mapping, as_sequence((header.plan or {}).get("agents")))
+    key = key or next((as_text(each.get("key")) for each in agents if each.get("role") == row.agent), "")
+    model = as_mapping(as_mapping(as_mapping((header.definition or {}).get("agents")).get(key)).get("llm"))
+    named = (as_text(model.get(name)) for name in ("model", "name", "spec", "class"))
+    return next((each for each in named if each), None)
+
+
+def _guardrails(failure: FailureRecorded | None) -> list[GuardrailCheck]:
+    """Return the guardrail that refused; those that accepted are in no record."""
+    found = [each for each in _links(failure) if as_text(each.get("type")).endswith("GuardrailViolationError")]
+    return [
+        GuardrailCheck(
+            kind=as_text(as_mapping(each.get("fields")).get("guardrail_type"), "guardrail"),
+            accepted=False,
+            message=as_text(each.get("text")),
+        )
+        for each in found[:1]
+    ]
+
+
+def _constraints(facts: Sequence[Fact]) -> list[ConstraintCheck]:
+    found: list[ConstraintCheck] = []
+    for fact in facts:
+        if isinstance(fact.data, DelegationDecided):
+            role = as_text(fact.data.request.get("agent_role"))
+            refusal = fact.data.refusal
+            message = "" if refusal is None else f"{refusal.reason} {refusal.hint}".strip()
+            found.append(
+                ConstraintCheck(rule=f"delegation to {role}", allowed=fact.data.worker is not None, message=message)
+            )
+    return found
+
+
+def _cuts(metadata: Mapping[str, object]) -> list[ContextCut]:
+    return [
+        ContextCut(
+            section=as_text(cut.get("name")),
+            kept_tokens=as_count(cut.get("tokens")) - as_count(cut.get("cut_tokens")),
+            cut_tokens=as_count(cut.get("cut_tokens")),
+            how=f"model call {as_count(entry.get('turn')) + 1}, budget {as_count(entry.get('budget_tokens'))} tokens",
+        )
+        for entry in map(as_mapping, as_sequence(metadata.get("context")))
+        for cut in map(as_mapping, as_sequence(entry.get("cut")))
+    ]
+
+
+def _links(failure: FailureRecorded | None) -> list[Mapping[str, object]]:
+    found: list[Mapping[str, object]] = []
+    at: Mapping[str, object] = {} if failure is None else failure.error_data
+    while at:
+        found.append(at)
+        at = as_mapping(at.get("cause"))
+    return found
+
+
+def _failure(failure: FailureRecorded) -> StepError:
+    links = _links(failure)[1:]
+    causes = [f"{as_text(each.get('type')).rpartition('.')[2]}: {as_text(each.get('text'))}" for each in links]
+    return StepError(class_=failure.error_type, message=failure.message, causes=causes)
+
+
+def _fork_spec(row: Step, header: PlanRecorded) -> str | None:
+    """Return what `fork --from` takes to do the step again; of work that was handed on, the task that did so."""
+    if header.is_dynamic or header.is_empty or row.kind in {"loop", "phase", "graph"}:
+        return None
+    task = task_instance(row.id)
+    return task if "/" in task or row.kind in {"iteration", "attempt", "state"} else task.rpartition("#")[0]

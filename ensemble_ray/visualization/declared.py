@@ -1,0 +1,318 @@
+"""The graph of a team, to be drawn. Package: visualization. Pure.
+
+In: a `DagModel`. Out: a `Flow` whose nodes and groups bear the keys of the plan, so that what a run did finds them.
+
+Rules:
+1. An edge leads from what is waited for, inside one frame; frames of phases are connected as the phases are.
+2. Where one comes after the other only because work is done in order, the edge is `unconditional`.
+3. The way back of a loop, and edges of a graph to a state on the way to theirs, lead back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ensemble_ray.plan.nodes import DETERMINISTIC
+from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
+from ensemble_ray.plan.units import in_waiting_order
+from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowGroup, FlowNode
+from ensemble_ray.visualization.fold import fold_flow
+from ensemble_ray.visualization.plan_graph import dag_of_plan
+
+if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.values.unit_traces import GraphTrace
+    from ensemble_ray.visualization.dag_model import DagGraphEdge, DagModel, DagPhase, DagTaskNode
+
+__all__ = ["TREE_BADGES", "dag_flow", "declared_flow", "loop_title", "title_of", "worker_id"]
+
+#: Longest title; pages and pictures cut it further.
+_TITLE = 300
+#: Frame around the tasks that a manager hands out.
+_TASKS_GROUP = "manager:tasks"
+#: What is on nodes of a map-reduce; levels are added to reduces.
+TREE_BADGES = {"map": "MAP", "reduce": "REDUCE", "final-reduce": "AGGREGATE", "direct": "DIRECT"}
+
+
+def declared_flow(plan: Plan, graph_trace: GraphTrace | None = None) -> Flow:
+    """Return the graph of a plan (S-VIZ-82).
+
+    Args:
+        plan: Of one run, also as a record has it.
+        graph_trace: Of a run of a graph: tells the edges that it took.
+    """
+    return dag_flow(dag_of_plan(plan, graph_trace))
+
+
+def dag_flow(dag: DagModel) -> Flow:
+    """Return the graph that a `DagModel` describes, folded where it is too large."""
+    maker = _Maker(dag)
+    if dag.mode == "graph":
+        maker.add_states()
+    elif dag.workflow == "hierarchical":
+        maker.add_manager()
+    elif dag.phases:
+        maker.add_phases(dag.phases)
+    else:
+        is_sequential = dag.workflow == "sequential" and dag.map_reduce_mode is None
+        maker.add_members(dag.tasks, is_sequential=is_sequential, shows_levels=not is_sequential)
+    return fold_flow(maker.flow())
+
+
+def title_of(text: str) -> str:
+    """Return a text on one line, not longer than a title may be."""
+    shown = " ".join(text[: 2 * _TITLE].split())
+    return str(one_line(shown, None)) if len(shown) <= _TITLE else f"{one_line(shown[:_TITLE], None)}…"
+
+
+def loop_title(name: str, max_iterations: int | None) -> str:
+    """Return what stands on the frame of a loop."""
+    return f"LOOP ≤{max_iterations} {title_of(name)}" if max_iterations is not None else f"LOOP {title_of(name)}"
+
+
+def worker_id(role: str) -> str:
+    """Return the id of the node of a manager's worker."""
+    return f"worker:{role}"
+
+
+@dataclass(slots=True)
+class _Maker:
+    """Collects nodes, edges and groups."""
+
+    dag: DagModel
+    _nodes: list[FlowNode] = field(default_factory=list[FlowNode])
+    _edges: list[FlowEdge] = field(default_factory=list[FlowEdge])
+    _groups: list[FlowGroup] = field(default_factory=list[FlowGroup])
+
+    def flow(self) -> Flow:
+        keys = {task.id: _key(task) for task in self.dag.tasks}
+        return Flow(
+            nodes=tuple(self._nodes),
+            edges=tuple(self._edges),
+            groups=tuple(self._groups),
+            mode="graph" if self.dag.mode == "graph" else "dag",
+            critical_path=tuple(keys[each] for each in self.dag.critical_path if each in keys),
+        )
+
+    # Tasks and loops.
+
+    def add_members(
+        self, tasks: Sequence[DagTaskNode], group: str | None = None, *, is_sequential: bool, shows_levels: bool
+    ) -> None:
+        """Add tasks and loops that stand in one frame, and what leads from one to the other."""
+        inside = {task.id: task for task in tasks}
+        waits_for = {task.id: [each for each in task.depends_on if each in inside] for task in tasks}
+        order = in_waiting_order(list(inside), waits_for) if is_sequential else tuple(inside)
+        for position, each in enumerate(order):
+            rank = position if is_sequential else inside[each].parallel_group
+            self._add_member(inside[each], group, rank=rank, shows_level=shows_levels)
+        steps = set(pairwise(self.dag.critical_path))
+        for target, sources in waits_for.items():
+            for source in sources:
+                is_critical = shows_levels and (source, target) in steps
+                edge = FlowEdge(source=_key(inside[source]), target=_key(inside[target]), is_critical=is_critical)
+                self._edges.append(edge)
+        if is_sequential:
+            self._add_order([inside[each] for each in order if each])
+
+    def _add_order(self, tasks: Sequence[DagTaskNode]) -> None:
+        """Add what only says that one task comes after the other."""
+        self._edges += [
+            FlowEdge(source=_key(before), target=_key(task), kind="unconditional")
+            for before, task in pairwise(tasks)
+            if before.id not in task.depends_on
+        ]
+
+    def _add_member(self, task: DagTaskNode, group: str | None, *, rank: int, shows_level: bool) -> None:
+        if task.node_type == "loop":
+            name = task.description.removeprefix("Loop: ")
+            self._add_loop(task, group, loop_title(name, task.loop_max_iterations), rank=rank)
+            return
+        badges = _badges(task, shows_level=shows_level)
+        self._add_node(task, group, kind=_kind(task), rank=rank, badges=badges, shows_path=shows_level)
+
+    def _add_loop(self, loop: DagTaskNode, group: str | None, title: str, *, rank: int) -> None:
+        key = _key(loop)
+        self._groups.append(FlowGroup(id=key, kind="loop", title=title, parent=group))
+        for position, task in enumerate(loop.loop_body):
+            self._add_node(task, key, kind=_kind(task), rank=rank + position)
+        known = {task.id for task in loop.loop_body}
+        self._edges += [
+            FlowEdge(source=_key(source), target=_key(target))
+            for target in loop.loop_body
+            for source in loop.loop_body
+            if source.id in target.depends_on and source.id in known
+        ]
+        self._add_order(loop.loop_body)
+        first, last = loop.loop_body[0], loop.loop_body[-1]
+        self._edges.append(
+            FlowEdge(source=_key(last), target=_key(first), kind="loop", label="again", is_back=first is not last)
+        )
+
+    def _add_node(
+        self,
+        task: DagTaskNode,
+        group: str | None,
+        *,
+        kind: str,
+        rank: int,
+        badges: tuple[str, ...] = (),
+        shows_path: bool = False,
+    ) -> None:
+        self._nodes.append(
+            FlowNode(
+                id=_key(task),
+                kind=kind,
+                title=title_of(task.description),
+                agent=title_of(task.agent_role),
+                level=task.parallel_group if task.map_reduce_level is None else task.map_reduce_level,
+                rank=rank,
+                is_critical=shows_path and task.on_critical_path,
+                group=group,
+                badges=badges,
+            )
+        )
+
+    # Phases.
+
+    def add_phases(self, phases: Sequence[DagPhase]) -> None:
+        keys = {phase.name: phase.key for phase in phases}
+        for phase in phases:
+            self._groups.append(FlowGroup(id=phase.key, kind="phase", title=f"PHASE {title_of(phase.name)}"))
+            tasks = [task for task in self.dag.tasks if task.phase == phase.name]
+            members = [task for task in tasks if task.id != phase.review_id]
+            self.add_members(members, phase.key, is_sequential=phase.workflow == "sequential", shows_levels=True)
+            self._add_review(phase, members, next((task for task in tasks if task.id == phase.review_id), None))
+            self._edges += [FlowEdge(source=keys[name], target=phase.key) for name in phase.after if name in keys]
+
+    def _add_review(self, phase: DagPhase, members: Sequence[DagTaskNode], review: DagTaskNode | None) -> None:
+        """Add the task that decides about a phase, behind all that nothing in the phase waits for."""
+        if review is None:
+            return
+        self._add_node(review, phase.key, kind=_kind(review), rank=review.parallel_group, badges=("REVIEW",))
+        inside = {_key(task) for task in members}
+        waited_for = {edge.source for edge in self._edges if edge.target in inside}
+        self._edges += [
+            FlowEdge(source=_key(task), target=_key(review), kind="unconditional")
+            for task in members
+            if _key(task) not in waited_for
+        ]
+
+    # A graph.
+
+    def add_states(self) -> None:
+        dag = self.dag
+        states = {task.id: task for task in dag.tasks}
+        back = _back_edges(dag)
+        ranks = _ranks(dag, back)
+        for task in dag.tasks:
+            if task.loop_body:
+                name, _, loop = task.description.partition(": Loop: ")
+                title = f"STATE {title_of(name)}: {loop_title(loop, task.loop_max_iterations)}"
+                self._add_loop(task, None, title, rank=ranks[task.id])
+                continue
+            kind = "end" if task.node_type == "graph-end" else "state"
+            badges = ["END" if kind == "end" else "STATE"]
+            if task.id == dag.graph_start_state_id:
+                badges.append("START")
+            self._add_node(task, None, kind=kind, rank=ranks[task.id], badges=tuple(badges))
+        is_over = dag.graph_steps_run is not None
+        for edge in dag.graph_edges:
+            self._edges.append(
+                FlowEdge(
+                    source=_key(states[edge.from_state_id]),
+                    target=_key(states[edge.to_state_id]),
+                    kind="unconditional" if edge.unconditional else "conditional",
+                    label=_label(edge),
+                    fired=edge.fired if is_over else None,
+                    is_back=(edge.from_state_id, edge.to_state_id) in back,
+                )
+            )
+
+    # A manager.
+
+    def add_manager(self) -> None:
+        """Add the manager, whom it may ask, and what it is given to do."""
+        manager = next((task for task in self.dag.tasks if task.key == MANAGER_KEY), None)
+        tasks = [task for task in self.dag.tasks if task is not manager]
+        if tasks:
+            self._groups.append(FlowGroup(id=_TASKS_GROUP, kind="manager", title="TASKS"))
+            self.add_members(tasks, _TASKS_GROUP, is_sequential=False, shows_levels=False)
+            self._edges.append(FlowEdge(source=_TASKS_GROUP, target=MANAGER_KEY, kind="unconditional"))
+        title = "Manager" if manager is None else title_of(manager.description)
+        self._nodes.append(FlowNode(id=MANAGER_KEY, kind="manager", title=title, agent=MANAGER_ROLE))
+        for agent in self.dag.agents:
+            if agent.role == MANAGER_ROLE:
+                continue
+            role = title_of(agent.role)
+            worker = worker_id(agent.role)
+            self._nodes.append(FlowNode(id=worker, kind="delegation", title=title_of(agent.goal), agent=role, rank=1))
+            self._edges.append(FlowEdge(source=MANAGER_KEY, target=worker, kind="delegation"))
+
+
+def _key(task: DagTaskNode) -> str:
+    return task.id if task.key is None else task.key
+
+
+def _kind(task: DagTaskNode) -> str:
+    if task.node_type in TREE_BADGES:
+        return task.node_type
+    return "handler" if task.agent_role == DETERMINISTIC else "task"
+
+
+def _badges(task: DagTaskNode, *, shows_level: bool) -> tuple[str, ...]:
+    """S-VIZ-71."""
+    if task.node_type in TREE_BADGES:
+        level = f" L{task.map_reduce_level}" if task.node_type == "reduce" else ""
+        return (TREE_BADGES[task.node_type] + level,)
+    if not shows_level:
+        return ()
+    return (f"L{task.parallel_group}", "CP") if task.on_critical_path else (f"L{task.parallel_group}",)
+
+
+def _label(edge: DagGraphEdge) -> str | None:
+    text = edge.condition_description or edge.branching
+    return None if text is None else title_of(text)
+
+
+def _back_edges(dag: DagModel) -> set[tuple[str, str]]:
+    """Return the edges of a graph that lead to a state on the way to theirs, followed from the start in declared order."""
+    leaving: dict[str, list[str]] = {task.id: [] for task in dag.tasks}
+    for edge in dag.graph_edges:
+        leaving[edge.from_state_id].append(edge.to_state_id)
+    back: set[tuple[str, str]] = set()
+    is_done: dict[str, bool] = {}
+    for first in (dag.graph_start_state_id, *leaving):
+        if first is None or first in is_done:
+            continue
+        is_done[first] = False
+        way: list[tuple[str, Iterator[str]]] = [(first, iter(leaving[first]))]
+        while way:
+            state, targets = way[-1]
+            target = next(targets, None)
+            if target is None:
+                is_done[state] = True
+                way.pop()
+            elif target not in is_done:
+                is_done[target] = False
+                way.append((target, iter(leaving[target])))
+            elif not is_done[target] and target != state:
+                back.add((state, target))
+    return back
+
+
+def _ranks(dag: DagModel, back: set[tuple[str, str]]) -> Mapping[str, int]:
+    """Return for each state how many others at most come before it, ways back left out."""
+    waits_for: dict[str, list[str]] = {task.id: [] for task in dag.tasks}
+    for edge in dag.graph_edges:
+        ends = (edge.from_state_id, edge.to_state_id)
+        if ends not in back and ends[0] != ends[1]:
+            waits_for[ends[1]].append(ends[0])
+    ranks: dict[str, int] = {}
+    for state in in_waiting_order(list(waits_for), waits_for):
+        ranks[state] = 1 + max((ranks[before] for before in waits_for[state]), default=-1)
+    return ranks

@@ -1,0 +1,109 @@
+"""EnsembleDevTools: graphs of teams and traces of runs as files for a viewer. Package: visualization.
+
+In: a team, and the output of a run. Out: files whose names bear the time, UTC; none is ever written over.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.values.trace import ExecutionTrace
+from ensemble_ray.values.value import Value, utc_now
+from ensemble_ray.visualization.exporter import DagExporter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from ensemble_ray.definition.ensemble import EnsembleDefinition
+    from ensemble_ray.definition.graph import Graph
+    from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.values.outputs import EnsembleOutput
+    from ensemble_ray.visualization.dag_model import DagModel
+
+__all__ = ["DevToolsExport", "EnsembleDevTools"]
+
+
+class DevToolsExport(Value):
+    """What `EnsembleDevTools.export` wrote."""
+
+    dag_path: Path
+    trace_path: Path
+
+    def describe(self) -> str:
+        """Return in two lines where the files are."""
+        return f"Graph: {self.dag_path}\nTrace: {self.trace_path}"
+
+
+class EnsembleDevTools:
+    """Writes what a viewer shows (S-VIZ-60 to S-VIZ-62)."""
+
+    @staticmethod
+    def build_dag(ensemble: EnsembleDefinition | MapDefinition | Graph) -> DagModel:
+        """Return the graph of a team; as `DagExporter.build`."""
+        return DagExporter.build(ensemble)
+
+    @staticmethod
+    def export_dag(ensemble: EnsembleDefinition | MapDefinition | Graph, output_dir: str | Path) -> Path:
+        """Write the graph of a team into a folder, which is made where it is missing, and return the file.
+
+        Raises:
+            ValueError: there is nothing to draw, or no folder.
+            NotImplementedError: a map-reduce whose tasks are made while it runs.
+            OSError: the file cannot be written.
+        """
+        dag = DagExporter.build(ensemble)
+        return _write(_folder(output_dir), "ensemble-dag", "dag.json", utc_now(), dag.to_json)
+
+    @staticmethod
+    def export_trace(output: EnsembleOutput, output_dir: str | Path) -> Path:
+        """Write the trace of a run into a folder, which is made where it is missing, and return the file.
+
+        Raises:
+            ValueError: there is no output, or no folder.
+            IllegalStateError: the output has no trace.
+            OSError: the file cannot be written.
+        """
+        if output is None:  # pyright: ignore[reportUnnecessaryComparison]  S-VIZ-61
+            raise ValueError("output must not be None")
+        folder, trace = _folder(output_dir), output.trace
+        if trace == ExecutionTrace.EMPTY:
+            raise IllegalStateError("output has no execution trace attached: it is not the output of a run")
+        return _write(folder, "ensemble-trace", "trace.json", utc_now(), trace.to_json)
+
+    @classmethod
+    def export(
+        cls, ensemble: EnsembleDefinition | MapDefinition | Graph, output: EnsembleOutput, output_dir: str | Path
+    ) -> DevToolsExport:
+        """Write both, and return where they are.
+
+        Raises:
+            ValueError, IllegalStateError, NotImplementedError, OSError: as `export_dag` and `export_trace`.
+        """
+        dag_path = cls.export_dag(ensemble, output_dir)
+        return DevToolsExport(dag_path=dag_path, trace_path=cls.export_trace(output, output_dir))
+
+
+def _folder(output_dir: str | Path | None) -> Path:
+    if output_dir is None:
+        raise ValueError("output_dir must not be None")
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write(folder: Path, name: str, ending: str, at: datetime, make_text: Callable[[], str]) -> Path:
+    """Write a new file; a second one of the same second gets a number."""
+    stem, text = f"{name}-{at:%Y%m%d-%H%M%S}", make_text()
+    path, number = folder / f"{stem}.{ending}", 1
+    while True:
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            number += 1
+            path = folder / f"{stem}-{number}.{ending}"
+        else:
+            return path

@@ -1,0 +1,213 @@
+"""A graph that is to be drawn: nodes, edges and groups, and the same with places. Package: visualization. Pure.
+
+In: what `declared` makes of a plan, or `ran` of the steps of a run. Out: places and lines, and both as JSON data.
+Never: a rule about what runs next, or a style.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ensemble_ray.values.messages import JsonValue
+from ensemble_ray.visualization.layout import Box, Direction, Frame, Layout, Line, Place, Route, lay_out
+
+__all__ = [
+    "EdgeKind",
+    "Flow",
+    "FlowEdge",
+    "FlowGroup",
+    "FlowNode",
+    "GroupKind",
+    "PlacedFlow",
+    "flow_data",
+    "place_flow",
+]
+
+EdgeKind = Literal["dependency", "conditional", "unconditional", "delegation", "loop"]
+GroupKind = Literal["phase", "loop", "graph", "map-level", "manager"]
+
+#: Size of a node, px.
+_WIDTH, _HEIGHT = 208.0, 72.0
+#: Of the label of an edge: width of a letter, the longest one, and its height.
+_LETTER, _LONGEST_LABEL, _LABEL_HEIGHT = 6.6, 28, 18.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowNode:
+    """What is declared, or what ran."""
+
+    #: key of the plan's node, such as `writer`; of what ran its step, such as `loop:refine#0/writer#0`
+    id: str
+    #: `task`, `handler`, `manager`, `delegation`, `map`, `reduce`, `final-reduce`, `direct`, `state` or `end`
+    kind: str
+    #: one line, not cut
+    title: str
+    #: role
+    agent: str = ""
+    #: how many others at least come before it; of a map-reduce its level
+    level: int | None = None
+    #: what comes before what, where there are too many nodes to show each
+    rank: int = 0
+    is_critical: bool = False
+    group: str | None = None
+    #: keys or steps that a folded node stands for; empty: it stands for itself
+    folded: tuple[str, ...] = ()
+    #: status of what ran
+    status: str | None = None
+    #: of a folded node of a run: how many steps there are of each status
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: short words on it: `L0`, `CP`, `MAP`, `REDUCE L1`, `AGGREGATE`, `DIRECT`, `STATE`, `END`
+    badges: tuple[str, ...] = ()
+    #: how many tasks it stands for, where they are not in `folded`
+    count: int | None = None
+
+    @property
+    def shown_count(self) -> int | None:
+        """How many tasks it stands for; None: it is one."""
+        return self.count if self.count is not None or not self.folded else len(self.folded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowEdge:
+    """What leads to what; ends are nodes or groups."""
+
+    source: str
+    target: str
+    #: `unconditional`: what simply comes next; drawn dashed
+    kind: EdgeKind = "dependency"
+    label: str | None = None
+    is_critical: bool = False
+    #: of a graph's edge, after a run: whether it was taken
+    fired: bool | None = None
+    #: it leads back
+    is_back: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowGroup:
+    """A frame around nodes and other groups."""
+
+    #: key of the unit, such as `loop:refine`; of what ran its path, such as `loop:refine#1`
+    id: str
+    kind: GroupKind
+    #: `LOOP ≤5 refine`
+    title: str
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """A graph without places."""
+
+    nodes: tuple[FlowNode, ...]
+    edges: tuple[FlowEdge, ...] = ()
+    #: each behind its parent, and none without a node in it
+    groups: tuple[FlowGroup, ...] = ()
+    mode: Literal["dag", "graph"] = "dag"
+    #: ids, from the first to the last
+    critical_path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedFlow:
+    """A graph with places."""
+
+    flow: Flow
+    layout: Layout
+
+    def place(self, item_id: str) -> Place:
+        """Return where a node or group is."""
+        return self.layout.places[item_id]
+
+    def routes(self) -> list[tuple[FlowEdge, Route]]:
+        """Return the edges with their lines."""
+        return list(zip(self.flow.edges, self.layout.routes, strict=True))
+
+
+def place_flow(flow: Flow, *, direction: Direction = "down") -> PlacedFlow:
+    """Return a graph with places for its nodes, groups and edges.
+
+    Raises:
+        IllegalStateError: the package that does it is not installed.
+    """
+    layout = lay_out(
+        [Box(id=node.id, width=_WIDTH, height=_HEIGHT, frame=node.group) for node in flow.nodes],
+        [
+            Line(source=edge.source, target=edge.target, label_size=_label_size(edge.label), is_back=edge.is_back)
+            for edge in flow.edges
+        ],
+        [Frame(id=group.id, parent=group.parent) for group in flow.groups],
+        direction=direction,
+    )
+    return PlacedFlow(flow=flow, layout=layout)
+
+
+def _label_size(label: str | None) -> tuple[float, float] | None:
+    return (8 + _LETTER * min(len(label), _LONGEST_LABEL), _LABEL_HEIGHT) if label else None
+
+
+def flow_data(placed: PlacedFlow, steps: Mapping[str, Sequence[tuple[str, str]]] | None = None) -> dict[str, JsonValue]:
+    """Return a graph with places as JSON data, as pages draw it (S-VIZ-81).
+
+    Args:
+        placed: Declared, or ran.
+        steps: What ran of each declared node: step and status, by the node's key; None: of the graph of a run, which
+            knows it itself.
+    """
+    flow = placed.flow
+    return {
+        "width": placed.layout.width,
+        "height": placed.layout.height,
+        "nodes": [_node_data(node, placed.place(node.id), steps) for node in flow.nodes],
+        "edges": [
+            {
+                "from": edge.source,
+                "to": edge.target,
+                "points": [list(point) for point in route.points],
+                "kind": edge.kind,
+                "label": edge.label,
+                "label_at": None if route.label_at is None else list(route.label_at),
+                "critical": edge.is_critical,
+                "fired": edge.fired,
+            }
+            for edge, route in placed.routes()
+        ],
+        "groups": [
+            {"id": each.id, "title": each.title, "kind": each.kind, **_place_data(placed.place(each.id))}
+            for each in flow.groups
+        ],
+        "mode": flow.mode,
+        "critical_path": list(flow.critical_path),
+    }
+
+
+def _node_data(
+    node: FlowNode, place: Place, steps: Mapping[str, Sequence[tuple[str, str]]] | None
+) -> dict[str, JsonValue]:
+    is_folded = node.shown_count is not None
+    counts = dict(node.counts)
+    ran: list[str] = [] if node.kind == "end" else [node.id]
+    if steps is not None:
+        found = [each for key in (node.folded or (node.id,)) for each in steps.get(key, ())]
+        ran, counts = [step for step, _ in found], dict(Counter(status for _, status in found))
+    return {
+        "id": node.id,
+        **_place_data(place),
+        "kind": node.kind,
+        "title": node.title,
+        "agent": node.agent,
+        "level": node.level,
+        "critical": node.is_critical,
+        "group": node.group,
+        "steps": None if is_folded else list[JsonValue](ran),
+        "count": node.shown_count,
+        "counts": dict[str, JsonValue](counts) if is_folded else None,
+        "badges": list(node.badges),
+    }
+
+
+def _place_data(place: Place) -> dict[str, JsonValue]:
+    return {"x": place.x, "y": place.y, "w": place.width, "h": place.height}

@@ -1,0 +1,357 @@
+"""The graph of what ran, to be drawn. Package: visualization. Pure.
+
+In: the steps of a run, which bear the names of their executions, and its plan if there is one. Out: a `Flow` whose nodes bear the
+same names.
+
+Rules:
+1. Each execution of a task is a node. Executions of a loop or a phase are frames inside the frame of their unit; a single one is
+   the frame itself. Of many the first and the last ones are shown, and one node stands for those between.
+2. Inside a frame, and outside of all, what the plan says is waited for is connected; in a sequential one each with the next.
+3. Steps of a graph are connected as its edges allow, with the newest step before that could lead there.
+4. Where no plan says what waited for what, the levels of a map-reduce are frames, each connected with the next.
+5. Who asked is connected with who did it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import cast
+
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit
+from ensemble_ray.values.ids import delegating_call, key_of, node_key
+from ensemble_ray.values.messages import JsonValue
+from ensemble_ray.visualization.declared import TREE_BADGES, title_of
+from ensemble_ray.visualization.flow import EdgeKind, Flow, FlowEdge, FlowGroup, FlowNode, GroupKind
+from ensemble_ray.visualization.fold import fold_flow
+
+__all__ = ["RanStep", "ran_flow", "recorded_plan"]
+
+#: Kinds of steps that other steps are part of, and states of what has not begun.
+_CONTAINERS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state", "fork"})
+_NOT_BEGUN = frozenset({"pending", "ready"})
+#: Executions of a unit that are shown, of more than that: at its beginning and at its end.
+_MOST_EXECUTIONS, _SHOWN_OF_MANY = 12, 3
+_SEQUENTIAL = "sequential"
+#: What an execution of a unit is called.
+_EXECUTION_WORDS: Mapping[GroupKind, str] = {"loop": "iteration", "phase": "attempt", "graph": "step"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanStep:
+    """One execution of anything."""
+
+    #: its instance, such as `loop:refine#0/writer#0`
+    id: str
+    #: `task`, `handler`, `manager`, `delegation`, `map` and so on; units and their executions are left out
+    kind: str
+    title: str
+    agent: str = ""
+    status: str
+    #: of a map-reduce
+    level: int | None = None
+
+
+def ran_flow(steps: Iterable[RanStep], plan: Plan | None = None, *, workflow: str = "") -> Flow:
+    """Return the graph of a run as it ran (S-VIZ-84), folded where it is too large.
+
+    Args:
+        steps: In the order in which they began.
+        plan: Of the run; None: its tasks were made while it went on, or nobody knows it.
+        workflow: What a trace calls it, where there is no plan.
+    """
+    leaves = [step for step in steps if step.kind not in _CONTAINERS and step.status not in _NOT_BEGUN]
+    maker = _Maker(_Rules(plan, workflow))
+    root = _Scope(path="")
+    for step in leaves:
+        maker.file(step, root)
+    maker.add(root, None)
+    return fold_flow(Flow(nodes=tuple(maker.nodes), edges=tuple(maker.edges), groups=tuple(maker.groups)))
+
+
+def recorded_plan(data: Mapping[str, object] | None) -> Plan | None:
+    """Return the plan in a run's first fact; None: its tasks were made while it went on, or the record has none."""
+    if not data or "nodes" not in data:
+        return None
+    return Plan.from_dict(cast("Mapping[str, JsonValue]", data))
+
+
+class _Rules:
+    """What the plan says of order."""
+
+    def __init__(self, plan: Plan | None, workflow: str) -> None:
+        units = () if plan is None else plan.units
+        self.waits_for: dict[str, Sequence[str]] = {} if plan is None else {n.key: n.context for n in plan.nodes}
+        self.has_plan = plan is not None and plan.hierarchy is None
+        self._sequential = {""} if (workflow if plan is None else plan.workflow) == _SEQUENTIAL else set[str]()
+        self.graphs: dict[str, GraphUnit] = {}
+        self.loops: dict[str, LoopUnit] = {}
+        for unit in units:
+            match unit:
+                case LoopUnit():
+                    self.loops[unit.key] = unit
+                    self.waits_for[unit.key] = unit.context
+                case PhaseUnit():
+                    self.waits_for[unit.key] = unit.after
+                    self._sequential.discard("")
+                    if unit.workflow == _SEQUENTIAL:
+                        self._sequential.add(unit.key)
+                case GraphUnit():
+                    self.graphs[unit.key] = unit
+                    self._sequential.discard("")
+
+    def is_sequential(self, path: str) -> bool:
+        """Whether what stands in an execution of that path is done one by one; "": outside of all."""
+        key = node_key(path)
+        return key in self._sequential or key.startswith("loop:")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Scope:
+    """An execution of a unit, or what is outside of all."""
+
+    path: str
+    #: tasks, and units by their paths without occurrence, in the order in which they began
+    members: dict[str, RanStep | _Unit] = field(default_factory=dict[str, "RanStep | _Unit"])
+
+
+@dataclass(slots=True, kw_only=True)
+class _Unit:
+    """A unit that ran, with its executions."""
+
+    #: `loop:refine`, or `graph:triage#3/loop:refine`
+    path: str
+    executions: dict[str, _Scope] = field(default_factory=dict[str, _Scope])
+
+    def steps(self) -> Iterable[RanStep]:
+        """Return the tasks in it, however deep."""
+        for scope in self.executions.values():
+            for member in scope.members.values():
+                if isinstance(member, RanStep):
+                    yield member
+                else:
+                    yield from member.steps()
+
+
+@dataclass(slots=True)
+class _Maker:
+    """Collects nodes, edges and groups."""
+
+    rules: _Rules
+    nodes: list[FlowNode] = field(default_factory=list[FlowNode])
+    edges: list[FlowEdge] = field(default_factory=list[FlowEdge])
+    groups: list[FlowGroup] = field(default_factory=list[FlowGroup])
+    #: work that was handed on, by the step that asked for it
+    _asked: dict[str, list[RanStep]] = field(default_factory=dict[str, list[RanStep]])
+
+    def file(self, step: RanStep, root: _Scope) -> None:
+        """Put a step where its name says that it ran."""
+        call = delegating_call(step.id)
+        if call is not None:
+            self._asked.setdefault(call.rsplit("/", 2)[0], []).append(step)
+            return
+        scope = root
+        path = ""
+        for part in step.id.split("/")[:-1]:
+            path = f"{path}/{part}" if path else part
+            unit_path = key_of(path)
+            unit = scope.members.setdefault(unit_path, _Unit(path=unit_path))
+            if isinstance(unit, RanStep):
+                return
+            scope = unit.executions.setdefault(path, _Scope(path=path))
+        scope.members[step.id] = step
+
+    def add(self, scope: _Scope, group: str | None) -> list[str]:
+        """Add what stands in an execution; return the ids of its nodes and frames, in order."""
+        members = scope.members
+        if not self.rules.has_plan and any(
+            isinstance(each, RanStep) and each.level is not None for each in members.values()
+        ):
+            return self._add_levels([each for each in members.values() if isinstance(each, RanStep)])
+        ranks = _ranks(members, self.rules, is_sequential=self.rules.is_sequential(scope.path))
+        shown: dict[str, str] = {}
+        for path, member in members.items():
+            if isinstance(member, RanStep):
+                self._add_step(member, group, rank=ranks[path])
+                shown[path] = member.id
+            else:
+                shown[path] = self._add_unit(member, group, rank=ranks[path])
+        self._connect(scope, shown)
+        return list(shown.values())
+
+    def _connect(self, scope: _Scope, shown: Mapping[str, str]) -> None:
+        """Rule 2."""
+        by_key = {_key(path): name for path, name in shown.items()}
+        known: set[tuple[str, str]] = set()
+        for path, name in shown.items():
+            for before in self.rules.waits_for.get(_key(path), ()):
+                if before in by_key and by_key[before] != name:
+                    known.add((by_key[before], name))
+                    self.edges.append(FlowEdge(source=by_key[before], target=name))
+        if self.rules.is_sequential(scope.path):
+            self.edges += [
+                FlowEdge(source=source, target=target, kind="unconditional")
+                for source, target in pairwise(shown.values())
+                if (source, target) not in known
+            ]
+
+    def _add_step(self, step: RanStep, group: str | None, *, rank: int, badges: tuple[str, ...] = ()) -> None:
+        self.nodes.append(
+            FlowNode(
+                id=step.id,
+                kind=step.kind,
+                title=title_of(step.title),
+                agent=title_of(step.agent),
+                level=step.level,
+                rank=rank,
+                group=group,
+                status=step.status,
+                badges=badges or _badges(step),
+            )
+        )
+        for worker in self._asked.get(step.id, ()):
+            self._add_step(worker, group, rank=rank + 1)
+            self.edges.append(FlowEdge(source=step.id, target=worker.id, kind="delegation"))
+
+    def _add_levels(self, steps: Sequence[RanStep]) -> list[str]:
+        """Rule 4."""
+        levels: dict[int, list[RanStep]] = {}
+        for step in steps:
+            levels.setdefault(step.level or 0, []).append(step)
+        names: list[str] = []
+        for level, found in sorted(levels.items()):
+            names.append(f"level:{level}")
+            self.groups.append(FlowGroup(id=names[-1], kind="map-level", title=f"LEVEL {level}"))
+            for step in found:
+                self._add_step(step, names[-1], rank=level)
+        self.edges += [FlowEdge(source=source, target=target) for source, target in pairwise(names)]
+        return names
+
+    # Units.
+
+    def _add_unit(self, unit: _Unit, group: str | None, *, rank: int) -> str:
+        """Add a unit that ran; return the id of its frame."""
+        graph = self.rules.graphs.get(node_key(f"{unit.path}#0"))
+        kind = _group_kind(unit.path)
+        scopes = list(unit.executions.values())
+        is_single = len(scopes) == 1 and graph is None
+        frame = scopes[0].path if is_single else unit.path
+        self.groups.append(FlowGroup(id=frame, kind=kind, title=self._title(unit), parent=group))
+        if graph is not None:
+            self._add_states(scopes, frame, graph)
+        elif is_single:
+            self.add(scopes[0], frame)
+        else:
+            self._add_executions(unit, scopes, frame, kind, rank=rank)
+        return frame
+
+    def _title(self, unit: _Unit) -> str:
+        name = _key(unit.path).partition(":")[2]
+        count = len(unit.executions)
+        if (loop := self.rules.loops.get(_key(unit.path))) is not None:
+            return f"LOOP {title_of(loop.name)}, {count} of {loop.max_iterations}"
+        return f"{_group_kind(unit.path).upper()} {title_of(name)}"
+
+    def _add_executions(self, unit: _Unit, scopes: Sequence[_Scope], frame: str, kind: GroupKind, *, rank: int) -> None:
+        """Rule 1."""
+        word = _EXECUTION_WORDS[kind]
+        is_long = len(scopes) > _MOST_EXECUTIONS
+        first, last = (_SHOWN_OF_MANY, len(scopes) - _SHOWN_OF_MANY) if is_long else (len(scopes), len(scopes))
+        names: list[str] = []
+        for number, scope in enumerate(scopes, start=1):
+            if first < number <= last:
+                continue
+            self.groups.append(FlowGroup(id=scope.path, kind=kind, title=f"{word} {number}", parent=frame))
+            self.add(scope, scope.path)
+            names.append(scope.path)
+            if is_long and number == first:
+                between = _Unit(path=unit.path, executions={each.path: each for each in scopes[first:last]})
+                names.append(self._add_between(between, frame, f"{word}s {first + 1} to {last}", rank=rank))
+        way: EdgeKind = "unconditional" if kind == "graph" else "loop"
+        self.edges += [FlowEdge(source=source, target=target, kind=way) for source, target in pairwise(names)]
+
+    def _add_between(self, unit: _Unit, frame: str, title: str, *, rank: int) -> str:
+        """Add the node that stands for executions that are not shown."""
+        steps = list(unit.steps())
+        counts: dict[str, int] = {}
+        for step in steps:
+            counts[step.status] = counts.get(step.status, 0) + 1
+        name = f"{frame}..more"
+        folded = tuple(step.id for step in steps)
+        self.nodes.append(
+            FlowNode(id=name, kind="task", title=title, rank=rank, group=frame, folded=folded, counts=counts)
+        )
+        return name
+
+    # Graphs.
+
+    def _add_states(self, scopes: Sequence[_Scope], frame: str, graph: GraphUnit) -> None:
+        """Rule 3."""
+        states = {state.member: state.name for state in graph.states}
+        visits: list[tuple[str, str]] = []
+        for number, scope in enumerate(scopes, start=1):
+            for path, member in scope.members.items():
+                state = states.get(_key(path), _key(path))
+                if isinstance(member, RanStep):
+                    name = member.id
+                    badges = (f"STEP {number}", title_of(state))
+                    self._add_step(member, frame, rank=number, badges=badges)
+                else:
+                    name = self._add_unit(member, frame, rank=number)
+                visits.append((state, name))
+        leads = [(source, target) for entry in graph.edges for source, target in _ends(entry)]
+        joins = {entry.to_state: entry.from_states for entry in graph.edges if isinstance(entry, JoinEntry)}
+        newest: dict[str, tuple[int, str]] = {}
+        for number, (state, name) in enumerate(visits):
+            before = [newest[source] for source, target in leads if target == state and source in newest]
+            chosen = {newest[source] for source in joins.get(state, ()) if source in newest}
+            chosen.update([max(before)] if before else [])
+            self.edges += [FlowEdge(source=source, target=name, fired=True) for _, source in sorted(chosen)]
+            newest[state] = number, name
+
+
+def _ends(entry: EdgeEntry | ForkEntry | JoinEntry) -> list[tuple[str, str]]:
+    match entry:
+        case EdgeEntry():
+            return [(entry.from_state, entry.to_state)]
+        case ForkEntry():
+            return [(entry.from_state, state) for state in entry.to_states]
+        case JoinEntry():
+            return [(state, entry.to_state) for state in entry.from_states]
+
+
+def _key(path: str) -> str:
+    """Return the key of a task's execution, or of a unit's path, which has no occurrence at its end."""
+    last = path.rpartition("/")[2]
+    return last.rpartition("#")[0] if "#" in last else last
+
+
+def _group_kind(path: str) -> GroupKind:
+    match _key(path).partition(":")[0]:
+        case "phase":
+            return "phase"
+        case "graph":
+            return "graph"
+        case _:
+            return "loop"
+
+
+def _ranks(members: Mapping[str, RanStep | _Unit], rules: _Rules, *, is_sequential: bool) -> Mapping[str, int]:
+    """Return how many others at least come before each, as the plan says; in a sequential frame its position."""
+    if is_sequential:
+        return {path: position for position, path in enumerate(members)}
+    ranks: dict[str, int] = {}
+    by_key: dict[str, int] = {}
+    for path in members:
+        before = [by_key[each] for each in rules.waits_for.get(_key(path), ()) if each in by_key]
+        ranks[path] = by_key[_key(path)] = 1 + max(before, default=-1)
+    return ranks
+
+
+def _badges(step: RanStep) -> tuple[str, ...]:
+    badge = TREE_BADGES.get(step.kind)
+    if badge is None:
+        return ()
+    return (f"{badge} L{step.level}",) if step.kind == "reduce" and step.level is not None else (badge,)

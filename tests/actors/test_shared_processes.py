@@ -1,0 +1,226 @@
+"""Runs of one program share processes: which ones, what becomes of the others when one is stuck or a process dies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.link.wire import AgentTemplate, RecordLocation, SessionOpening, WireResult
+from ensemble_ray.actors.scheduler import process_groups, session
+from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, Sharing
+from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
+from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.plan.requirements import ResourceRequirements
+from ensemble_ray.plan.sharing import FEW_RUNS
+from ensemble_ray.record.stores import StoreAddress
+from tests.actors.test_session_orders import Handle, orders, template
+
+SHARING = Sharing(program="p", most=2)
+
+
+class Watched(Handle):
+    """A process that lives until it is killed, and lets runs go as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed = asyncio.Event()
+        #: what it says when a run lets it go
+        self.is_clean = True
+        #: whether its loop is blocked
+        self.is_blocked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return WatchedCall(self, name)
+
+
+class WatchedCall:
+    """A method of such a process."""
+
+    def __init__(self, handle: Watched, name: str) -> None:
+        self._handle = handle
+        self._name = name
+
+    async def remote(self, *arguments: Any, **_: Any) -> object:
+        """Take note, and answer."""
+        handle = self._handle
+        if self._name == "watch":
+            await handle.killed.wait()
+            raise RuntimeError("killed")
+        handle.calls.append((self._name, arguments))
+        if self._name in {"perform", "accept"} or (handle.is_blocked and self._name in {"answer", "release"}):
+            await asyncio.Event().wait()
+        return handle.is_clean if self._name == "release" else None
+
+
+@pytest.fixture
+def handles(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
+    """All processes that are started, in order."""
+    started: list[Watched] = []
+
+    def start(*_: object, **__: object) -> Watched:
+        started.append(Watched())
+        return started[-1]
+
+    monkeypatch.setattr(spawn, "disposable", start)
+    monkeypatch.setattr(spawn, "existing", lambda _: None)
+    monkeypatch.setattr(spawn, "existing_journals", list[object])
+    monkeypatch.setattr("ray.kill", lambda handle: handle.killed.set())
+    return started
+
+
+class Run:
+    """A recorded run, and what it hears."""
+
+    def __init__(self, run_id: str, pool: ProcessPool, *agents: AgentTemplate, program: str = "p") -> None:
+        self.reports: list[WireResult] = []
+        context = RunContext(run_id=run_id, workflow="sequential", total_tasks=1)
+        opening = SessionOpening(
+            run_id=run_id,
+            context=context,
+            templates=agents or (template("w", is_declared=True),),
+            location=RecordLocation(StoreAddress(home="/nowhere"), "node"),
+            program=program,
+        )
+        limits = SessionLimits(max_own=2, most_replicas=1)
+        self.session = RunSession(opening, pool, self, hub=None, limits=limits)
+        self.session.open()
+        self.session.submit(orders("w", "a"))
+
+    async def receive(self, reports: object) -> None:
+        """Keep them."""
+        self.reports.extend(reports)  # type: ignore[arg-type]  # a sequence of results
+
+    def return_order(self, instance: str) -> None:
+        """Everything was sent."""
+        raise KeyError(instance)
+
+    @property
+    def process(self) -> Lease:
+        """That of its agent."""
+        (lease,) = self.session._groups.alive("own:w")
+        return lease
+
+
+async def turns() -> None:
+    """Let everything happen that waits for nothing."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+async def test_runs_of_a_program_share_processes_when_they_begin_at_the_same_time(handles: list[Watched]) -> None:
+    """S-CLU-70, S-CLU-71: two hundred take as many as one run may have; those of another program, none of these."""
+    pool = ProcessPool()
+    leases = [pool.claim(f"r{number}", sharing=SHARING) for number in range(100)]
+    assert len(handles) == 2
+    assert {len(lease.process.leases) for lease in leases} == {50}
+    stranger = pool.claim("s", sharing=Sharing(program="q", most=2))
+    alone = pool.claim("t")
+    assert len({lease.process.name for lease in (leases[0], stranger, alone)}) == 3
+    assert pool.claim("u", sharing=Sharing(program="", most=2)).process is not alone.process
+    host = pool.claim("r0", "callables", sharing=SHARING)
+    assert host.process.leases == [host]
+    greedy = pool.claim("v", sharing=SHARING, requirements=ResourceRequirements(num_cpus=1))
+    assert greedy.process.leases == [greedy]
+    assert pool.claim("w", sharing=SHARING, requirements=ResourceRequirements(num_cpus=1)).process is not greedy.process
+
+
+async def test_process_serves_the_others_when_one_run_lets_it_go(handles: list[Watched]) -> None:
+    """S-CLU-72: the last one decides whether it is kept; one that something is stuck in gets no more runs, and ends with them."""
+    pool = ProcessPool()
+    first, second = pool.claim("1", sharing=SHARING), pool.claim("2", sharing=SHARING)
+    pool.put_back(first, keep=False)
+    assert second.is_alive
+    pool.put_back(second, keep=True)
+    third, fourth = pool.claim("3", sharing=SHARING), pool.claim("4", sharing=SHARING)
+    assert [third.process, fourth.process] == [first.process] * 2
+    pool.put_back(third, keep=True, is_clean=False)
+    assert fourth.is_alive
+    assert pool.claim("5", sharing=SHARING).process is not fourth.process
+    pool.put_back(fourth, keep=True)
+    assert (fourth.is_alive, handles[0].killed.is_set()) == (False, True)
+
+
+async def test_isolated_agents_and_unrecorded_runs_share_with_nobody(handles: list[Watched]) -> None:
+    """S-CLU-71: `isolation="process"` asks for it; what an unrecorded run has done could not go on elsewhere."""
+    pool = ProcessPool()
+    for number in range(2):
+        Run(f"r{number}", pool, template("w", is_declared=True, isolation="process"))
+    assert len(handles) == 2
+    Run("s1", pool)
+    Run("s2", pool)
+    assert len(handles) == 3
+    opening = SessionOpening(
+        run_id="t",
+        context=RunContext(run_id="t", workflow="sequential", total_tasks=1),
+        templates=(template("w", is_declared=True),),
+        program="p",
+    )
+    RunSession(opening, pool, Run("s3", pool), hub=None, limits=SessionLimits(max_own=2, most_replicas=1)).open()
+    assert len(handles) == 4
+
+
+async def test_all_runs_go_on_elsewhere_each_alone_when_their_process_dies(handles: list[Watched]) -> None:
+    """S-CLU-73, S-DUR-31: what killed it is of one of them, and is not to kill the others again."""
+    pool = ProcessPool()
+    runs = [Run(f"r{number}", pool) for number in range(3)]
+    await turns()
+    assert len(handles) == 1
+    pool.lose(runs[0].process.process, RuntimeError("killed"))
+    await turns()
+    assert len(handles) == 4
+    assert [len(run.process.process.leases) for run in runs] == [1, 1, 1]
+    again = [order for handle in handles[1:] for each in handle.dispatches() for order in each.orders]
+    assert {(order.instance, order.epoch > 0) for order in again} == {("a#0", True)}
+    assert [run.reports for run in runs] == [[], [], []]
+
+
+async def test_other_runs_go_on_when_one_is_cancelled_that_does_not_stop(
+    handles: list[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-CLU-72: its task is reported as cancelled in its process's place; the process ends when the others have left."""
+    monkeypatch.setattr(session, "GRACE_S", -1.0)
+    pool = ProcessPool()
+    stuck, other = Run("r1", pool), Run("r2", pool)
+    await turns()
+    stuck.session.stop(["a#0"])
+    await asyncio.sleep(0.01)
+    await turns()
+    assert [(report.instance, report.status) for report in stuck.reports] == [("a#0", "cancelled")]
+    assert other.process.is_alive
+    assert other.reports == []
+    Run("r3", pool)
+    assert len(handles) == 2
+    handles[0].is_clean = False
+    await stuck.session.close(keep=True)
+    assert not handles[0].killed.is_set()
+    handles[0].is_clean = True
+    await other.session.close(keep=True)
+    assert handles[0].killed.is_set()
+
+
+async def test_process_ends_when_a_run_blocks_its_loop(handles: list[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-CLU-72: then nobody's tasks go on there; those of other runs are handed out again."""
+    monkeypatch.setattr(session, "GRACE_S", -1.0)
+    monkeypatch.setattr(process_groups, "_ANSWER_S", 0.0)
+    pool = ProcessPool()
+    stuck, other = Run("r1", pool), Run("r2", pool)
+    await turns()
+    handles[0].is_blocked = True
+    stuck.session.stop(["a#0"])
+    await asyncio.wait_for(handles[0].killed.wait(), 10)
+    await turns()
+    assert [report.status for report in stuck.reports] == ["cancelled"]
+    assert (other.process.handle, other.reports) == (handles[1], [])
+
+
+async def test_full_processes_are_followed_by_another_when_there_may_be_more(handles: list[Watched]) -> None:
+    """S-CLU-70: a run that begins while one has room does not wait for a new one to start."""
+    pool = ProcessPool()
+    for number in range(FEW_RUNS):
+        pool.claim(f"r{number}", sharing=SHARING)
+    assert len(handles) == 1
+    pool.claim("next", sharing=SHARING)
+    assert len(handles) == 2

@@ -1,0 +1,1 @@
+"""Parts of a dashboard, each by itself."""

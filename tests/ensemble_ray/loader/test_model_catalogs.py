@@ -1,0 +1,78 @@
+"""Models by name: those of a team's file, and those that an operator names for all teams."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray.loader.models import load_model
+from ensemble_ray.loader.targets import load_runnable
+from ensemble_ray.map_reduce import MapReduceEnsemble
+from tests.ensemble_ray.loader.conftest import Load, Refused
+
+TEAM = "tasks: {t: {description: d}}\nllm: openai:own\n"
+
+
+def test_a_team_has_models_that_its_runs_can_be_told_to_ask(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-CTL-10: in the forms of `llm`, with variables."""
+    monkeypatch.setenv("HOST", "10.0.0.5")
+    models = "models:\n  large: openai:gpt-4o\n  house: {model: m, base_url: 'http://${HOST}/v1', temperature: 0}\n"
+    team = load(TEAM + models)
+    assert sorted(team.models) == ["house", "large"]
+    assert repr(team.models["house"]) == repr(OpenAIChatModel("m", base_url="http://10.0.0.5/v1", temperature=0))
+
+
+def test_a_map_reduce_has_them_too(folder: Path) -> None:
+    """S-CTL-10."""
+    text = (
+        "llm: openai:own\nmodels: {large: 'openai:gpt-4o'}\nmap_reduce:\n  items: [a]\n"
+        "  map: {description: 'Read {item}'}\n  reduce: {description: Join}\n"
+    )
+    (folder / "team.yaml").write_text(text, encoding="utf-8")
+    assert list(cast("MapReduceEnsemble", load_runnable("team.yaml")).models) == ["large"]
+
+
+def test_what_is_no_model_is_named_with_its_place(refused: Refused) -> None:
+    """S-CTL-10: everything at once."""
+    lines = refused(TEAM + "models: {large: nonsense, house: {modl: m}}\n")
+    assert any("models.large" in line and "nonsense" in line for line in lines)
+    assert any("models.house" in line and "Did you mean 'model'?" in line for line in lines)
+    assert any("must be a mapping" in line for line in refused(TEAM + "models: [openai:a]\n"))
+
+
+def test_an_operators_model_is_named_as_in_a_file_or_as_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-SRV-211: a text, a mapping, or module:attribute; a key comes from the environment, where it is needed alone."""
+    code = "from ensemble_ray.llm.openai import OpenAIChatModel\nSMALL = OpenAIChatModel('small')\nOTHER = 5\n"
+    (folder / "catalog_models.py").write_text(code, encoding="utf-8")
+    assert repr(load_model("catalog_models:SMALL")) == repr(OpenAIChatModel("small"))
+    assert load_model("catalog_models:SMALL") is sys.modules["catalog_models"].SMALL
+    assert repr(load_model("openai:gpt-4o")) == repr(OpenAIChatModel("gpt-4o"))
+    keyed = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": "KEY_OF_THE_OPERATOR"}
+    assert repr(load_model(keyed, needs_keys=False)) == repr(OpenAIChatModel("m", base_url="http://127.0.0.1:9/v1"))
+    with pytest.raises(ValidationError, match="KEY_OF_THE_OPERATOR"):
+        load_model(keyed)
+    monkeypatch.setenv("KEY_OF_THE_OPERATOR", "k")
+    load_model(keyed)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nonsense", "Unknown llm 'nonsense'"),
+        ("catalog_models:MISSING", "There is no module 'catalog_models'"),
+        ("os:sep", "Unknown llm"),
+        ("os:path", "without a chat method"),
+        ({"modl": "m"}, "Did you mean 'model'"),
+        ({"model": "m", "api_key": "k"}, "a key does not belong in a file"),
+        ([1], "must be one of"),
+    ],
+)
+def test_what_names_no_model_is_refused(folder: Path, given: object, said: str) -> None:
+    """S-SRV-211."""
+    with pytest.raises(ValidationError, match=said):
+        load_model(given)

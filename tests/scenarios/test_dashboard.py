@@ -1,0 +1,423 @@
+"""Dashboards beside real runs, on both runtimes: who starts and stops them, what pages are told, late joiners, failures."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ensemble_ray import (
+    Ensemble,
+    EnsembleError,
+    EnsembleListener,
+    Graph,
+    Loop,
+    MapEnsemble,
+    MapReduceEnsemble,
+    Runtime,
+    Task,
+    TaskExecutionError,
+    TaskHandlerContext,
+    TaskStartEvent,
+    WebDashboard,
+    tool,
+)
+from ensemble_ray.dashboard import app as app_module
+from ensemble_ray.testing import ScriptedModel
+from tests.builders import agent, answer, call, task
+from tests.scenarios.pages import Background, kinds, opened, stored, url_of
+from tests.scenarios.teams import Watcher, until
+
+
+@tool
+def look(what: str) -> str:
+    """Look."""
+    return f"saw {what}"
+
+
+def fail(context: TaskHandlerContext) -> str:
+    """Raise."""
+    raise ValueError("broke")
+
+
+def test_what_pages_are_told_of_a_run(runtime: Runtime) -> None:
+    """S-WEB-10, S-WEB-15, S-WEB-30, S-WEB-32, S-WEB-33, S-WEB-34, S-WEB-36: every event as it fires, beside listeners of the user."""
+    watcher = Watcher()
+    writer = agent(
+        ScriptedModel(answer("", 3, 1, calls=[call("look", '{"what": "x"}')]), answer("found", 5, 2)), tools=[look]
+    )
+    first = task("a", writer)
+    second = task("b", agent(ScriptedModel(answer("done", 2, 2)), "Editor"), context=[first])
+    with WebDashboard.on_port(0) as dashboard, opened(dashboard) as page:
+        ensemble = Ensemble(tasks=[first, second], listeners=[watcher], dashboard=dashboard)
+        output = ensemble.run(runtime=runtime, run_id="shown")
+        told = page.until_end()
+    of_model = ["llm_iteration_started", "llm_iteration_completed"]
+    assert kinds(told) == [
+        "ensemble_started",
+        *("task_started", "task_input", *of_model, "tool_called", *of_model, "task_completed"),
+        *("task_started", "task_input", *of_model, "task_completed"),
+        "ensemble_completed",
+    ]
+    assert {each["run_id"] for each in told} == {"shown"}
+    begun, called, ended = told[0], told[5], told[-1]
+    assert (begun["ensemble_id"], begun["total_tasks"], begun["workflow"]) == ("shown", 2, "sequential")
+    assert called == {
+        "type": "tool_called",
+        "run_id": "shown",
+        "agent_role": "Writer",
+        "task_index": 1,
+        "tool_name": "look",
+        "duration_ms": called["duration_ms"],
+        "outcome": "success",
+        "tool_arguments": '{"what": "x"}',
+        "tool_result": "saw x",
+        "structured_result": None,
+        "instance": called["instance"],
+    }
+    completed = [each for each in told if each["type"] == "task_completed"]
+    assert [(each["task_index"], each["token_count"], each["tool_call_count"]) for each in completed] == [
+        (1, 11, 1),
+        (2, 4, 0),
+    ]
+    assert (ended["exit_reason"], ended["total_tokens"], ended["total_tool_calls"]) == ("completed", 15, 1)
+    assert output.metrics.total_tokens == 15
+    assert watcher.methods.count("on_task_start") == 2
+
+
+def test_delegations_on_pages(runtime: Runtime) -> None:
+    """S-WEB-32, S-WEB-36: the three events of delegations; a manager's work is task 1."""
+    manager = ScriptedModel(
+        answer("", calls=[call("delegate_task", '{"agent_role": "Writer", "task_description": "Write it"}')]),
+        answer("", calls=[call("delegate_task", '{"agent_role": "Nobody", "task_description": "Write it"}')]),
+        "all done",
+    )
+    writer = agent(ScriptedModel("written"))
+    with WebDashboard.on_port(0) as dashboard, opened(dashboard) as page:
+        ensemble = Ensemble(
+            agents=[writer],
+            tasks=[task("a", writer)],
+            workflow="hierarchical",
+            manager_llm=manager,
+            dashboard=dashboard,
+        )
+        ensemble.run(runtime=runtime)
+        told = page.until_end()
+    delegations = [each for each in told if each["type"].startswith("delegation_")]
+    assert kinds(delegations) == ["delegation_started", "delegation_completed", "delegation_failed"]
+    assert delegations[0]["delegation_id"] == delegations[1]["delegation_id"]
+    assert (delegations[0]["worker_role"], delegations[0]["task_description"]) == ("Writer", "Write it")
+    assert "Nobody" in delegations[2]["reason"]
+
+
+def test_a_run_that_fails(runtime: Runtime) -> None:
+    """S-WEB-33, S-WEB-35, S-WEB-12: pages hear of the end all the same, and why the task failed; the server is stopped."""
+    dashboard = WebDashboard.on_port(0)
+    ensemble = Ensemble(tasks=[task("a", handler=fail)], dashboard=dashboard)
+    with dashboard, opened(dashboard) as page:
+        with pytest.raises(TaskExecutionError):
+            ensemble.run(runtime=runtime)
+        told = page.until_end()
+    assert kinds(told) == ["ensemble_started", "task_started", "task_failed", "ensemble_completed"]
+    assert "broke" in told[2]["reason"]
+    assert told[3]["exit_reason"] == "error"
+    with pytest.raises(TaskExecutionError):
+        ensemble.run(runtime=runtime)
+    assert not dashboard.is_running
+
+
+class PortKeeper(EnsembleListener):
+    """Notes where the dashboard is while a run goes on."""
+
+    def __init__(self, dashboard: WebDashboard) -> None:
+        self._dashboard = dashboard
+        self.ports: list[int] = []
+
+    def on_task_start(self, event: TaskStartEvent) -> None:
+        self.ports.append(self._dashboard.actual_port)
+
+
+def test_a_dashboard_that_is_there_for_a_run() -> None:
+    """S-WEB-11, S-WEB-12, S-WEB-13: started when `run()` begins, stopped when it ends; one for several ensembles."""
+    dashboard = WebDashboard.on_port(0)
+    keeper = PortKeeper(dashboard)
+    ensembles = [
+        Ensemble(tasks=[task(name, agent(ScriptedModel("done")))], listeners=[keeper], dashboard=dashboard)
+        for name in "ab"
+    ]
+    assert not dashboard.is_running
+    for each in ensembles:
+        each.run(runtime="inline")
+        assert not dashboard.is_running
+    assert len(keeper.ports) == 2
+    assert -1 not in keeper.ports
+
+
+def test_a_dashboard_of_runs_at_the_same_time() -> None:
+    """S-WEB-12, S-WEB-13: it is started once, and stopped behind the last of them; pages can tell the runs apart."""
+    dashboard = WebDashboard.on_port(0)
+    keeper = PortKeeper(dashboard)
+
+    def run(number: int) -> str:
+        ensemble = Ensemble(
+            tasks=[task(str(number), agent(ScriptedModel("done")))], listeners=[keeper], dashboard=dashboard
+        )
+        return ensemble.run(runtime="inline", run_id=f"run-{number}").raw
+
+    dashboard.enter_run()  # of a run that goes on all the while
+    with opened(dashboard) as page, ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(4))) == ["done"] * 4
+        told = [each for _ in range(4) for each in page.until_end()]
+    assert len(set(keeper.ports)) == 1
+    for number in range(4):
+        mine = kinds([each for each in told if each["run_id"] == f"run-{number}"])
+        assert (mine[0], mine[1], mine[-1]) == ("ensemble_started", "task_started", "ensemble_completed")
+    assert dashboard.is_running
+    dashboard.leave_run()
+    assert not dashboard.is_running
+
+
+def test_a_dashboard_that_was_there_before() -> None:
+    """S-WEB-3, S-WEB-12: it is left running; starting and stopping again has no effect; it can be started anew."""
+    dashboard = WebDashboard.on_port(0)
+    dashboard.start()
+    port = dashboard.actual_port
+    dashboard.start()
+    assert dashboard.actual_port == port > 0
+    Ensemble(tasks=[task("a", agent(ScriptedModel("done")))], dashboard=dashboard).run(runtime="inline")
+    assert dashboard.is_running
+    dashboard.stop()
+    dashboard.stop()
+    assert (dashboard.is_running, dashboard.actual_port) == (False, -1)
+    with dashboard:
+        assert httpx.get(f"{url_of(dashboard)}/api/status").json()["clients"] == 0
+    assert not dashboard.is_running
+
+
+def test_a_start_by_hand_while_a_run_goes_on() -> None:
+    """S-WEB-12: then it is the program's, and the run's end does not stop it."""
+    dashboard = WebDashboard.on_port(0)
+    with dashboard:
+        pass
+    dashboard.enter_run()
+    dashboard.start()
+    dashboard.leave_run()
+    assert dashboard.is_running
+    dashboard.stop()
+
+
+def test_a_port_that_is_taken() -> None:
+    """S-WEB-17: `start()` says which port of which host; a run says it before anything is asked."""
+    model = ScriptedModel("never")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        dashboard = WebDashboard.on_port(port)
+        expected = f"The dashboard cannot listen on localhost:{port}: "
+        with pytest.raises(EnsembleError, match=expected):
+            dashboard.start()
+        with pytest.raises(EnsembleError, match=expected):
+            Ensemble(tasks=[task("a", agent(model))], dashboard=dashboard).run(runtime="inline")
+    assert model.calls == []
+    assert not dashboard.is_running
+
+
+def test_wiring_by_hand(runtime: Runtime) -> None:
+    """S-WEB-4, S-WEB-5, S-WEB-33: before the start messages are only kept; the end of a run that fails is told, too."""
+    dashboard = WebDashboard.on_port(0)
+    ensemble = Ensemble(tasks=[task("a", handler=fail)], listeners=[dashboard.streaming_listener])
+    with pytest.raises(TaskExecutionError):
+        ensemble.run(runtime=runtime)
+    assert not dashboard.is_running
+    with dashboard, opened(dashboard) as page:
+        assert kinds(stored(page)) == ["ensemble_started", "task_started", "task_failed", "ensemble_completed"]
+        assert page.hello["ensemble_id"] == stored(page)[0]["run_id"]
+        assert page.hello["started_at"] == stored(page)[0]["started_at"]
+
+
+def test_joining_while_a_run_goes_on(runtime: Runtime) -> None:
+    """S-WEB-40, S-WEB-41, S-WEB-44, S-WEB-45: `hello` and what comes after it are what another page was told from the beginning."""
+    writer = agent(ScriptedModel(answer("", calls=[call("look", '{"what": "x"}')]), "found"), tools=[look])
+    tasks = [task(f"t{number}", agent(ScriptedModel("done"), f"W{number}")) for number in range(4)]
+    with WebDashboard.on_port(0) as dashboard, opened(dashboard) as early:
+        ensemble = Ensemble(tasks=[task("first", writer), *tasks], dashboard=dashboard)
+        running = Background(lambda: ensemble.run(runtime=runtime))
+        early.until("task_completed")
+        with opened(dashboard) as late:
+            early.until_end()
+            if late.hello["snapshot_trace"][-1]["type"] != "ensemble_completed":
+                late.until_end()
+            running.result()
+        with opened(dashboard) as last:
+            past = stored(last)
+    of_moment = {"llm_iteration_started", "llm_iteration_completed", "hello"}
+    everything = [each for each in early.heard if each["type"] not in of_moment]
+    assert [*stored(late), *[each for each in late.heard if each["type"] not in of_moment]] == everything
+    assert past == everything
+    pairs = last.hello["recent_iterations"]
+    assert len(pairs) == 6
+    assert all(list(pair) == ["started", "completed"] for pair in pairs)
+    assert [pair["started"]["iteration_index"] for pair in pairs[:2]] == [0, 1]
+    tokens = [each for each in early.heard if each["type"] in of_moment - {"hello"}]
+    assert [message for pair in pairs for message in pair.values()] == tokens
+
+
+def test_tokens_on_pages(runtime: Runtime) -> None:
+    """S-WEB-32, S-WEB-42: fragments as they come; they are in no snapshot."""
+    with WebDashboard.on_port(0) as dashboard, opened(dashboard) as page:
+        writer = agent(ScriptedModel("one two three"), stream=True)
+        Ensemble(tasks=[task("a", writer)], dashboard=dashboard).run(runtime=runtime)
+        told = page.until_end()
+        with opened(dashboard) as late:
+            assert "token" not in kinds(stored(late))
+    assert "".join(each["token"] for each in told if each["type"] == "token") == "one two three"
+
+
+def test_rounds_of_units_on_pages(runtime: Runtime) -> None:
+    """S-WEB-32: iterations of loops and steps of graphs, outputs as raw text."""
+    body = task("write", agent(ScriptedModel("draft 1", "draft 2")))
+    loop = Loop(name="refine", body=[body], max_iterations=2)
+    states = {"check": task("check", agent(ScriptedModel("fine")))}
+    graph = Graph(name="g", states=states, start="check", edges=[("check", Graph.END)])
+    with WebDashboard.on_port(0) as dashboard, opened(dashboard) as page:
+        Ensemble(loops=[loop], dashboard=dashboard).run(runtime=runtime)
+        looped = page.until_end()
+        Ensemble(graph=graph, dashboard=dashboard).run(runtime=runtime)
+        stepped = page.until_end()
+    rounds = [each for each in looped if each["type"] == "loop_iteration_completed"]
+    assert [(each["iteration_number"], list(each["iteration_outputs"].values())) for each in rounds] == [
+        (1, ["draft 1"]),
+        (2, ["draft 2"]),
+    ]
+    (step,) = (each for each in stepped if each["type"] == "graph_state_completed")
+    assert (step["state_name"], step["output"], step["next_state"]) == ("check", "fine", Graph.END)
+
+
+def mapped(item: str) -> Task:
+    """Make the task of an item."""
+    return Task.of(f"Map {item}")
+
+
+def reduced(group: list[Task]) -> Task:
+    """Make the task over a group."""
+    return Task(description="Join", expected_output="a text", context=group)
+
+
+def test_map_reduces_on_pages(runtime: Runtime) -> None:
+    """S-WEB-10: also of ensembles whose tasks are made of items, planned and while they run."""
+    dashboard = WebDashboard.on_port(0)
+    planned = MapReduceEnsemble(
+        items=["a", "b"],
+        map_task=mapped,
+        reduce_task=reduced,
+        llm=ScriptedModel(otherwise="done"),
+        dashboard=dashboard,
+    )
+    items = MapEnsemble(items=["a", "b"], map_task=mapped, llm=ScriptedModel(otherwise="done"), dashboard=dashboard)
+    with dashboard, opened(dashboard) as page:
+        planned.run(runtime=runtime)
+        assert kinds(page.until_end()).count("task_completed") == 3
+        items.run(runtime=runtime)
+        assert kinds(page.until_end()).count("task_completed") == 2
+    items.run(runtime=runtime)
+    assert not dashboard.is_running
+
+
+def test_status_and_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-WEB-20, S-WEB-37, S-WEB-38: `pong` to who asked alone; a heartbeat to all, which nobody finds later."""
+    monkeypatch.setattr(app_module, "HEARTBEAT_S", 0.05)
+    with WebDashboard.on_port(0) as dashboard, opened(dashboard) as one, opened(dashboard) as other:
+        status = httpx.get(f"{url_of(dashboard)}/api/status").json()
+        assert status == {"status": "running", "clients": 2, "port": dashboard.actual_port}
+        one.say("ping")
+        assert one.until("pong") == {"type": "pong"}
+        assert isinstance(other.until("heartbeat")["server_time_ms"], int)
+        other.until("heartbeat")
+        assert "pong" not in kinds(other.heard)
+        with opened(dashboard) as late:
+            assert late.hello == {"type": "hello"}
+
+
+def test_what_pages_say_that_nobody_understands(caplog: pytest.LogCaptureFixture) -> None:
+    """S-WEB-31: logged at WARN, answered with nothing, and the connection stays."""
+    sent = ['{"type": "dance"}', "no json", "[]", "{}", b"\xff\x00", '{"type": "review_decision"}']
+    with WebDashboard.on_port(0) as dashboard, opened(dashboard) as page, caplog.at_level(logging.WARNING):
+        for each in sent:
+            page.send(each)
+        page.send('{"type": "ping", "unknown": {"key": 1}}')
+        assert page.next() == {"type": "pong"}
+    said = [each.getMessage() for each in caplog.records if each.name == "ensemble_ray.dashboard.pages"]
+    assert len(said) == len(sent)
+    assert "unknown type: 'dance'" in said[0]
+
+
+def test_a_dashboard_that_stops_while_pages_are_there() -> None:
+    """S-WEB-3, S-WEB-12: they get what was sent, then the end."""
+    dashboard = WebDashboard.on_port(0)
+    dashboard.start()
+    with opened(dashboard) as page:
+        Ensemble(tasks=[task("a", agent(ScriptedModel("done")))], dashboard=dashboard).run(runtime="inline")
+        dashboard.stop()
+        assert page.closed() == (1001, "The dashboard stops")
+    assert page.heard[-1]["type"] == "ensemble_completed"
+
+
+class Broken:
+    """A value that nothing can be made of."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_failures_of_the_dashboard_concern_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    """S-WEB-16, S-WEB-46: a page that vanished, a message that cannot be made, a server that was stopped meanwhile."""
+    dashboard = WebDashboard.on_port(0)
+    keeper = PortKeeper(dashboard)
+
+    def stop(_event: TaskStartEvent) -> None:
+        """Stop it behind the run's back."""
+        dashboard.stop()
+
+    ensemble = Ensemble(
+        tasks=[task("a", agent(ScriptedModel("done")))],
+        listeners=[keeper],
+        on_task_start=stop,
+        dashboard=dashboard,
+    )
+    assert ensemble.run(runtime="inline").raw == "done"
+    with dashboard:
+        with opened(dashboard) as page:
+            page._connection.socket.close()
+            ensemble.replace(on_task_start=None).run(runtime="inline")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ensemble_ray.dashboard.hub.encode", json.loads)  # which takes no messages
+            assert ensemble.replace(on_task_start=None).run(runtime="inline").raw == "done"
+    assert "could not be sent to the dashboard" in caplog.text
+
+
+def test_traces_beside_the_page(tmp_path: Path) -> None:
+    """S-WEB-10: `trace_export_dir` has the trace of each run whose ensemble has no exporter of its own."""
+    dashboard = WebDashboard(port=0, trace_export_dir=tmp_path / "traces")
+    ensemble = Ensemble(tasks=[task("a", agent(ScriptedModel("done", "done")))], dashboard=dashboard)
+    ensemble.run(runtime="inline", run_id="traced")
+    assert json.loads((tmp_path / "traces" / "traced.json").read_text())["ensemble_id"] == "traced"
+    taken: list[object] = []
+    ensemble.replace(trace_exporter=taken.append).run(runtime="inline", run_id="mine")
+    assert len(taken) == 1
+    assert [each.name for each in (tmp_path / "traces").iterdir()] == ["traced.json"]
+
+
+def test_pages_that_are_gone_are_forgotten() -> None:
+    """S-WEB-46: who comes next is the only one."""
+    with WebDashboard.on_port(0) as dashboard:
+        for _ in range(3):
+            with opened(dashboard):
+                pass
+        status = f"{url_of(dashboard)}/api/status"
+        until(lambda: httpx.get(status).json()["clients"] == 0, "the pages to be forgotten")
