@@ -89,6 +89,7 @@ TOPICS = (
         "Where people decide.",
         ("reviews", "values.reviews", "recovery.deciding", "definition.phase_decision"),
     ),
+    Topic("graphs", "Graphs", "Teams and runs as graphs of tasks.", ("visualization",)),
     Topic("errors", "Errors", "What goes wrong, by its class.", ("errors",)),
 )
 

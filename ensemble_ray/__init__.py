@@ -27,6 +27,7 @@ _EXPORTS = {
     "ensemble_ray.definition.retry_policy": "RetryPolicy",
     "ensemble_ray.definition.task": "Task",
     "ensemble_ray.definition.workflow": "ParallelErrorStrategy Workflow",
+    "ensemble_ray.serve.process_control": "ProcessControl",
     "ensemble_ray.values.agent_output": "AgentOutput",
     "ensemble_ray.values.delegation": """
         DelegationContext DelegationPolicy DelegationPolicyContext DelegationPolicyResult DelegationPriority

@@ -152,6 +152,7 @@ from ensemble_ray.reviews.notifiers import ReviewNotifier as ReviewNotifier
 from ensemble_ray.runs.handle import Run as Run
 from ensemble_ray.runs.map_reduce.handle import MapReduceRun as MapReduceRun
 from ensemble_ray.runs.ports import Runtime as Runtime
+from ensemble_ray.serve.process_control import ProcessControl as ProcessControl
 from ensemble_ray.tools import AbstractAgentTool as AbstractAgentTool
 from ensemble_ray.tools import AbstractTypedAgentTool as AbstractTypedAgentTool
 from ensemble_ray.tools import AgentTool as AgentTool
@@ -403,6 +404,7 @@ __all__ = [
     "PostgresMemory",
     "PostgresReflectionStore",
     "ProcessAgentTool",
+    "ProcessControl",
     "PromptTemplateError",
     "RateLimit",
     "RateLimitInterruptedError",

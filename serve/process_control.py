@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.fields import check_models
 from ensemble_ray.runtime import connect
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.catalog import ToolCatalog
@@ -53,17 +54,17 @@ class ProcessControl:
         *,
         runtime: Runtime | str | None = None,
         tools: Sequence[object] = (),
-        models: Mapping[str, ChatModel] | None = None,
+        models: Mapping[str, ChatModel | str] | None = None,
         max_running: int = _MAX_RUNNING,
         kept_runs: int = _KEPT_RUNS,
     ) -> None:
-        """Make it; entered, it answers.
+        """Make it; entered, it answers. It may be left and entered again, as a dashboard is stopped and started.
 
         Args:
             template: What requests run; None: they are refused until `use_template` names one.
             runtime: Where runs live, as for `Ensemble.run`.
             tools: Those that may be called, and that tasks of requests may name.
-            models: Those that runs can be told to ask, by name.
+            models: Those that runs can be told to ask, by name; models, or what stands for one as `llm`.
             max_running: Runs at a time; more are refused.
             kept_runs: Runs that are kept after their end.
 
@@ -72,8 +73,14 @@ class ProcessControl:
         """
         self._template: Runnable | None = None
         limits = EndpointLimits(max_running=max_running, max_queued=0, kept_runs=kept_runs)
-        self._ledger = Ledger(None)
-        self._runs = DrivenRuns({}, connect(runtime), self._ledger, limits, tools=ToolCatalog(tools), models=models)
+        self._runs = DrivenRuns(
+            {},
+            connect(runtime),
+            Ledger(None),
+            limits,
+            tools=ToolCatalog(tools),
+            models=check_models(models, "ProcessControl"),
+        )
         self._sockets = SocketControl(self._runs)
         self._app = build_api(self, routers=CONTROL_ROUTERS, allowed_hosts=("*",))
         if template is not None:
@@ -104,5 +111,5 @@ class ProcessControl:
         return self._runs
 
     async def __aexit__(self, *_: object) -> None:
+        """Answer no more until it is entered again; runs go on."""
         await self._sockets.close()
-        await self._runs.close()

@@ -1,4 +1,4 @@
-"""How one run's tasks differ from its team's, as it travels over HTTP (S-CTL-20 to S-CTL-29). Package: serve."""
+"""How one run's tasks differ from its team's, as it travels over HTTP (S-CTL-20 to S-CTL-26). Package: serve."""
 
 from __future__ import annotations
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, TypeVar, cast
@@ -32,6 +34,8 @@ _REACH_S = 5.0
 #: How often a driver that waits looks whether the cluster is still there, s, and how often in vain before it gives up.
 _LOOK_S = 2.0
 _MOST_MISSES = 3
+#: For how long the answer that one run had is good for the others, s.
+_HEARD_S = 1.0
 
 
 def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
@@ -124,7 +128,7 @@ class ClusterHeartbeat:
         Raises:
             EnsembleError: nobody answered, again and again.
         """
-        self._misses = 0 if await _answers() else self._misses + 1
+        self._misses = 0 if await _heard.within(_HEARD_S) else self._misses + 1
         if self.is_gone:
             gone = EnsembleError(
                 f"Run {self._run_id}: the cluster is gone. What was recorded is kept; continue the run: "
@@ -132,6 +136,26 @@ class ClusterHeartbeat:
             )
             gone.run_id = self._run_id
             raise gone
+
+
+class _Heard:
+    """When the cluster's head answered last. Many runs wait at the same time, and one of them asks for all."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, float] = {}
+
+    async def within(self, seconds: float) -> bool:
+        """Return whether it answered so short a time ago, or answers now."""
+        connection, now = connection_id(), time.monotonic()
+        if now - self._heard.get(connection, -math.inf) < seconds:
+            return True
+        is_there = await _answers()
+        if is_there:
+            self._heard = {connection: now}
+        return is_there
+
+
+_heard = _Heard()
 
 
 async def _answers() -> bool:

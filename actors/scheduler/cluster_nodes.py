@@ -28,6 +28,8 @@ __all__ = ["ClusterNodes", "limits_of"]
 _log = bounded_logger(__name__)
 #: How often the nodes are looked at while runs go on, s: Ray itself needs longer to notice that one is lost.
 _LOOK_S = 2.0
+#: For how long a look is good for other runs that begin, s.
+_FRESH_S = 0.5
 
 
 class ClusterNodes:
@@ -44,10 +46,15 @@ class ClusterNodes:
         self._is_needed = is_needed
         self._background = BackgroundTasks()
         self._limits = SessionLimits(max_own=1, most_replicas=1)
+        #: until when runs that begin need no other look: of many at once, each would hold this process's loop for one
+        self._fresh_until = 0.0
 
     def limits(self) -> SessionLimits:
         """Return what the processes of a run that begins now are held to; from now on nodes are watched."""
-        self._limits = limits_of(_living())
+        now = asyncio.get_running_loop().time()
+        if now >= self._fresh_until:
+            self._limits = limits_of(_living())
+            self._fresh_until = now + _FRESH_S
         if not self._background:
             self._background.start(self._watch())
         return self._limits

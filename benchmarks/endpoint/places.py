@@ -18,11 +18,10 @@ _SCRIPTS = Path(__file__).parent.parent / "scripts"
 #: Name of the team, as a model.
 _TEAM = "answering"
 _TEAM_FILE = """\
-inputs: {{}}
 agents:
   writer:
     goal: Answer the question as well as you can
-    llm: {{openai: {{model: benchmark, base_url: "{url}", api_key: benchmark}}}}
+    llm: {{model: benchmark, base_url: "{url}", api_key_env: BENCHMARK_KEY}}
 tasks:
   answer:
     agent: writer
@@ -69,7 +68,7 @@ def endpoint(name: str, *, latency_ms: int = 0) -> Generator[tuple[Place, Client
     """
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-")))
-        environment = clean_environment(home)
+        environment = clean_environment(home) | {"BENCHMARK_KEY": "benchmark"}
         command = ["-m", "ensemble_ray.testing.model_server", "--until-stdin-closes", "--text", "A short answer."]
         model = stack.enter_context(started([*command, "--latency-ms", str(latency_ms)], environment)).line()
         team = home / f"{_TEAM}.yaml"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     #: rows are tuples of whatever the columns hold; that is how the driver types them
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["EndpointDatabase"]
+__all__ = ["PATIENCE_S", "EndpointDatabase"]
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ _VERSION = 1
 #: Key of the lock under which the tables are made; any number that nobody else uses.
 _MAKING = 0x656E64706F696E74
 #: How long a server that cannot be reached is waited for, s.
-_PATIENCE_S = 20.0
+PATIENCE_S = 20.0
 #: Beyond what sessions of records are told: an answer that takes longer is an error.
 _SESSION = {**SESSION, "statement_timeout": "30s"}
 
@@ -107,7 +107,7 @@ class EndpointDatabase:
         self._connection: Connection | None = None
 
     def run(
-        self, operation: Callable[[Connection], T], *, is_repeatable: bool = True, patience_s: float = _PATIENCE_S
+        self, operation: Callable[[Connection], T], *, is_repeatable: bool = True, patience_s: float = PATIENCE_S
     ) -> T:
         """Do something in one transaction; where the server is lost, again as soon as it is back.
 

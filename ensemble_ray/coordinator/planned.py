@@ -226,8 +226,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             is_reflected_later=self._later.is_later(node.key),
             is_again=self.put_down.pick_up(start.instance),
             directives=self.directives.active(),
-            asks=None if self._units is None else self._units.foresee(start, node.agent_key),
             switches=self.directives.switches,
+            asks=None if self._units is None else self._units.foresee(start, node.agent_key),
         )
 
     def _context_of(self, start: Start, node: Node) -> tuple[Sequence[ContextPart], str | None]:
@@ -311,8 +311,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Keep the output of a task, be it here or in the record; return whether there is one."""
         if result.output is not None:
             self._outputs.put(result.instance, result.output)
-        has_output = result.output is not None or self._outputs.recall(result.instance)
-        if has_output:
+        if has_output := result.output is not None or self._outputs.recall(result.instance):
             self._completed.append(result.instance)
         return has_output
 

@@ -117,12 +117,13 @@ class Snapshot:
     def _add_iteration(self, sent: Sent) -> None:
         if not self._most_iterations or sent.run_id not in self._runs:
             return
-        task = (sent.run_id, str(sent.message.data.get("instance", "")))
+        kind, data = sent.message
+        task = (sent.run_id, str(data.get("instance", "")))
         pairs = self._iterations.pop(task, None)
         pairs = self._iterations[task] = deque(maxlen=self._most_iterations) if pairs is None else pairs
         while len(self._iterations) > _KEPT_TASKS:
             del self._iterations[next(iter(self._iterations))]
-        part = _ITERATIONS[sent.message.type]
+        part = _ITERATIONS[kind]
         if part == "started" or not pairs or "completed" in pairs[-1]:
             pairs.append({part: sent.text})
         else:

@@ -16,7 +16,7 @@ from ensemble_ray.record.units.histories import graph_trace
 from ensemble_ray.record.units.recorded import RecordedUnits
 from ensemble_ray.record.units.replayed import recorded_plan
 from ensemble_ray.studio.schemas.flow import Flow
-from ensemble_ray.visualization.declared import declared_flow
+from ensemble_ray.visualization.declared import declared_flow, worker_id
 from ensemble_ray.visualization.flow import PlacedFlow, flow_data, place_flow
 from ensemble_ray.visualization.ran import RanStep, ran_flow
 
@@ -66,8 +66,9 @@ class FlowDrawer:
         if view == "declared" and plan is not None:
             ran: dict[str, list[tuple[str, str]]] = {}
             for step in steps:
-                if step.node is not None:
-                    ran.setdefault(step.node, []).append((step.id, step.status))
+                node = worker_id(step.agent) if step.kind == "delegation" else step.node
+                if node is not None:
+                    ran.setdefault(node, []).append((step.id, step.status))
             return Flow.model_validate(flow_data(self._place(declared_flow(plan, trace)), ran))
         shown = [
             RanStep(

@@ -193,7 +193,9 @@ class _Maker:
         """Add the task that decides about a phase, behind all that nothing in the phase waits for."""
         if review is None:
             return
-        self._add_node(review, phase.key, kind=_kind(review), rank=review.parallel_group, badges=("REVIEW",))
+        badges = ("REVIEW", "CP") if review.on_critical_path else ("REVIEW",)
+        rank = review.parallel_group
+        self._add_node(review, phase.key, kind=_kind(review), rank=rank, badges=badges, shows_path=True)
         inside = {_key(task) for task in members}
         waited_for = {edge.source for edge in self._edges if edge.target in inside}
         self._edges += [

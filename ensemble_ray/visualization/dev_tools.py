@@ -1,6 +1,7 @@
 """EnsembleDevTools: graphs of teams and traces of runs as files for a viewer. Package: visualization.
 
-In: a team, and the output of a run. Out: files whose names bear the time, UTC; none is ever written over.
+In: a team, and the output of a run. Out: files whose names bear the time, UTC, of which none is ever written over; pictures where
+they are asked for.
 """
 
 from __future__ import annotations
@@ -8,10 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.map_reduce import MapDefinition
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.values.trace import ExecutionTrace
 from ensemble_ray.values.value import Value, utc_now
+from ensemble_ray.visualization.declared import dag_flow
 from ensemble_ray.visualization.exporter import DagExporter
+from ensemble_ray.visualization.files import trace_steps
+from ensemble_ray.visualization.flow import place_flow
+from ensemble_ray.visualization.map_reduce import map_reduce_flow
+from ensemble_ray.visualization.mermaid import render_mermaid
+from ensemble_ray.visualization.ran import ran_flow
+from ensemble_ray.visualization.svg import render_svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,11 +28,14 @@ if TYPE_CHECKING:
 
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.definition.graph import Graph
-    from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.outputs import EnsembleOutput
     from ensemble_ray.visualization.dag_model import DagModel
+    from ensemble_ray.visualization.flow import Flow
 
 __all__ = ["DevToolsExport", "EnsembleDevTools"]
+
+_DRAWN = frozenset({".svg", ".mmd"})
 
 
 class DevToolsExport(Value):
@@ -38,7 +50,7 @@ class DevToolsExport(Value):
 
 
 class EnsembleDevTools:
-    """Writes what a viewer shows (S-VIZ-60 to S-VIZ-62)."""
+    """Writes what a viewer shows, and pictures (S-VIZ-60 to S-VIZ-63)."""
 
     @staticmethod
     def build_dag(ensemble: EnsembleDefinition | MapDefinition | Graph) -> DagModel:
@@ -84,6 +96,42 @@ class EnsembleDevTools:
         """
         dag_path = cls.export_dag(ensemble, output_dir)
         return DevToolsExport(dag_path=dag_path, trace_path=cls.export_trace(output, output_dir))
+
+    @staticmethod
+    def draw(
+        source: EnsembleDefinition | MapDefinition | Graph | ExecutionTrace,
+        path: str | Path,
+        *,
+        plan: Plan | None = None,
+    ) -> Path:
+        """Draw a team as it is declared, or a run as it ran, and return the file; one that is there is replaced.
+
+        Args:
+            source: A team or a graph; or `output.trace`.
+            path: Where; `.svg` is a picture, `.mmd` a Mermaid flowchart. Its folders are made.
+            plan: Of the run that the trace is of, `team.plan(inputs)`: tells which task waited for which.
+
+        Raises:
+            ValueError: the name ends otherwise, or there is nothing to draw.
+            IllegalStateError: the package that finds places for the nodes is not installed.
+            OSError: the file cannot be written.
+        """
+        target = Path(path)
+        if target.suffix not in _DRAWN:
+            raise ValueError(f"path must end in .svg or .mmd, got: {path}")
+        flow = _flow_of(source, plan)
+        text = render_mermaid(flow) if target.suffix == ".mmd" else render_svg(place_flow(flow), title=target.stem)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+        return target
+
+
+def _flow_of(source: EnsembleDefinition | MapDefinition | Graph | ExecutionTrace, plan: Plan | None) -> Flow:
+    if isinstance(source, ExecutionTrace):
+        return ran_flow(trace_steps(source, plan), plan, workflow=source.workflow)
+    if isinstance(source, MapDefinition) and not getattr(source, "is_planned", False):
+        return map_reduce_flow(source)
+    return dag_flow(DagExporter.build(source))
 
 
 def _folder(output_dir: str | Path | None) -> Path:

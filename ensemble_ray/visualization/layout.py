@@ -24,8 +24,9 @@ _MARGIN = 16.0
 _PADDING = 16.0
 #: Height of a frame's title.
 _HEADER = 28.0
-#: With more lines than that, less is done against crossings: 300 lines take 0.2 s, 3,000 would take 16 s.
-_CAREFUL_LINES = 300
+#: With more lines than that, less is done against crossings: at worst 100 lines take 0.1 s, 300 would take a second. The engine
+#: holds the interpreter's lock meanwhile.
+_CAREFUL_LINES = 100
 _DIRECTIONS: dict[Direction, str] = {"down": "topbottom", "right": "leftright"}
 
 

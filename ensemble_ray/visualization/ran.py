@@ -17,17 +17,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import cast
+from typing import TYPE_CHECKING
 
-from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit
 from ensemble_ray.values.ids import delegating_call, key_of, node_key
-from ensemble_ray.values.messages import JsonValue
 from ensemble_ray.visualization.declared import TREE_BADGES, title_of
 from ensemble_ray.visualization.flow import EdgeKind, Flow, FlowEdge, FlowGroup, FlowNode, GroupKind
 from ensemble_ray.visualization.fold import fold_flow
 
-__all__ = ["RanStep", "ran_flow", "recorded_plan"]
+if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import Plan
+
+__all__ = ["RanStep", "ran_flow"]
 
 #: Kinds of steps that other steps are part of, and states of what has not begun.
 _CONTAINERS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state", "fork"})
@@ -69,13 +70,6 @@ def ran_flow(steps: Iterable[RanStep], plan: Plan | None = None, *, workflow: st
         maker.file(step, root)
     maker.add(root, None)
     return fold_flow(Flow(nodes=tuple(maker.nodes), edges=tuple(maker.edges), groups=tuple(maker.groups)))
-
-
-def recorded_plan(data: Mapping[str, object] | None) -> Plan | None:
-    """Return the plan in a run's first fact; None: its tasks were made while it went on, or the record has none."""
-    if not data or "nodes" not in data:
-        return None
-    return Plan.from_dict(cast("Mapping[str, JsonValue]", data))
 
 
 class _Rules:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.following import LiveEvents
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.serve.driving.ledger import LedgerEntry
-    from ensemble_ray.serve.run_schemas import NewRun
+    from ensemble_ray.serve.run_schemas import NewRun, RunDetail
     from ensemble_ray.serve.team import ServedTeam
 
 __all__ = ["ActiveRun", "Turns"]
@@ -30,8 +30,16 @@ class ActiveRun:
     live: LiveEvents | None = None
     #: None: it has not begun here
     run: Run | None = None
+    #: whether the ledger has it
+    is_kept: bool = False
+    #: whether it had its turn, here or in another process
+    has_begun: bool = False
+    #: whether it waits for people, and has no turn meanwhile
+    is_aside: bool = False
     #: whether somebody asked for its end
     is_cancelled: bool = False
+    #: its last state, when `done` is set
+    ended: RunDetail | None = None
     #: set when its outcome is kept
     done: asyncio.Event = field(default_factory=asyncio.Event)
     #: does the work
@@ -71,13 +79,15 @@ class Turns:
         return self._waiting
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self, active: ActiveRun) -> Iterator[None]:
         """Count a run that waits for people, as long as it does."""
+        active.is_aside = True
         self._waiting += 1
         self._on_change(self)
         try:
             yield
         finally:
+            active.is_aside = False
             self._waiting -= 1
             self._on_change(self)
 
@@ -85,7 +95,8 @@ class Turns:
         """Wait for the turn of a run; False: it was cancelled before."""
         if active.is_cancelled:
             return False
-        turn = self._queue[active] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._queue[active] = turn
         self._call_next()
         try:
             return await turn

@@ -28,11 +28,12 @@ from ensemble_ray.serve.datasets import DatasetCatalog
 from ensemble_ray.serve.driving.active import ActiveRun, Turns
 from ensemble_ray.serve.driving.carrying_out import RunsTeam
 from ensemble_ray.serve.driving.controls import decide_gate, inject_directive, open_gates, switch_run_model
-from ensemble_ray.serve.driving.details import detail_of, summary_of
+from ensemble_ray.serve.driving.details import detail_of
 from ensemble_ray.serve.driving.following import open_follower, wire_event
 from ensemble_ray.serve.driving.limits import EndpointLimits
-from ensemble_ray.serve.driving.outcomes import Outcome, open_reviews, outcome_of_defect, status_of_state
+from ensemble_ray.serve.driving.outcomes import Outcome, outcome_of_defect
 from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
+from ensemble_ray.serve.driving.views import RunViews
 from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import (
@@ -45,7 +46,7 @@ from ensemble_ray.serve.run_schemas import (
     RunPage,
     RunStatus,
 )
-from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
+from ensemble_ray.serve.run_service import DEFAULT_PAGE
 
 if TYPE_CHECKING:
     from ensemble_ray import ChatModel, Runtime
@@ -67,8 +68,6 @@ __all__ = ["DrivenRuns"]
 _log = bounded_logger(__name__)
 #: After how long a client that was refused for want of room may ask again, s.
 _RETRY_S = 5
-#: How often a run that somebody waits for is looked at, whether it waits for a person, s.
-_LOOK_S = 1.0
 #: How long a reader of events waits in one go, s.
 _READ_S = 10.0
 
@@ -113,6 +112,7 @@ class DrivenRuns:
         self._turns: dict[str, Turns] = {}
         self._accepting = asyncio.Lock()
         self._followed = SharedEnds(self._store)
+        self._views = RunViews(ledger, self._active, lambda: self._store)
         for name, team in teams.items():
             self.serve(name, team)
 
@@ -141,15 +141,15 @@ class DrivenRuns:
 
     async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
         """Return the run when it ended or the time is up; see `RunService.wait`."""
-        return await bridge(self._wait(run_id, timeout_s))
+        return await bridge(self._views.wait(run_id, timeout_s))
 
     async def get(self, run_id: str) -> RunDetail:
         """Return the run as it stands; see `RunService.get`."""
-        return await bridge(self._detail(run_id))
+        return await bridge(self._views.detail(run_id))
 
     async def list(self, wanted: RunFilter, *, cursor: str | None = None, size: int = DEFAULT_PAGE) -> RunPage:
         """Return a page of runs; see `RunService.list`."""
-        return await bridge(self._page(wanted, cursor, size))
+        return await bridge(self._views.page(wanted, cursor, size))
 
     async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
         """Return what happens in a run; see `RunService.events`."""
@@ -231,16 +231,25 @@ class DrivenRuns:
             if turns.running + turns.queued >= self._limits.max_running + self._limits.max_queued:
                 text = f"The team '{team.info.name}' has {turns.running} runs and {turns.queued} that wait: ask again later"
                 raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "QUEUE_FULL", text, retry_after_s=_RETRY_S)
-            await threads.run(self._ledger.add, wanted)
-            self._begin(wanted, is_recovered=False)
+            self._active[wanted.run_id] = active = self._activate(wanted)
+            try:
+                await threads.run(self._ledger.add, wanted)
+            except BaseException:
+                del self._active[wanted.run_id]
+                raise
+            self._begin(active, is_recovered=False)
         return accepted(wanted)
 
-    def _begin(self, entry: LedgerEntry, *, is_recovered: bool) -> None:
-        """Have a run done that is in the ledger."""
+    def _activate(self, entry: LedgerEntry) -> ActiveRun:
         team = self._teams[entry.ensemble]
-        active = ActiveRun(entry=entry, team=team, asked=entry.request or NewRun())
-        active.live = LiveEvents() if team.is_streaming else None
-        self._active[entry.run_id] = active
+        live = LiveEvents() if team.is_streaming else None
+        return ActiveRun(entry=entry, team=team, asked=entry.request or NewRun(), live=live)
+
+    def _begin(self, active: ActiveRun, *, is_recovered: bool) -> None:
+        """Have a run done that is in the ledger."""
+        active.is_kept = True
+        active.has_begun = active.entry.status is not RunStatus.ACCEPTED
+        self._active[active.entry.run_id] = active
         active.task = asyncio.create_task(self._drive(active, is_recovered=is_recovered))
 
     async def _drive(self, active: ActiveRun, *, is_recovered: bool) -> None:
@@ -250,7 +259,7 @@ class DrivenRuns:
             outcome = await self._take_turn(active, is_recovered=is_recovered)
             while outcome.status is RunStatus.WAITING:  # for people, and so without a place among the runs of its team
                 await threads.run(self._ledger.note, run_id, RunStatus.WAITING)
-                with self._turns[active.entry.ensemble].aside():
+                with self._turns[active.entry.ensemble].aside(active):
                     await self._runs_team.wait_for_decision(active)
                 outcome = await self._take_turn(active, is_recovered=True)
         except Exception as error:  # noqa: BLE001  whatever fails here, whoever waits for the run is told
@@ -264,6 +273,7 @@ class DrivenRuns:
             outcome=outcome,
         )
         await threads.run(self._ledger.end, run_id, ended, kept=self._limits.kept_runs)
+        active.ended = ended
         self._followed.forget(run_id)
         del self._active[run_id]
         if active.live is not None:
@@ -275,6 +285,7 @@ class DrivenRuns:
         turns = self._turns[active.entry.ensemble]
         if not await turns.take(active):
             return await self._runs_team.end_waiting(active) if is_recovered else Outcome(status=RunStatus.CANCELLED)
+        active.has_begun = True
         try:
             await threads.run(self._ledger.note, active.entry.run_id, RunStatus.RUNNING)
             return await self._runs_team.carry_out(active, is_recovered=is_recovered)
@@ -285,7 +296,7 @@ class DrivenRuns:
         entries = await threads.run(self._ledger.unfinished)
         known = [each for each in entries if each.ensemble in self._teams]
         for entry in known:
-            self._begin(entry, is_recovered=True)
+            self._begin(self._activate(entry), is_recovered=True)
         if len(known) < len(entries):
             _log.warning("%d runs of teams that are served no more are left as they stand", len(entries) - len(known))
         return len(known)
@@ -297,57 +308,6 @@ class DrivenRuns:
         await asyncio.gather(*tasks, return_exceptions=True)
         await threads.run(self._ledger.close)
 
-    async def _entry(self, run_id: str) -> LedgerEntry:
-        found = await threads.run(self._ledger.find, run_id)
-        if found is None:
-            raise Refusal(
-                HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'", run_id=run_id[:200]
-            )
-        return found
-
-    async def _detail(self, run_id: str) -> RunDetail:
-        entry = await self._entry(run_id)
-        if entry.outcome is not None:
-            return entry.outcome
-        reviews = [] if entry.run_id not in self._active else await open_reviews(self._store, run_id)
-        return detail_of(entry, status=await self._status(entry), reviews=reviews)
-
-    async def _status(self, entry: LedgerEntry) -> RunStatus:
-        """Return how a run stands that has no outcome."""
-        active = self._active.get(entry.run_id)
-        if active is None:
-            return RunStatus.INTERRUPTED
-        if active.run is None and entry.status is RunStatus.ACCEPTED:
-            return RunStatus.ACCEPTED
-        summary = await self._store.summary(entry.run_id)
-        status = RunStatus.RUNNING if summary is None else status_of_state(summary.state)
-        return status if status is RunStatus.WAITING else RunStatus.RUNNING  # its end is not kept yet
-
-    async def _wait(self, run_id: str, timeout_s: float) -> RunDetail:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while (active := self._active.get(run_id)) is not None and (left := deadline - loop.time()) > 0:
-            try:
-                async with asyncio.timeout(min(left, _LOOK_S)):
-                    await active.done.wait()
-            except TimeoutError:
-                found = await self._detail(run_id)
-                if found.status is RunStatus.WAITING:
-                    return found
-        return await self._detail(run_id)
-
-    async def _page(self, wanted: RunFilter, cursor: str | None, size: int) -> RunPage:
-        if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 18):  # noqa: PLR2004  as SQLite counts
-            raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "The cursor is none that a list gave")
-        size = min(size, LARGEST_PAGE)
-        before = None if cursor is None else int(cursor)
-        entries = await threads.run(self._ledger.page, wanted, before=before, size=size + 1)
-        shown = entries[:size]
-        more = str(shown[-1].seq) if len(entries) > size else None
-        return RunPage(
-            runs=[summary_of(each, is_active=each.run_id in self._active) for each in shown], next_cursor=more
-        )
-
     async def _going_on(self, run_id: str) -> ActiveRun:
         """Return a run that is not over.
 
@@ -356,7 +316,7 @@ class DrivenRuns:
         """
         active = self._active.get(run_id)
         if active is None:
-            entry = await self._entry(run_id)
+            entry = await self._views.entry(run_id)
             text = f"Run '{run_id}' is over: {entry.status}"
             raise Refusal(HTTPStatus.CONFLICT, "RUN_OVER", text, run_id=run_id)
         return active
@@ -366,27 +326,27 @@ class DrivenRuns:
         self._turns[active.entry.ensemble].cancel(active)
         if active.run is not None:
             await active.run.acancel()
-        return await self._detail(run_id)
+        return await self._views.detail(run_id)
 
     async def _inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail:
         await inject_directive(await self._going_on(run_id), directive, by)
-        return await self._detail(run_id)
+        return await self._views.detail(run_id)
 
     async def _switch_model(self, run_id: str, model: NewModel, by: str) -> RunDetail:
         await switch_run_model(await self._going_on(run_id), model, by)
-        return await self._detail(run_id)
+        return await self._views.detail(run_id)
 
     async def _decide(
         self, run_id: str, gate_id: str, decision: NewDecision, by: str
     ) -> DecidedReview | ReviewConflict:
-        await self._entry(run_id)
+        await self._views.entry(run_id)
         return await decide_gate(self._store, run_id, gate_id, decision, by)
 
     async def _follow(self, run_id: str, after: str | None) -> RunFollower:
-        await self._entry(run_id)
+        await self._views.entry(run_id)
 
         async def status() -> RunStatus:
-            return (await self._detail(run_id)).status
+            return RunStatus.RUNNING if run_id in self._active else (await self._views.detail(run_id)).status
 
         return open_follower(self._followed, run_id, after, active=self._active.get(run_id), status=status)
 

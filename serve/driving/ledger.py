@@ -125,9 +125,13 @@ class Ledger:
             self._connection.executemany("INSERT INTO tags VALUES (?, ?, ?)", tags)
 
     def note(self, run_id: str, status: RunStatus) -> None:
-        """Note how a run stands that has not ended."""
-        with self._lock, self._connection:
-            self._connection.execute("UPDATE runs SET status = ? WHERE run_id = ?", (status.value, run_id))
+        """Note how a run stands that has not ended; it may be lost with the machine's power, and is noted again then."""
+        with self._lock:
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+            try:
+                self._connection.execute("UPDATE runs SET status = ? WHERE run_id = ?", (status.value, run_id))
+            finally:
+                self._connection.execute("PRAGMA synchronous=FULL")
 
     def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
         """Note what became of a run; its request is kept no more.

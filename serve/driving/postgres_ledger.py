@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ensemble_ray import RunExistsError
-from ensemble_ray.access.endpoint_database import EndpointDatabase
+from ensemble_ray.access.endpoint_database import PATIENCE_S, EndpointDatabase
 from ensemble_ray.record.postgres.group import text_of_name
 from ensemble_ray.serve.driving.ledger import COLUMNS, FINAL, LedgerEntry, entry_of, text_of
 from ensemble_ray.serve.run_schemas import RunDetail, RunFilter, RunStatus
@@ -159,7 +159,7 @@ class PostgresLedger:
 
         return [entry_of(row) for row in self._database.run(operation)]
 
-    def _write(self, operation: Callable[[Connection], object], **patience: float) -> None:
+    def _write(self, operation: Callable[[Connection], object], *, patience_s: float = PATIENCE_S) -> None:
         """Change the ledger, as long as it is this process's.
 
         Raises:
@@ -171,7 +171,7 @@ class PostgresLedger:
                 raise self._conflict(connection)
             operation(connection)
 
-        self._database.run(fenced, **patience)
+        self._database.run(fenced, patience_s=patience_s)
 
     def _lock(self, connection: Connection) -> None:
         """Hold the ledger with a connection.

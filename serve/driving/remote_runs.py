@@ -44,6 +44,8 @@ T = TypeVar("T")
 _log = bounded_logger(__name__)
 #: One call waits so long at most, s; then it is made again, so that a process that died is noticed.
 _CALL_S = 10.0
+#: For how long the teams are not asked for again, s.
+_KNOWN_S = 1.0
 #: Pauses while what drives the runs is being started again, s.
 _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 8.0)
 
@@ -64,6 +66,8 @@ class RemoteRuns:
         """
         self._config = config
         self._driver: Any = None
+        #: the teams, and until when they need not be asked for again
+        self._teams: tuple[Sequence[EnsembleInfo], float] = ((), 0.0)
 
     async def __aenter__(self) -> Self:
         self._driver = await threads.run(self._find)
@@ -73,8 +77,13 @@ class RemoteRuns:
         self._driver = None
 
     async def ensembles(self) -> Sequence[EnsembleInfo]:
-        """Return the teams, by name."""
-        return await self._ask(lambda driver: driver.ensembles.remote())
+        """Return the teams, by name. They stay as they are; once a second it is seen that what drives the runs is there."""
+        teams, until = self._teams
+        now = asyncio.get_running_loop().time()
+        if now >= until:
+            teams = await self._ask(lambda driver: driver.ensembles.remote())
+            self._teams = teams, now + _KNOWN_S
+        return teams
 
     async def metrics(self) -> Sequence[Sample]:
         """Return what runs did and cost; see `RunService.metrics`."""

@@ -24,7 +24,7 @@ from ensemble_ray.serve.run_schemas import EnsembleInfo
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["openai"], responses=API_ERRORS, route_class=ApiRoute)
+router: APIRouter = APIRouter(prefix="/v1", tags=["openai"], responses=API_ERRORS, route_class=ApiRoute)
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 

@@ -14,7 +14,7 @@ from ensemble_ray.serve.routes.service import ServiceDependency
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["openai"], responses=API_ERRORS, route_class=ApiRoute)
+router: APIRouter = APIRouter(prefix="/v1", tags=["openai"], responses=API_ERRORS, route_class=ApiRoute)
 
 
 @router.get("/models", response_model=ModelList)

@@ -12,7 +12,7 @@ from ensemble_ray.serve.routes.service import ServiceDependency
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["capabilities"], responses=FAILURES)
+router: APIRouter = APIRouter(tags=["capabilities"], responses=FAILURES)
 
 
 @router.get("/capabilities", response_model=Capabilities)

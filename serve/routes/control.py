@@ -16,7 +16,7 @@ from ensemble_ray.serve.run_schemas import RunDetail
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["runs"], responses=FAILURES)
+router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
 
 
 @router.post("/runs/{run_id}/inject", response_model=RunDetail)

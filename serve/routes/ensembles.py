@@ -12,7 +12,7 @@ from ensemble_ray.serve.run_schemas import EnsembleList
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["ensembles"], responses=FAILURES)
+router: APIRouter = APIRouter(tags=["ensembles"], responses=FAILURES)
 
 
 @router.get("/ensembles", response_model=EnsembleList)

@@ -22,7 +22,7 @@ from ensemble_ray.serve.run_schemas import RunEvent
 
 __all__ = ["HEARTBEAT_S", "SEND_TIMEOUT_S", "STREAM_HEADERS", "router"]
 
-router = APIRouter(tags=["events"], responses=FAILURES)
+router: APIRouter = APIRouter(tags=["events"], responses=FAILURES)
 #: Comments that keep idle connections open come so often, s.
 HEARTBEAT_S = 15
 #: A client that takes nothing for so long is let go, s; it can come back and misses nothing.

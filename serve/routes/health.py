@@ -14,7 +14,7 @@ from ensemble_ray.serve.schemas import Health
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["health"], responses=FAILURES)
+router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
 #: How long what drives runs may take to answer, s.
 _PATIENCE_S = 5.0
 

@@ -12,7 +12,7 @@ from ensemble_ray.serve.routes.service import ServiceDependency
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["health"], responses=FAILURES)
+router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 

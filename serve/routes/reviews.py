@@ -15,7 +15,7 @@ from ensemble_ray.serve.routes.visible_runs import visible_run
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["reviews"], responses=FAILURES)
+router: APIRouter = APIRouter(tags=["reviews"], responses=FAILURES)
 
 
 @router.get("/reviews", response_model=ReviewList)

@@ -20,7 +20,7 @@ from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["runs"], responses=FAILURES)
+router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
 _LOCATION = {"Location": {"description": "Where the run is", "schema": {"type": "string"}}}
 
 

@@ -59,8 +59,7 @@ class Page:
     def closed(self) -> tuple[int, str]:
         """Return with which code and reason the server ends it, behind all that it says before."""
         with pytest.raises(ConnectionClosed) as closed:
-            while True:
-                self.next()
+            self.until("")
         end = closed.value.rcvd
         assert end is not None
         return end.code, end.reason

@@ -49,6 +49,28 @@ def test_every_example_is_run_here() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
+def test_drawing_runs(tmp_path: Path) -> None:
+    """A team and its run as pictures; those of the page on graphs say the same (S-VIZ-63)."""
+    answers = iter(["Too long", "APPROVED"])
+
+    def script(request: ServedRequest) -> Answer:
+        asked = str(request.messages[-1].get("content"))
+        if "Say what is weak" in asked:
+            return next(answers)
+        return "APPROVE" if "May it be printed?" in asked else "Some text"
+
+    printed, _ = _run("drawing.py", script, tmp_path, "openai:some-model", str(tmp_path / "drawn"))
+    drawn = [Path(line) for line in printed.splitlines()]
+    assert [path.name for path in drawn] == ["team.svg", "run.svg"]
+    for path in drawn:
+        shown = EXAMPLES.parent / "docs" / "pictures" / path.name
+        assert _texts(path) == _texts(shown), f"draw it anew: {shown}"
+
+
+def _texts(picture: Path) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]+)", picture.read_text(encoding="utf-8"))
+
+
 def test_quickstart_runs(tmp_path: Path) -> None:
     """The first example of the README, with the model's use of the tool."""
 

@@ -140,10 +140,11 @@ def _draw_run(store: RunStore, named: RunSummary, pictures: Pictures) -> None:
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import RunFold
     from ensemble_ray.record.resume.run_head import located, read_head
+    from ensemble_ray.record.units.replayed import recorded_plan
     from ensemble_ray.visualization.exporter import DagExporter
     from ensemble_ray.visualization.files import trace_steps
     from ensemble_ray.visualization.map_reduce import tally_flow
-    from ensemble_ray.visualization.ran import ran_flow, recorded_plan
+    from ensemble_ray.visualization.ran import ran_flow
 
     def make_trace() -> ExecutionTrace:
         facts = run_blocking(store.facts(named.run_id))
@@ -154,7 +155,9 @@ def _draw_run(store: RunStore, named: RunSummary, pictures: Pictures) -> None:
         if head.is_dynamic:
             with located(named.place):
                 return tally_flow(run_blocking(_view(store, named, is_partial=False)).levels)
-        trace, plan = make_trace(), recorded_plan(head.header.plan)
+        trace = make_trace()
+        with located(named.place):
+            plan = recorded_plan(head.header.plan) if head.header.plan else None
         return ran_flow(trace_steps(trace, plan), plan, workflow=trace.workflow)
 
     head = run_blocking(read_head(store, named.run_id))

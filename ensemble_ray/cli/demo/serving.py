@@ -113,12 +113,12 @@ def serve_and_ask(llm: str) -> int:
 def _ask_as_openai(endpoint: _Endpoint) -> None:
     from openai import OpenAI, OpenAIError  # the help does not need it
 
-    said = [{"role": "user", "content": _QUESTION}]
+    said: Any = [{"role": "user", "content": _QUESTION}]
     try:
         with OpenAI(base_url=f"{endpoint.url}/v1", api_key=endpoint.key, timeout=_ANSWER_S, max_retries=0) as client:
             say(f"\nclient.models.list(): {', '.join(sorted(each.id for each in client.models.list()))}")
             begun = time.monotonic()
-            answer: Any = client.chat.completions.create(model="answer", messages=said)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+            answer = client.chat.completions.create(model="answer", messages=said)
             say(
                 f"\nclient.chat.completions.create(model='answer'), {_QUESTION!r}, in {time.monotonic() - begun:.1f} s:"
             )

@@ -47,12 +47,11 @@ def _row(given: ToldFact) -> TreeRow:
     if isinstance(given, ModelSwitched):
         whose = "all agents" if given.agent is None else row_text(given.agent, _TITLE)
         chosen = "own" if given.model is None else row_text(given.model, _TITLE)
-        details = (row_text(given.given_by, _TITLE),) if given.given_by else ()
-        return TreeRow(depth=1, kind="directive", title=f"model of {whose}: {chosen}", details=details)
+        by = (row_text(given.given_by, _TITLE),) if given.given_by else ()
+        return TreeRow(depth=1, kind="directive", title=f"model of {whose}: {chosen}", details=by)
     until = _instant(given)
-    details = (row_text(given.given_by, _TITLE), f"until {until}" if until else "")
-    title = f"told: {row_text(given.text, _TITLE)}"
-    return TreeRow(depth=1, kind="directive", title=title, details=tuple(filter(None, details)))
+    details = tuple(filter(None, (row_text(given.given_by, _TITLE), f"until {until}" if until else "")))
+    return TreeRow(depth=1, kind="directive", title=f"told: {row_text(given.text, _TITLE)}", details=details)
 
 
 def _instant(given: DirectiveGiven) -> str | None:

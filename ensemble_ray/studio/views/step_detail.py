@@ -233,18 +233,26 @@ def _calls(facts: Sequence[Fact]) -> list[ToolCallDetail]:
     return found
 
 
+def _agent_of(row: Step, header: PlanRecorded) -> Mapping[str, object]:
+    """Return the plan's entry of a step's agent, by the task's place or else by the role; empty: there is none."""
+    nodes = map(as_mapping, as_sequence((header.plan or {}).get("nodes")))
+    key = next((as_text(node.get("agent_key")) for node in nodes if node.get("key") == row.node), "")
+    agents = [*map(as_mapping, as_sequence((header.plan or {}).get("agents")))]
+    found = next((each for each in agents if key and each.get("key") == key), None)
+    return found or next((each for each in agents if each.get("role") == row.agent), {})
+
+
 def _tools_of(row: Step, header: PlanRecorded) -> list[str]:
-    agents = map(as_mapping, header.agents or ())
-    found = next((each for each in agents if each.get("role") == row.agent), {})
+    found = _agent_of(row, header)
+    if not found:  # made while the run went on
+        agents = map(as_mapping, header.agents or ())
+        found = next((each for each in agents if each.get("role") == row.agent), {})
     return [str(name) for name in as_sequence(found.get("tool_names"))]
 
 
 def _model_of(row: Step, header: PlanRecorded) -> str | None:
     """Return the model of a step's agent, as far as the definition says."""
-    nodes = map(as_mapping, as_sequence((header.plan or {}).get("nodes")))
-    key = next((as_text(node.get("agent_key")) for node in nodes if node.get("key") == row.node), "")
-    agents = map(as_mapping, as_sequence((header.plan or {}).get("agents")))
-    key = key or next((as_text(each.get("key")) for each in agents if each.get("role") == row.agent), "")
+    key = as_text(_agent_of(row, header).get("key"))
     model = as_mapping(as_mapping(as_mapping((header.definition or {}).get("agents")).get(key)).get("llm"))
     named = (as_text(model.get(name)) for name in ("model", "name", "spec", "class"))
     return next((each for each in named if each), None)

@@ -51,13 +51,13 @@ class StepsView:
     Attributes:
         names: What they are called.
         states: What is known of each, in the order in which they became known.
-        left_out: How many are not told.
     """
 
     def __init__(self) -> None:
         self.names = StepNames({}, is_dynamic=False)
         self.states: dict[str, StepState] = {}
-        self.left_out = 0
+        #: hashes of the names of those that are not told
+        self._left_out: set[int] = set()
         self._source: ReplayedSource | None = None
         self._units = UnitSteps(self)
         self._seq = 0
@@ -68,6 +68,11 @@ class StepsView:
     def rows(self, *, after: int = 0) -> list[Step]:
         """Return the rows of all steps that changed behind a position."""
         return [state.row() for state in self.states.values() if state.changed > after]
+
+    @property
+    def left_out(self) -> int:
+        """How many steps are not told."""
+        return len(self._left_out)
 
     def counts(self) -> dict[str, int]:
         """Return how many steps there are of each status, units and their executions not counted."""
@@ -145,12 +150,14 @@ class StepsView:
 
     def _tell(self, fact: Fact[StimulusRecorded]) -> None:
         told = decode_stimulus(fact) if fact.data.type in _TOLD else None
+        said = fact.data.fields.get("at")
+        at = float(said) if isinstance(said, int | float) else fact.at  # it may be written down later
         match told:
             case Failed(instance=instance) if not (state := self.state_of(instance)).is_ended:
-                state.end("failed", fact.at, told.message or told.error_type)
+                state.end("failed", at, told.message or told.error_type)
                 self.changed(state)
             case Cancelled(instance=instance) if not (state := self.state_of(instance)).is_ended:
-                state.end("cancelled", fact.at)
+                state.end("cancelled", at)
                 self.changed(state)
             case Waiting(instance=instance):
                 state = self.state_of(instance)
@@ -161,7 +168,7 @@ class StepsView:
             case _:
                 pass
         if self._source is not None:
-            self._want(self._source.apply(fact), fact.at)
+            self._want(self._source.apply(fact), at)
 
     def _want(self, wanted: Sequence[Instruction], at: float) -> None:
         """Take what the run's source wanted."""
@@ -258,7 +265,7 @@ class StepsView:
 
     def _add(self, state: StepState) -> None:
         if len(self.states) >= MOST_STEPS:
-            self.left_out += 1
+            self._left_out.add(hash(state.id))
             return
         self.states[state.id] = state
         state.touch(max(1, self._seq))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ensemble_ray.facts.lenient import as_text
+from ensemble_ray.facts.lenient import as_sequence, as_text
 from ensemble_ray.schedule.instructions import IterationEnded, UntilHolds
 from ensemble_ray.schedule.results import PhaseResult
 from ensemble_ray.values.ids import instance_of, node_key
@@ -56,18 +56,18 @@ class UnitSteps:
             if parent is not None:
                 parent.touch(child.changed)
             return
+        before = (parent.status, parent.started_at, parent.ended_at, parent.attempts)
         siblings = self._children.setdefault(parent.id, {})
         is_new = child.id not in siblings
         siblings[child.id] = None
         if child.started_at is not None and (parent.started_at is None or child.started_at < parent.started_at):
             parent.started_at = child.started_at
         parent.attempts = max(1, parent.attempts)
-        before = parent.status
         if parent.kind in _UNITS:
             self._unit_changed(parent, child, is_new=is_new)
         else:
             self._round_changed(parent, child)
-        if parent.status != before or is_new:
+        if is_new or before != (parent.status, parent.started_at, parent.ended_at, parent.attempts):
             self._steps.changed(parent)
 
     def _round_changed(self, parent: StepState, child: StepState) -> None:
@@ -80,7 +80,7 @@ class UnitSteps:
                 declared = self._steps.names.members_of(unit)
                 wanted = 1 if parent.kind == "state" else len(declared)
                 if len(done) >= wanted > 0:
-                    self._set(parent, "completed", child.ended_at)
+                    self._set(parent, "completed", self._last_end(parent) or child.ended_at)
             case _:
                 pass
 
@@ -91,13 +91,15 @@ class UnitSteps:
                 if not earlier.is_ended and unit.kind != "graph":  # branches of a graph run side by side
                     self._set(earlier, "completed", child.started_at)
                     earlier.touch(child.changed)
+            for before in self._phases_before(unit) if unit.kind == "phase" else ():
+                self._close_rounds(before, "completed", child.started_at, child.changed)
         match child.status:
             case "running" | "waiting":
                 self._set(unit, child.status, None)
             case "failed" | "exited":
                 self._set(unit, child.status, child.ended_at)
             case "completed" if unit.kind == "phase":
-                self._set(unit, "completed", child.ended_at)
+                self._set(unit, "completed", self._last_end(unit) or child.ended_at)
             case _:
                 pass
 
@@ -131,6 +133,7 @@ class UnitSteps:
                 status = result.status
             elif result.termination_reason is None:
                 status = "failed" if result.unit in failed or state.status == "failed" else "cancelled"
+            self._close_rounds(state, status, at, state.changed)
             self._set(state, status, state.ended_at or at)
             state.error = failed[result.unit].message if result.unit in failed else state.error
             self._steps.changed(state)
@@ -150,10 +153,33 @@ class UnitSteps:
             self._set(state, "completed" if is_done and begun != "interrupted" else begun, at)
             self._steps.changed(state)
 
+    def _phases_before(self, phase: StepState) -> list[StepState]:
+        """Return the phases that have to be completed before one begins."""
+        parent, slash, key = phase.id.rpartition("/")
+        after = map(str, as_sequence(self._steps.names.units.get(key, {}).get("after")))
+        found = (self._steps.states.get(f"{parent}{slash}{each}") for each in after)
+        return [each for each in found if each is not None]
+
+    def _close_rounds(self, unit: StepState, status: StepStatus, at: float | None, seq: int) -> None:
+        """End the executions of a unit that has come to its end, since something begins that waited for it or its run ends."""
+        rounds = [self._steps.states[each] for each in self._children.get(unit.id, ())]
+        for each in rounds:
+            if not each.is_ended:
+                self._set(each, status, self._last_end(each) or at)
+                each.touch(seq)
+        if not unit.is_ended:
+            self._set(unit, status, self._last_end(unit) or at)
+            unit.touch(seq)
+
     def _finish(self, path: str, at: float) -> None:
         state = self._steps.state_of(path)
         self._set(state, "completed", at)
         self._steps.changed(state)
+
+    def _last_end(self, parent: StepState) -> float | None:
+        """Return when the last thing in a unit or an execution ended; None: nothing did."""
+        inside = (self._steps.states[each].ended_at for each in self._children.get(parent.id, ()))
+        return max((at for at in inside if at is not None), default=None)
 
     def _is_completed(self, step: str) -> bool:
         return self._steps.states[step].status == "completed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as ET
 
+import mermaidx
 import pytest
 
 from ensemble_ray import DagExporter, Ensemble, Graph, GraphEdge, Loop, MapEnsemble, MapReduceEnsemble
@@ -97,6 +98,15 @@ def test_mermaid_has_frames_labels_and_arrows_of_each_kind() -> None:
         "  classDef critical stroke:#d33,stroke-width:2px",
         "  class n0 critical",
     ]
+
+
+def test_mermaid_itself_reads_what_is_written() -> None:
+    """S-VIZ-86: frames, labels and hostile texts; the library that draws the pages of this project is asked."""
+    draft = task(_HOSTILE, agent(ScriptedModel(), "[x](y) `z` end"))
+    loop = Loop(name="end", body=[draft])
+    drawn = mermaidx.render(render_mermaid(dag_flow(DagExporter.build(Ensemble(loops=[loop]))))).svg()
+    assert "alert(1)" in drawn
+    assert "<script" not in drawn
 
 
 def test_the_end_of_a_graph_is_a_node_of_its_own() -> None:

@@ -252,3 +252,16 @@ def test_a_trace_without_what_newer_ones_have_is_shown(tmp_path: Path) -> None:
     flow = ran_flow(trace_steps(found), workflow=found.workflow)
     assert [node.title for node in flow.nodes] == ["Do a", "Do b"]
     assert len(DagExporter.build(found).tasks) == 2
+
+
+def test_teams_and_runs_are_drawn_into_files(tmp_path: Path) -> None:
+    """S-VIZ-63."""
+    team = Ensemble(tasks=[_named("a"), _named("b")])
+    path = EnsembleDevTools.draw(team, tmp_path / "new" / "team.svg")
+    assert path.read_text(encoding="utf-8").startswith("<svg ")
+    ran = EnsembleDevTools.draw(team.run(runtime="inline").trace, tmp_path / "new" / "team.svg")
+    assert 'class="completed"' in ran.read_text(encoding="utf-8")
+    mermaid = EnsembleDevTools.draw(team, str(tmp_path / "team.mmd")).read_text(encoding="utf-8")
+    assert "n0 -.-> n1" in mermaid
+    with pytest.raises(ValueError, match=r"^path must end in \.svg or \.mmd, got: team\.png$"):
+        EnsembleDevTools.draw(team, "team.png")

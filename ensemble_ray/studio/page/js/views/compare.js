@@ -72,7 +72,7 @@ export function compareView(app, route) {
           draw();
         } }), "Only what differs")),
         h("div", { class: "table-box" }, h("table", { class: "data compare-table" },
-          h("thead", {}, h("tr", {}, ["Step", "A", "B", "Tokens", "Duration", "Output"].map((word) => h("th", { scope: "col" }, word)))),
+          h("thead", {}, h("tr", {}, ["Step", "A", "B", "Tokens", "Duration", "Output"].map((word, at) => h("th", { scope: "col", class: at === 3 || at === 4 ? "num" : null }, word)))),
           h("tbody", {}, steps.slice(0, ROWS).map(rowOf)))),
         steps.length > ROWS && h("p", { class: "list-foot muted" }, `The first ${ROWS} of ${steps.length} are shown`)));
   }

@@ -216,16 +216,16 @@ export function flowTab(app, model, route) {
     card.setAttribute("aria-label", words.map((word) => oneLine(word, 100)).join(", "));
     card.title = visible(node.title.slice(0, 400));
     const folded = node.count !== null && node.count > 1;
+    if (node.kind === "end") return fill(card, h("bdi", { class: "node-title" }, oneLine(node.title, 40)));
     fill(card,
       h("span", { class: "node-top" }, statusMark(status), h("bdi", { class: "node-title", dir: "auto" }, oneLine(node.title, 120))),
       h("span", { class: "node-foot" },
-        folded ? progress(totals) : node.agent ? h("span", { class: "row clip" }, h("span", { class: "dot" }), h("bdi", { class: "clip" }, oneLine(node.agent, 40))) : h("span", {}),
+        folded ? progress(totals) : node.agent ? h("span", { class: "row clip" }, h("span", { class: "dot" }), h("bdi", { class: "clip" }, oneLine(node.agent, 40))) : null,
+        !folded && spent !== null && h("span", { class: "num", title: tokens ? `${formatShort(tokens)} tokens` : null }, formatDuration(spent)),
         h("span", { class: "grow" }),
-        !folded && h("span", { class: "num node-num" }, [spent === null ? "" : formatDuration(spent), tokens ? `${formatShort(tokens)} tok` : ""].filter(Boolean).join(" · "))),
-      h("span", { class: "node-badges" },
         folded && h("span", { class: "badge" }, `×${formatCount(node.count)}`),
         !folded && steps.length > 1 && h("span", { class: "badge", title: `Done ${steps.length} times` }, `×${steps.length}`),
-        node.badges.map((badge) => h("span", { class: badge === "CP" ? "badge critical" : "badge" }, badge))));
+        node.badges.map((badge) => h("span", { class: badge === "CP" ? "badge critical" : "badge", title: badge === "CP" ? "On the critical path" : null }, badge))));
   }
 
   /** @param {number} by */

@@ -62,7 +62,7 @@ export function runsView(app, route) {
   } });
   let typing = 0;
   const chips = h("div", { class: "chips", role: "group", "aria-label": "Filter by status" });
-  const head = h("div", { class: "run-columns", "aria-hidden": "true" }, ["", "Run", "Tags", "Duration", "Tokens", "Cost", "Started"].map((word) => h("span", {}, word)));
+  const head = h("div", { class: "run-columns", "aria-hidden": "true" }, ["", "Run", "Duration", "Tokens", "Cost", "Started"].map((word) => h("span", {}, word)));
   const list = h("div", { class: "runs", role: "list", "aria-label": "Runs" });
   const foot = h("div", { class: "list-foot" });
   const total = h("p", { class: "num" });
@@ -102,12 +102,12 @@ export function runsView(app, route) {
       row.open_reviews ? h("span", { class: "status is-waiting" }, icon("person"), `${row.open_reviews} to review`) : null,
       row.origin_run ? h("span", { class: "badge", title: `Fork of ${row.origin_run}` }, "FORK") : null,
     ];
+    const tags = Object.entries(row.tags).slice(0, 3).map(([key, value]) => h("span", { class: "tag wide", title: oneLine(`${key}: ${value}`) }, oneLine(value && value !== "true" ? `${key}: ${value}` : key, 40)));
     fill(link,
       statusMark(row.status),
       h("span", { class: "run-what" },
-        h("span", { class: "row" }, line(row.ensemble || row.summary || statusWord(row.status), "run-name clip", 120), row.ensemble && h("span", { class: "run-id mono clip" }, row.run_id), marks),
+        h("span", { class: "row" }, line(row.ensemble || row.summary || statusWord(row.status), "run-name clip", 120), row.ensemble && h("span", { class: "run-id mono clip" }, row.run_id), marks, tags),
         row.ensemble ? line(row.summary || statusWord(row.status), "run-summary clip") : h("span", { class: "run-summary mono clip" }, row.run_id)),
-      h("span", { class: "run-tags" }, Object.entries(row.tags).slice(0, 3).map(([key, value]) => h("span", { class: "tag", title: `${key}: ${value}` }, oneLine(value && value !== "true" ? `${key}: ${value}` : key, 40)))),
       h("span", { class: "num" }, formatDuration(spent)),
       h("span", { class: "num" }, formatShort(row.tokens)),
       h("span", { class: "num" }, formatCost(row.cost)),

@@ -1,0 +1,179 @@
+"""Steps folded from facts: who they are, how they stand, and that piece by piece is the same as at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.studio.schemas.steps import Step
+from ensemble_ray.studio.views.steps import StepsView
+from tests.ensemble_ray.record.facts_of_runs import begun, fact, intent, model, node, result
+from tests.ensemble_ray.record.unit_teams import TEAMS
+
+from .stored_runs import numbered, recorded_team
+
+
+def folded(*facts: Fact) -> StepsView:
+    """The steps of a run of these facts."""
+    view = StepsView()
+    for each in numbered(facts):
+        view.apply(each)
+    return view
+
+
+def row_of(view: StepsView, step: str) -> Step:
+    """The row of one step."""
+    return next(row for row in view.rows() if row.id == step)
+
+
+@pytest.mark.parametrize("team", TEAMS)
+async def test_steps_are_the_same_whenever_somebody_looks(team: str, tmp_path: Path) -> None:
+    """S-STU-10: deltas behind each position, laid over each other, are the rows of the whole; no step stands still."""
+    _, facts = await recorded_team(tmp_path, team)
+    whole, view = StepsView(), StepsView()
+    seen: dict[str, Step] = {}
+    last = 0
+    for each in facts:
+        whole.apply(each)
+    for each in facts:
+        view.apply(each)
+        seen |= {row.id: row for row in view.rows(after=last)}
+        last = each.seq
+    assert seen == {row.id: row for row in whole.rows()}
+    assert all(row.status in {"completed", "cancelled", "skipped"} for row in seen.values())
+    assert view.rows(after=last) == []
+
+
+@pytest.mark.parametrize("team", TEAMS)
+async def test_every_step_of_a_unit_has_its_parents(team: str, tmp_path: Path) -> None:
+    """S-STU-13: parents are there, begin with their first part and end with their last one."""
+    _, facts = await recorded_team(tmp_path, team)
+    view = StepsView()
+    for each in facts:
+        view.apply(each)
+    rows = {row.id: row for row in view.rows()}
+    inside = [row for row in rows.values() if row.parent is not None]
+    assert inside or team == "flat"
+    for row in inside:
+        parent = rows[str(row.parent)]
+        assert parent.started_at is not None
+        assert row.started_at is None or parent.started_at <= row.started_at
+        assert parent.status in {"completed", "cancelled"}
+        if row.ended_at is not None and row.status == "completed":
+            assert parent.ended_at is None or parent.ended_at >= row.started_at
+
+
+@pytest.mark.parametrize("team", ["flat", "phases", "graph"])
+async def test_units_run_while_something_in_them_does(team: str, tmp_path: Path) -> None:
+    """S-STU-13: cut anywhere, a unit runs if and only if it has begun and has not come to its end."""
+    _, facts = await recorded_team(tmp_path, team)
+    view = StepsView()
+    for each in facts[:-1]:
+        view.apply(each)
+        rows = {row.id: row for row in view.rows()}
+        for row in rows.values():
+            if row.status == "running" and row.parent is not None:
+                assert rows[row.parent].status == "running", f"after {each.seq}: {row.id}"
+            if row.kind in {"loop", "phase", "graph"} and row.status == "pending":
+                assert row.started_at is None
+
+
+def test_tasks_of_a_plan_are_there_from_the_beginning() -> None:
+    """S-STU-11: pending, then running from when the run wants them; the time until they do something is their queue."""
+    start = begun(node("facts", "Find facts"), node("draft", "Draft", context=["facts"]))
+    view = folded(*start)
+    assert [(row.id, row.status) for row in view.rows()] == [("facts#0", "running"), ("draft#0", "pending")]
+    view = folded(*start, model("facts#0", 0, 103.0))
+    assert row_of(view, "facts#0").segments == [("queue", 100_000, 102_000), ("model", 102_000, 103_000)]
+    assert view.counts() == {"running": 1, "pending": 1}
+
+
+def test_a_call_without_a_known_outcome_is_told() -> None:
+    """S-STU-16: open while it runs, unknown when nothing comes of it, repeated when it was begun twice."""
+    start = [
+        *begun(node("facts", "Find facts")),
+        model("facts#0", 0, 102.0, calls=["search"]),
+        intent("facts#0", 0, 0, 102.0),
+    ]
+    view = folded(*start)
+    assert row_of(view, "facts#0").effect == "recorded"
+    view.interrupt(110.0)
+    assert (row_of(view, "facts#0").status, row_of(view, "facts#0").effect) == ("interrupted", "unknown")
+    again = folded(*start, intent("facts#0", 0, 0, 104.0), result("facts#0", 0, 0, 105.0))
+    assert row_of(again, "facts#0").effect == "repeated"
+    assert row_of(again, "facts#0").tools == [("search", "success", 105_000)]
+
+
+def test_a_run_that_goes_on_takes_its_steps_up_again() -> None:
+    """S-STU-12: what was interrupted runs again; what is completed stays."""
+    start = [*begun(node("facts", "Find facts")), model("facts#0", 0, 102.0, calls=["search"])]
+    view = folded(*start)
+    view.interrupt(110.0)
+    assert row_of(view, "facts#0").status == "interrupted"
+    resumed = numbered([*start, fact("resume", "run", 120.0, is_restart=False)])[-1]
+    view.apply(resumed)
+    assert row_of(view, "facts#0").status == "running"
+    assert [row.id for row in view.rows(after=resumed.seq - 1)] == ["facts#0"]
+
+
+def test_a_failure_is_told_in_one_line() -> None:
+    """S-STU-11: class and message; a gap of lines is none."""
+    failed = fact(
+        "task_failed", "facts#0", 105.0, error_type="BoomError", message="one\ntwo", stack_trace=None, trace=None
+    )
+    view = folded(*begun(node("facts", "Find facts")), failed)
+    found = row_of(view, "facts#0")
+    assert (found.status, found.error) == ("failed", "BoomError: one\\ntwo")
+    first = view.first_failed()
+    assert first is not None
+    assert first.id == "facts#0"
+
+
+def test_attempts_count_epochs() -> None:
+    """S-STU-17: a step that another process took up was begun twice."""
+    from dataclasses import replace
+
+    later = replace(model("facts#0", 0, 104.0), epoch=2)
+    view = folded(*begun(node("facts", "Find facts")), model("facts#0", 0, 102.0), later)
+    assert row_of(view, "facts#0").attempts == 2
+
+
+def test_a_review_makes_its_step_wait_for_a_person() -> None:
+    """S-STU-15: it waits until somebody decides, and that time is a person's."""
+    asked = fact(
+        "review", "facts#0/0/after-review", 103.0, review_id="g", timing="after_execution", task_description="d"
+    )
+    start = [*begun(node("facts", "Find facts")), model("facts#0", 0, 102.0), asked]
+    waiting = row_of(folded(*start), "facts#0")
+    assert (waiting.status, waiting.segments[-1]) == ("waiting", ("person", 103_000, 103_000))
+    decided = fact("review_decision", "facts#0/0/after-review", 109.0, verdict="approve", by="ann")
+    found = row_of(folded(*start, decided), "facts#0")
+    assert (found.status, found.segments[-1], found.reviewed) == ("running", ("person", 103_000, 109_000), True)
+
+
+def test_items_of_a_dynamic_run_are_steps_with_levels() -> None:
+    """S-STU-18: maps when they were pulled, reduces when their group was made."""
+    head = fact("plan", "run", 100.0, plan={}, items={"source": "list"}, workflow="map_reduce_adaptive", agents=[])
+    view = folded(
+        head,
+        fact("items", "run", 101.0, first=0, digests=["a", "b"]),
+        model("map-0#0", 0, 103.0),
+        fact("group", "reduce-1-0#0", 104.0, level=1, number=0, inputs=["map-0", "map-1"], is_final=False),
+        fact("group", "final-reduce#0", 105.0, level=2, number=0, inputs=["reduce-1-0"], is_final=True),
+    )
+    found = [(row.id, row.kind, row.level, row.status) for row in view.rows()]
+    assert found == [
+        ("map-0#0", "map", 0, "running"),
+        ("map-1#0", "map", 0, "pending"),
+        ("reduce-1-0#0", "reduce", 1, "pending"),
+        ("final-reduce#0", "final-reduce", 2, "pending"),
+    ]
+
+
+def test_very_many_steps_are_counted_and_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-STU-19: the first ones are told."""
+    monkeypatch.setattr("ensemble_ray.studio.views.steps.MOST_STEPS", 3)
+    view = folded(*begun(*(node(f"t{n}", "d") for n in range(5))))
+    assert (len(view.rows()), view.left_out) == (3, 2)

@@ -1,0 +1,201 @@
+"""What the page is told of recorded runs, over real HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ensemble_ray import Agent, Ensemble, InlineRuntime, Task
+from ensemble_ray.errors import EnsembleError
+from ensemble_ray.studio.views.step_detail import CUT
+from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.messages import ChatResponse, TokenUsage
+
+from .conftest import Serve
+
+API = "api/studio"
+
+
+def ids(answer: httpx.Response) -> list[str]:
+    """The ids of the runs of a page."""
+    return [run["run_id"] for run in answer.json()["runs"]]
+
+
+def one_task(home: Path, run_id: str, model: object, description: str = "Say it") -> None:
+    """Run a team of one task; a failure is a run, too."""
+    agent = Agent(role="Speaker", goal="Speak", llm=model)  # type: ignore[arg-type]
+    team = Ensemble(tasks=[Task(name="say", description=description, expected_output="x", agent=agent)])
+    try:
+        team.run(runtime=InlineRuntime(home=home), run_id=run_id)
+    except EnsembleError:
+        return
+
+
+def test_runs_are_listed_newest_first_page_by_page(serve: Serve, runs: Path) -> None:
+    """S-STU-2: pages have each run once; the last one has no cursor."""
+    client = serve(runs)
+    found: list[str] = []
+    cursor = ""
+    for _ in range(10):
+        page = client.get(f"{API}/runs", params={"limit": 3, "cursor": cursor}).json()
+        found += [run["run_id"] for run in page["runs"]]
+        assert page["total_known"] == 7
+        if page["next_cursor"] is None:
+            break
+        cursor = page["next_cursor"]
+    assert found == ["loser-worked", "first-counts", "fork", "graph", "phases", "side-by-side", "flat"]
+    assert client.get(f"{API}/runs", params={"cursor": "x"}).json()["code"] == "INVALID_CURSOR"
+
+
+def test_runs_are_looked_for(serve: Serve, runs: Path) -> None:
+    """S-STU-3: by words of ids, else of summaries; by state, team and time."""
+    client = serve(runs)
+    assert ids(client.get(f"{API}/runs", params={"q": "SIDE"})) == ["side-by-side"]
+    assert ids(client.get(f"{API}/runs", params={"q": "last +18"})) == ["flat"]
+    assert ids(client.get(f"{API}/runs", params={"q": "nothing has this"})) == []
+    assert ids(client.get(f"{API}/runs", params={"status": "failed,waiting"})) == []
+    assert len(ids(client.get(f"{API}/runs", params={"status": "completed"}))) == 7
+    assert ids(client.get(f"{API}/runs", params={"since": "2200-01-01"})) == []
+    assert ids(client.get(f"{API}/runs", params={"tag": "a"})) == []
+    assert client.get(f"{API}/runs", params={"since": "yesterday"}).status_code == 400
+
+
+def test_a_run_tells_what_it_was(serve: Serve, runs: Path) -> None:
+    """S-STU-5, S-STU-7, S-STU-8: state, tokens, words of its end, steps by status, budget by agent."""
+    run = serve(runs).get(f"{API}/runs/flat").json()
+    assert (run["status"], run["tokens"], run["ensemble"]) == ("completed", 165, "Writer")
+    assert (run["exit_reason"], run["exit_reason_text"]) == ("completed", "All of it is done.")
+    assert run["counts"] == {"completed": 8}
+    assert run["budget"]["tokens"] == {"spent": 165, "allowed": None}
+    assert [(each["agent"], each["tokens"], each["steps"]) for each in run["budget"]["by_agent"]] == [
+        ("Writer", 165, 8)
+    ]
+    assert (run["is_live"], run["problem"], run["error"]) == (False, None, None)
+
+
+def test_a_failed_run_names_its_first_error(serve: Serve, tmp_path: Path) -> None:
+    """S-STU-7, S-STU-20: class, text and step; the step has the causes."""
+    one_task(tmp_path, "bad", ScriptedModel(RuntimeError("no such thing")))
+    client = serve()
+    run = client.get(f"{API}/runs/bad").json()
+    assert (run["status"], run["first_error_step"]) == ("failed", "say#0")
+    assert run["error"]["first_failed_step"] == "say#0"
+    step = client.get(f"{API}/runs/bad/steps/say%230").json()
+    assert step["status"] == "failed"
+    assert "no such thing" in step["failure"]["message"] + "".join(step["failure"]["causes"])
+    assert ids(client.get(f"{API}/runs", params={"status": "failed"})) == ["bad"]
+
+
+def test_steps_have_all_details(serve: Serve, runs: Path) -> None:
+    """S-STU-20, S-STU-22: prompt, answers, calls with arguments and results, output; how it is done again."""
+    step = serve(runs).get(f"{API}/runs/flat/steps/loop:refine%230/refine%20writer%230").json()
+    assert [message["role"] for message in step["prompt"]] == ["system", "user"]
+    assert "do refine writer" in step["prompt"][1]["content"]
+    assert [answer["iteration"] for answer in step["answers"]] == [0, 1]
+    assert step["answers"][0]["tool_calls"][0]["name"] == "put_down"
+    call = step["tool_calls"][0]
+    assert (call["name"], call["arguments"], call["result"], call["outcome"], call["effect"]) == (
+        "put_down",
+        '{"text": "x"}',
+        "put",
+        "success",
+        "recorded",
+    )
+    assert step["tools_offered"] == ["put_down"]
+    assert step["output"].startswith("refine writer")
+    assert step["fork_spec"] == "loop:refine#0/refine writer#0"
+    assert serve(runs).get(f"{API}/runs/flat/steps/first%230").json()["fork_spec"] == "first"
+
+
+def test_long_texts_are_cut_and_had_whole(serve: Serve, tmp_path: Path) -> None:
+    """S-STU-21, S-STU-75: the beginning, with the length; whole as plain text. What a model writes is data."""
+    text = "<script>alert(1)</script>\u202e\x1b[31m" + "x" * (CUT + 10)
+    one_task(tmp_path, "long", ScriptedModel(ChatResponse(text=text + "\ud800", usage=TokenUsage(1, 1))))
+    client = serve()
+    step = client.get(f"{API}/runs/long/steps/say%230").json()
+    assert (step["output"], len(step["output"])) == (text[:CUT], CUT)
+    assert step["cut"] == {"output": len(text) + 1, "answers.0": len(text) + 1}
+    whole = client.get(f"{API}/runs/long/steps/say%230/text", params={"field": "output"})
+    assert whole.text == text + "\ufffd"
+    assert whole.headers["content-type"].startswith("text/plain")
+    assert client.get(f"{API}/runs/long/steps/say%230/text", params={"field": "answers.7"}).status_code == 404
+    assert client.get(f"{API}/runs", params={"q": "alert(1)"}).json()["runs"][0]["summary"].startswith("<script>")
+
+
+def test_what_there_is_not_is_404(serve: Serve, runs: Path) -> None:
+    """S-STU-40: with a class, a code and a message."""
+    client = serve(runs)
+    for path in (
+        "runs/nope",
+        "runs/..%2F..%2Fetc",
+        "runs/flat/steps/nope",
+        "runs/nope/steps",
+        "runs/nope/live",
+        "nope",
+    ):
+        answer = client.get(f"{API}/{path}")
+        assert answer.status_code == 404, path
+        assert set(answer.json()) == {"error", "code", "message"}
+
+
+@pytest.mark.parametrize("name", ["flat", "phases", "graph", "fork", "side-by-side"])
+def test_graphs_have_places(name: str, serve: Serve, runs: Path) -> None:
+    """S-STU-25: all that ran is on the graph of what ran; what is declared has the steps of each node."""
+    client = serve(runs)
+    steps = client.get(f"{API}/runs/{name}/steps").json()["steps"]
+    ran = client.get(f"{API}/runs/{name}/flow", params={"as": "ran"}).json()
+    declared = client.get(f"{API}/runs/{name}/flow").json()
+    units = {"loop", "iteration", "phase", "attempt", "graph", "state"}
+    begun = {step["id"] for step in steps if step["kind"] not in units and step["started_at"]}
+    assert {step for node in ran["nodes"] for step in node["steps"] or []} == begun
+    assert {step for node in declared["nodes"] for step in node["steps"] or []} == begun
+    for flow in (ran, declared):
+        assert all(0 <= node["x"] < node["x"] + node["w"] <= flow["width"] for node in flow["nodes"])
+        names = {each["id"] for each in (*flow["nodes"], *flow["groups"])}
+        assert all({edge["from"], edge["to"]} <= names for edge in flow["edges"])
+    assert client.get(f"{API}/runs/{name}/flow", params={"as": "x"}).status_code == 422
+
+
+def test_edges_that_a_graph_took_are_told(serve: Serve, runs: Path) -> None:
+    """S-STU-25: fired or not."""
+    edges = serve(runs).get(f"{API}/runs/graph/flow").json()["edges"]
+    fired = {(edge["from"], edge["to"]): edge["fired"] for edge in edges}
+    assert fired["write", "write"] is True
+    assert fired["loop:refine", "write"] is False
+
+
+def test_two_runs_are_compared(serve: Serve, tmp_path: Path) -> None:
+    """S-STU-27: the same where both ended alike with the same text."""
+    one_task(tmp_path, "a", ScriptedModel("yes"))
+    one_task(tmp_path, "b", ScriptedModel("yes"))
+    one_task(tmp_path, "c", ScriptedModel("no"))
+    client = serve()
+    assert [step["same"] for step in client.get(f"{API}/compare?a=a&b=b").json()["steps"]] == [True]
+    assert [step["same"] for step in client.get(f"{API}/compare?a=a&b=c").json()["steps"]] == [False]
+    assert client.get(f"{API}/compare?a=a&b=nope").status_code == 404
+
+
+def test_a_run_is_exported_whole(serve: Serve, runs: Path) -> None:
+    """S-STU-28: everything that the page is told, as one document."""
+    answer = serve(runs).get(f"{API}/runs/graph/export", params={"format": "json"})
+    found = answer.json()
+    assert answer.headers["content-disposition"] == 'attachment; filename="run-graph.json"'
+    assert found["run"]["run_id"] == "graph"
+    assert set(found["details"]) == {s["id"] for s in found["steps"] if s["kind"] == "task"}
+    assert found["flows"]["declared"]["nodes"]
+    assert found["info"]["actions"] == []
+
+
+def test_a_damaged_record_shows_what_is_left(serve: Serve, tmp_path: Path) -> None:
+    """S-STU-6: the list and the run say what is wrong; other runs are as they were."""
+    one_task(tmp_path, "good", ScriptedModel("yes"))
+    one_task(tmp_path, "torn", ScriptedModel("yes"))
+    record = tmp_path / "runs" / "torn" / "record.sqlite"
+    record.write_bytes(b"no database at all" * 1000)
+    client = serve()
+    rows = {run["run_id"]: run for run in client.get(f"{API}/runs").json()["runs"]}
+    assert "damaged" in rows["torn"]["summary"]
+    assert rows["good"]["summary"] == "yes"
+    assert "damaged" in client.get(f"{API}/runs/torn").json()["problem"]
