@@ -110,7 +110,9 @@ def report_team(pace_s: float = 0.0, *, mood: str = "") -> Ensemble:
         )
     )
     writer = ScriptedModel(otherwise=_slow(pace_s, 2.2, answer(_DRAFT, 1680, 402)))
-    editor = ScriptedModel(otherwise=_slow(pace_s, 0.8, answer(f"{_DRAFT.replace('its niche', 'the niche')} {mood}".strip(), 1104, 388)))
+    editor = ScriptedModel(
+        otherwise=_slow(pace_s, 0.8, answer(f"{_DRAFT.replace('its niche', 'the niche')} {mood}".strip(), 1104, 388))
+    )
     analysis = Task(
         name="analyse",
         description="Say in two sentences what drives the market",

@@ -67,7 +67,9 @@ async def test_a_role_that_is_required_disables_until_somebody_says_to_have_it(p
     await expect(approve).to_be_enabled()
 
 
-async def test_the_second_of_two_decisions_says_who_was_first(context: BrowserContext, own: Runs, watched: Watched) -> None:
+async def test_the_second_of_two_decisions_says_who_was_first(
+    context: BrowserContext, own: Runs, watched: Watched
+) -> None:
     """S-STU-144: two pages show the same gate; the first decision counts, and the second is told."""
     watched.expected.append("409")
     recorded.reviewed_team().run(runtime=own.inline, run_id="one")
@@ -132,7 +134,12 @@ async def test_an_exported_file_opens_offline(page: Page, runs: Runs, tmp_path: 
     page.on("request", lambda request: asked.append(request.url))
     await page.goto(file.as_uri())
     await expect(page.locator(".node.is-completed")).to_have_count(6)
-    for tab, shown in (("Timeline", "canvas[data-drawn]"), ("Steps", ".step-row"), ("Budget", ".panel"), ("Flow", ".node")):
+    for tab, shown in (
+        ("Timeline", "canvas[data-drawn]"),
+        ("Steps", ".step-row"),
+        ("Budget", ".panel"),
+        ("Flow", ".node"),
+    ):
         await page.get_by_role("tab", name=tab).click()
         await expect(page.locator(shown).first).to_be_visible()
     await page.locator(".node", has_text="Say in two sentences").click()

@@ -87,7 +87,10 @@ async def test_a_graph_shows_what_it_did_not_take(page: Page, runs: Runs) -> Non
     assert await page.locator(".edge-line.faint").count() == 2
     dashes = await page.locator(".edge-line.unconditional").first.evaluate("e => getComputedStyle(e).strokeDasharray")
     assert dashes != "none"
-    tops = [await page.locator(".node", has_text=name).evaluate("e => e.getBoundingClientRect().top") for name in ("triage:", "billing:", "reply:")]
+    tops = [
+        await page.locator(".node", has_text=name).evaluate("e => e.getBoundingClientRect().top")
+        for name in ("triage:", "billing:", "reply:")
+    ]
     assert tops == sorted(tops)
 
 
