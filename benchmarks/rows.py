@@ -113,7 +113,7 @@ ROWS = (
     ),
     Row(
         scenario="many-runs",
-        title="100 recorded runs of one task at 0 ms, 8 at once, over two schedulers, per run; floor: over one",
+        title="100 recorded runs of one task at 0 ms, 32 at once, over two schedulers, per run; floor: over one",
         unit="ms",
         floor="ray",
         inline=None,

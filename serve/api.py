@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import cast
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve.answers import add_failure_handlers
-from ensemble_ray.serve.key_check import KeyCheck
+from ensemble_ray.serve.key_check import OPEN_PATHS, KeyCheck
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
 from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
 from ensemble_ray.serve.openai_api.errors import refusal_error
@@ -22,6 +23,7 @@ from ensemble_ray.serve.response_headers import ResponseHeaders
 from ensemble_ray.serve.rights import Callers
 from ensemble_ray.serve.routes import capabilities, control, ensembles, events, health, metrics, reviews, runs
 from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.serve.studio import add_studio, is_page
 
 __all__ = ["ROUTERS", "build_api"]
 
@@ -53,6 +55,7 @@ def build_api(
     allowed_hosts: Sequence[str] = (),
     cancel_on_disconnect: bool = True,
     allowed_origins: Sequence[str] = (),
+    has_studio: bool = False,
 ) -> FastAPI:
     """Return the web application of an endpoint.
 
@@ -64,6 +67,7 @@ def build_api(
         allowed_hosts: Names that requests may be for besides those of loopback.
         cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
         allowed_origins: Origins, such as `https://team.example.org`, whose pages may ask.
+        has_studio: Whether it serves the page over its runs, at `/studio`.
     """
 
     @asynccontextmanager
@@ -77,7 +81,12 @@ def build_api(
     # The one that is added last comes first.
     api.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     if callers is not None:
-        api.add_middleware(KeyCheck, callers=callers, forms={"/v1/": refusal_error})
+        api.add_middleware(
+            KeyCheck,
+            callers=callers,
+            forms={"/v1/": refusal_error},
+            is_open=is_page if has_studio else OPEN_PATHS.__contains__,
+        )
     if allowed_origins:
         api.add_middleware(
             CORSMiddleware,
@@ -91,4 +100,6 @@ def build_api(
     add_failure_handlers(api)
     for router in routers:
         api.include_router(router)
+    if has_studio:
+        add_studio(api, lambda: cast("RunService", api.state.service))
     return api

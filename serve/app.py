@@ -57,6 +57,7 @@ class EndpointOptions(BaseModel):
             `required`, all; `none`, none, for something before the endpoint that knows the callers.
         namespace: Of the schedulers that have its runs; None: what `ENSEMBLE_RAY_NAMESPACE` says where it is deployed, else the
             one without a name.
+        studio: Whether the page over the endpoint's runs is served at `/studio`.
         replicas: Processes that answer requests.
         limits: What runs may use, and how many there may be.
     """
@@ -74,6 +75,7 @@ class EndpointOptions(BaseModel):
     allowed_origins: tuple[str, ...] = ()
     keys: KeyPolicy = KeyPolicy.AUTO
     namespace: str | None = None
+    studio: bool = True
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
 
@@ -154,6 +156,7 @@ def app(options: EndpointOptions) -> Application:
             allowed_hosts=options.allowed_hosts,
             allowed_origins=options.allowed_origins,
             cancel_on_disconnect=options.cancel_on_disconnect,
+            has_studio=options.studio,
         )
 
     replica = ray_serve.ingress(api)()

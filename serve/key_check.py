@@ -46,10 +46,19 @@ class KeyCheck:
         callers: Who is known.
         forms: How refusals are answered, by how a path begins, for parts of the interface that have a form of their own; the
             longest beginning decides.
+        is_open: Says which paths besides those of probes need no key: nothing of teams or runs is in the answers.
     """
 
-    def __init__(self, app: ASGIApp, *, callers: Callers, forms: Mapping[str, RefusalForm] = _PLAIN) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        callers: Callers,
+        forms: Mapping[str, RefusalForm] = _PLAIN,
+        is_open: Callable[[str], bool] = OPEN_PATHS.__contains__,
+    ) -> None:
         self._app = app
+        self._is_open = is_open
         self._callers = callers
         self._forms = forms
 
@@ -59,7 +68,7 @@ class KeyCheck:
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        if scope["type"] != "http" or path in OPEN_PATHS:
+        if scope["type"] != "http" or path in OPEN_PATHS or self._is_open(path):
             await self._app(scope, receive, send)
             return
         knock = Knock(digest=bearer_of(scope), is_local=is_local(scope))

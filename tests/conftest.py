@@ -24,7 +24,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 #: Where each test says itself that it starts a program.
 _CORE = _ROOT / "tests" / "ensemble_ray"
 #: What a module imports whose tests start programs.
-_PROGRAMS = {"subprocess", "program", "own_environment", "run_command"}
+_PROGRAMS = {"subprocess", "program", "own_environment", "run_command", "run_example"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

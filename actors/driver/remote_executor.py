@@ -22,6 +22,7 @@ from ensemble_ray.actors.driver.loading import check_loading
 from ensemble_ray.actors.driver.packing import PackedOrder, Packer, pack_context
 from ensemble_ray.actors.link.accounts import shared_spending
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
+from ensemble_ray.actors.link.events import HubSink
 from ensemble_ray.actors.link.failures import last_line, ours
 from ensemble_ray.actors.link.limiter import RemoteLimiter
 from ensemble_ray.actors.link.packing import unpack_result
@@ -44,6 +45,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.ids import new_object_id
 
 if TYPE_CHECKING:
+    from ensemble_ray.events import Event
     from ensemble_ray.runs.ports import Deliver, RunRequest
 
 __all__ = ["RemoteExecutor"]
@@ -111,6 +113,8 @@ class RemoteExecutor:
         #: whether the scheduler knows the present session
         self._is_open = False
         self._is_closed = False
+        #: tells of what this process knows; None: nobody listens
+        self._sink: HubSink | None = None
 
     @property
     def most_processes(self) -> int | None:
@@ -124,8 +128,16 @@ class RemoteExecutor:
             EnsembleError: a run of that id is running there, or the cluster cannot be reached.
         """
         self._hand_over = deliver
-        self._connection.begin(await self._open_session())
+        hub = await self._open_session()
+        self._connection.begin(hub)
+        if hub is not None:
+            self._sink = HubSink(hub, self._run_id, self._request.context.interest)
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
+
+    def emit(self, event: Event) -> None:
+        """Tell listeners by way of the hub, which had the events of a delivered task before its result came (S-PAR-41)."""
+        if self._sink is not None:
+            self._sink.emit(event)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
         """Do these tasks; never waits. One of which something cannot travel is delivered as failed (S-MR-106)."""
@@ -157,6 +169,8 @@ class RemoteExecutor:
             self.spending.close()
         try:
             if not self._heartbeat.is_gone:
+                if self._sink is not None:
+                    await self._sink.flushed()
                 keep = self._keeps_warm and not self.failed.done()
                 closed = self._scheduler.close_session.remote(self._run_id, self._session, keep=keep)
                 await self._heartbeat.wait_for(closed)
@@ -212,6 +226,8 @@ class RemoteExecutor:
         try:
             async with self._loading:  # batches stay in their order
                 await check_loading(self._scheduler, batch.list_payloads())
+                if self._sink is not None:
+                    await self._sink.flushed()  # what was told before comes before what these tasks tell
             await reach(lambda: self._scheduler.submit_orders.remote(self._run_id, session, batch), patiently())
         except ray.exceptions.RayError as error:
             self._fail(error)

@@ -155,9 +155,10 @@ class CallableHost(AgentActor):
     async def _perform(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
         """Run one task and return its report, with the verdicts that follow its output (S-LOOP-189)."""
         report = await super()._perform(run_id, order, templates)
-        if order.asks is None or report.status != "completed" or report.output is None:
+        held = self._predicates.get(run_id)  # None: the run was released meanwhile
+        if order.asks is None or held is None or report.status != "completed" or report.output is None:
             return report
-        return replace(report, verdicts=await self._predicates[run_id].ask_after(order.asks, report.output))
+        return replace(report, verdicts=await held.ask_after(order.asks, report.output))
 
     async def forget_history(self, run_id: str, unit: str) -> None:
         """Let the history of a unit go that has ended."""

@@ -58,18 +58,20 @@ class Growth:
 
 
 def growths_of(looks: Sequence[Look]) -> list[Growth]:
-    """Return what became of each process, largest growth first."""
-    thirds: list[dict[tuple[int, str], list[int]]] = [defaultdict(list) for _ in range(3)]
+    """Return what became of each process, largest growth first. Ray's call themselves after what they do just now."""
+    thirds: list[dict[int, list[int]]] = [defaultdict(list) for _ in range(3)]
+    names: dict[int, str] = {}
     began, ended = looks[0][0], looks[-1][0]
     for at, sizes in looks:
         third = min(2, int(3 * (at - began) / max(ended - began, 1e-9)))
-        for process, size in sizes.items():
-            thirds[third][process].append(size)
+        for (pid, name), size in sizes.items():
+            thirds[third][pid].append(size)
+            names.setdefault(pid, name)
     _, before, after = thirds
     found = [
-        Growth(pid=pid, name=name, before_bytes=median(before[pid, name]), after_bytes=median(after[pid, name]))
-        for pid, name in before
-        if (pid, name) in after
+        Growth(pid=pid, name=names[pid], before_bytes=median(before[pid]), after_bytes=median(after[pid]))
+        for pid in before
+        if pid in after
     ]
     return sorted(found, key=lambda each: each.before_bytes - each.after_bytes)
 

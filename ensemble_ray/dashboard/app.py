@@ -17,10 +17,14 @@ from fastapi.responses import JSONResponse
 from starlette.websockets import WebSocket
 
 from ensemble_ray.access.hosts import is_loopback
+from ensemble_ray.dashboard.actions import DashboardActions
 from ensemble_ray.dashboard.pages import PageSocket
 from ensemble_ray.events.messages import Message
 from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.studio.app import mount_page, mount_studio
 from ensemble_ray.studio.loopback import LoopbackCheck
+from ensemble_ray.studio.reading import StudioReader
+from ensemble_ray.studio.service import Studio
 from ensemble_ray.text.foreign_text import whole_data
 
 if TYPE_CHECKING:
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from ensemble_ray.dashboard.hub import MessageHub
     from ensemble_ray.dashboard.ports import Control
     from ensemble_ray.dashboard.reviews import WebReviewHandler
+    from ensemble_ray.dashboard.shown_runs import ShownRuns
+    from ensemble_ray.record.following import LiveEvents
 
 __all__ = ["DashboardParts", "dashboard_app"]
 
@@ -46,6 +52,9 @@ class DashboardParts:
     host: str
     #: the port at which it listens just now
     port: Callable[[], int]
+    runs: ShownRuns
+    #: what happens just now in a run
+    live: Callable[[str], LiveEvents | None]
     #: begins and steers runs; None: nobody does
     control: Control | None = None
 
@@ -76,8 +85,17 @@ def dashboard_app(parts: DashboardParts) -> ASGIApp:
     app.get("/api/status")(get_status)
     app.get("/api/reviews")(get_reviews)
     app.websocket("/ws")(connect)
+    reader = StudioReader(parts.runs, can_decide=True, is_asked_here=parts.reviews.is_open)
+    studio = Studio(
+        reader=reader,
+        title="the runs of this program",
+        actions=DashboardActions(parts.runs, parts.reviews, reader),
+        live=parts.live,
+    )
+    mount_studio(app, studio)
     if control is not None:
         app.mount("/api", control.app)
+    mount_page(app)  # behind all others: it answers whatever else is asked for
     return LoopbackCheck(app) if is_local else app
 
 

@@ -16,6 +16,7 @@ from ensemble_ray.dashboard.hub import MessageHub
 from ensemble_ray.dashboard.listener import WebSocketStreamingListener
 from ensemble_ray.dashboard.reviews import WebReviewHandler
 from ensemble_ray.dashboard.settings import DashboardSettings
+from ensemble_ray.dashboard.shown_runs import ShownRuns
 from ensemble_ray.dashboard.snapshot import Snapshot
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.view.exporters import JsonTraceExporter
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ensemble_ray.dashboard.ports import Control
+    from ensemble_ray.ports.dashboard import EnteredRun
     from ensemble_ray.studio.http_server import HttpServer
 
 __all__ = ["WebDashboard"]
@@ -96,6 +98,9 @@ class WebDashboard:
         )
         folder = settings.trace_export_dir
         self.trace_exporter = None if folder is None else JsonTraceExporter(folder)
+        self._shown = ShownRuns()
+        #: held while it is started or stopped
+        self._serving = threading.Lock()
         self._lock = threading.Lock()
         self._server: HttpServer | None = None
         #: runs that go on, and whether the server is there for them alone
@@ -139,29 +144,42 @@ class WebDashboard:
             ValidationError: the packages that it needs are not installed.
             EnsembleError: nobody can listen there, such as when the port is taken.
         """
-        with self._lock:
+        with self._serving:
             self._is_for_runs = False
             self._start()
 
     def stop(self) -> None:
         """End all connections and stop serving; nothing where it does not serve. Gates that are open time out."""
-        with self._lock:
+        with self._serving:
             self._stop()
 
-    def enter_run(self) -> None:
+    def enter_run(self, run: EnteredRun) -> None:
         """Take notice that a run begins; see `Dashboard`."""
+        self._shown.add(run)
         with self._lock:
-            if self._server is None:
-                self._start()
-                self._is_for_runs = True
             self._runs += 1
+        try:
+            with self._serving:
+                if self._server is None:
+                    self._start()
+                    self._is_for_runs = True
+        except BaseException:
+            with self._lock:
+                self._runs -= 1
+            raise
 
     def leave_run(self) -> None:
         """Take notice that a run has ended; see `Dashboard`."""
         with self._lock:
             self._runs -= 1
-            if self._runs == 0 and self._is_for_runs:
-                self._stop()
+        # A server that stops may wait for runs that it began itself, so that these wait for it only where they stop it.
+        if self._is_left():
+            with self._serving:
+                if self._is_left():  # no other run came meanwhile
+                    self._stop()
+
+    def _is_left(self) -> bool:
+        return self._runs == 0 and self._is_for_runs
 
     def __enter__(self) -> Self:
         self.start()
@@ -194,6 +212,8 @@ class WebDashboard:
             reviews=self.review_handler,
             host=self.host,
             port=lambda: self.actual_port,
+            runs=self._shown,
+            live=self.streaming_listener.live_of,
             control=self._control,
         )
         server = HttpServer(

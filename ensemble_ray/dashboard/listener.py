@@ -6,12 +6,13 @@ In: events, each run's on a thread of its own. Out: messages to the hub. One lis
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.events.rendering import RunMessages
 from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.record.following import LiveEvents
 from ensemble_ray.values.outputs import ExitReason
 
 if TYPE_CHECKING:
@@ -49,32 +50,41 @@ class WebSocketStreamingListener(EnsembleListener):
         self._runs: dict[str, RunMessages] = {}
         #: the run that began last: events that name none are of that
         self._latest = ""
+        #: what comes of runs that go on, for those who follow one of them
+        self._live: dict[str, LiveEvents] = {}
+
+    def live_of(self, run_id: str) -> LiveEvents | None:
+        """Return what happens just now in a run; None where it does not go on here. From any thread."""
+        return self._live.get(run_id)
 
     def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> None:
         """Tell that a run begins."""
         with self._lock:
             self._latest = ensemble_id
+            self._live[ensemble_id] = LiveEvents()
         self._send(
             EnsembleStartedEvent(
                 run_id=ensemble_id, ensemble_id=ensemble_id, workflow=workflow, total_tasks=total_tasks
             )
         )
 
-    def on_ensemble_completed(self, ensemble_id: str, total_duration: timedelta, exit_reason: ExitReason) -> None:
+    def on_ensemble_completed(self, ensemble_id: str, total_duration: object, exit_reason: object) -> None:
         """Tell that a run is over."""
         self._send(
             EnsembleCompletedEvent(
                 run_id=ensemble_id,
                 ensemble_id=ensemble_id,
-                total_duration=total_duration,
-                exit_reason=ExitReason(exit_reason),
+                total_duration=cast("timedelta", total_duration),
+                exit_reason=ExitReason(str(exit_reason)),
             )
         )
 
     def on_run_ended(self, run_id: str, exit_reason: ExitReason) -> None:
         """Tell that a run is over, where that was not told, since it failed (S-WEB-33); forget it."""
         with self._lock:
-            run = self._runs.pop(run_id, None)
+            run, live = self._runs.pop(run_id, None), self._live.pop(run_id, None)
+        if live is not None:
+            live.close()
         if run is not None and (message := run.end(exit_reason.value, self._clock.now())) is not None:
             self._hub.publish(run_id, message)
 
@@ -107,7 +117,9 @@ class WebSocketStreamingListener(EnsembleListener):
         self._send(event)
 
     def on_token(self, event: TokenEvent) -> None:
-        """Send it."""
+        """Send it, also to those who follow its run alone."""
+        if (live := self._live.get(event.run_id)) is not None:
+            live.on_token(event)
         self._send(event)
 
     def on_delegation_started(self, event: DelegationStartedEvent) -> None:

@@ -55,6 +55,6 @@ class Control(Protocol):
         """Be ready to be asked."""
         ...
 
-    async def __aexit__(self, *error: object) -> object:
+    async def __aexit__(self, *error: object) -> bool | None:
         """Be asked no more."""
         ...

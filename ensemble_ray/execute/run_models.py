@@ -72,6 +72,11 @@ class RunModels:
         }
         return RunModels(bodies={**self._bodies, **fresh})
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunModels) and self.names == other.names and self._bodies == other._bodies
+
+    __hash__ = None  # type: ignore[assignment]  # what is loaded comes later
+
     def __reduce__(self) -> tuple[Callable[[Mapping[str, bytes]], RunModels], tuple[Mapping[str, bytes]]]:
         if unpacked := self._loaded.keys() - self._bodies.keys():
             raise TypeError(f"models travel as bytes alone, and these are not packed: {sorted(unpacked)}")

@@ -21,6 +21,7 @@ from ensemble_ray.runs.ownership import GRACE_S
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
+    from ensemble_ray.events import Event
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.ports import Journal
     from ensemble_ray.ports.services import Services
@@ -37,6 +38,7 @@ class InlineSession:
         #: tasks at work whose handlers or guardrails are asked
         self._called: dict[str, Task] = {}
         self._report = deliver
+        self._events = request.events
         self.spending = spending_here(request.context.budget, request.context.cost)
         ports = RunnerPorts(
             clock=SystemClock(),
@@ -57,6 +59,10 @@ class InlineSession:
     def most_processes(self) -> int | None:
         """None: this process is all there is."""
         return None
+
+    def emit(self, event: Event) -> None:
+        """Tell listeners; events of tasks come from this process, too."""
+        self._events.emit(event)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
         """Do these tasks; never waits."""

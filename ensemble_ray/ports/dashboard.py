@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -9,7 +10,20 @@ if TYPE_CHECKING:
     from ensemble_ray.values.reviews import Reviewing
     from ensemble_ray.values.trace import ExecutionTraceExporter
 
-__all__ = ["Dashboard"]
+__all__ = ["Dashboard", "EnteredRun"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnteredRun:
+    """A run that a dashboard shows, and where its record will be."""
+
+    run_id: str
+    #: whether anything is recorded of it
+    is_recorded: bool = False
+    #: directory that holds the records
+    home: str = ""
+    #: a database in place of files
+    url: str = ""
 
 
 @runtime_checkable
@@ -31,7 +45,7 @@ class Dashboard(Protocol):
         """What takes their traces; None: nothing of the dashboard's."""
         ...
 
-    def enter_run(self) -> None:
+    def enter_run(self, run: EnteredRun) -> None:
         """Take notice that a run begins: serve from now on, where that is not done yet (S-WEB-11).
 
         Raises:

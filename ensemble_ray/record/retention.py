@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 
 from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.record.stores import RunStore, RunSummary
+from ensemble_ray.record.stores import RunStore, RunSummary, StoreAddress
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_now
 
-__all__ = ["RETENTION_VARIABLE", "age_from", "apply_retention", "prune"]
+__all__ = ["RETENTION_VARIABLE", "Retention", "age_from", "apply_retention", "prune"]
 
 _log = bounded_logger(__name__)
 #: Environment variable that has old records removed at the end of each run.
@@ -26,6 +26,8 @@ RETENTION_VARIABLE = "ENSEMBLE_RAY_RETENTION"
 _HOURS = {"h": 1, "d": 24, "w": 168}
 #: more digits than these are more than a calendar holds
 _AGE = re.compile(r"([0-9]{1,12})\s*([hdw])")
+#: A process looks at all records once in so long, s, however many runs end in it: ages are counted in hours.
+_PAUSE_S = 60.0
 _ENDED = frozenset(state for state in RunState if state.is_final)
 
 
@@ -104,3 +106,25 @@ async def apply_retention(
     if removed:
         _log.info("%s: %d old records were removed", RETENTION_VARIABLE, len(removed))
     return removed
+
+
+class Retention:
+    """Old records of a process's stores go when runs end in it, and not at each end of many."""
+
+    def __init__(self) -> None:
+        #: store -> when its records were looked at
+        self._looked_at: dict[StoreAddress, float] = {}
+
+    async def run_ended(self, address: StoreAddress, store: RunStore, *, spared: str, at: float) -> None:
+        """Remove what is old, as `apply_retention` does, where nobody has looked for a minute.
+
+        Args:
+            address: Which store it is.
+            store: The same, opened.
+            spared: Id of the run that ended.
+            at: The time, s of a steady clock.
+        """
+        is_wanted = bool(os.environ.get(RETENTION_VARIABLE, "").strip())
+        if is_wanted and at - self._looked_at.get(address, -_PAUSE_S) >= _PAUSE_S:
+            self._looked_at[address] = at
+            await apply_retention(store, spared=spared)

@@ -20,7 +20,7 @@ from ensemble_ray.process.config import Settings
 from ensemble_ray.record.open_reviews import Gate, Obstacle
 from ensemble_ray.values.outputs import RunState
 
-__all__ = ["PAGE", "GatesOfRun", "OwnedRun", "RunStore", "RunSummary", "StoreAddress", "pages"]
+__all__ = ["PAGE", "GatesOfRun", "OwnedRun", "RunReader", "RunStore", "RunSummary", "StoreAddress", "pages"]
 
 #: Most facts that `RunStore.read` gives at once.
 PAGE = 500
@@ -81,6 +81,38 @@ class OwnedRun(Protocol):
         Raises:
             RecordError: the store refused what was appended, or the state.
         """
+        ...
+
+
+class RunReader(Protocol):
+    """Runs of one place or of several, as far as they are looked at."""
+
+    def read(
+        self,
+        run_id: str,
+        *,
+        after: int = 0,
+        kinds: Collection[str] | None = None,
+        has_data: bool = True,
+        is_partial: bool = False,
+    ) -> AsyncGenerator[Sequence[Fact]]:
+        """Return the facts behind a position; see `RunStore.read`."""
+        ...
+
+    async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
+        """Return what is recorded of one instance; see `RunStore.facts_of`."""
+        ...
+
+    async def summary(self, run_id: str) -> RunSummary | None:
+        """Return how a run stands; see `RunStore.summary`."""
+        ...
+
+    async def runs(self) -> list[RunSummary]:
+        """Return the runs, newest first."""
+        ...
+
+    async def gates(self) -> list[GatesOfRun]:
+        """Return the runs with review gates; see `RunStore.gates`."""
         ...
 
 

@@ -26,7 +26,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rerun import check_same
 from ensemble_ray.record.result import RunDescription, assemble, not_begun
 from ensemble_ray.record.resume.run_budget import budget_of
-from ensemble_ray.record.retention import apply_retention
+from ensemble_ray.record.retention import Retention
 from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
 from ensemble_ray.runs.run_events import RunEvents
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 _log = bounded_logger(__name__)
+#: The process's.
+_retention = Retention()
 
 
 class _Interrupted:
@@ -262,7 +264,7 @@ class Run:
         async with contextlib.AsyncExitStack() as leaving:
             leaving.enter_context(log_context(self._scope.log_fields))
             try:
-                await show_run(self._definition.dashboard, leaving)
+                await show_run(self._definition.dashboard, self.id, self._scope.store_address, leaving)
                 return await self._run()
             except ValidationError as error:
                 self._state = RunState.FAILED
@@ -274,8 +276,9 @@ class Run:
                 raise
             finally:
                 await self._scope.events.close(self.id, exit_reason_of(self._state))
-                if self._scope.store_address is not None:
-                    await apply_retention(store_at(self._scope.store_address), spared=self.id)
+                if (address := self._scope.store_address) is not None:
+                    now = asyncio.get_running_loop().time()
+                    await _retention.run_ended(address, store_at(address), spared=self.id, at=now)
 
     async def _run(self) -> EnsembleOutput:
         """Prepare, answer from the record or launch, and assemble the output."""

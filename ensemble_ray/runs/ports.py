@@ -18,6 +18,7 @@ from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.runs.submission import SubmissionReason
 
 if TYPE_CHECKING:
+    from ensemble_ray.events import Event
     from ensemble_ray.execute.orders import RunContext, TaskResult
     from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.execute.reflection.local import LocalRunReflections
@@ -111,6 +112,10 @@ class ExecutorSession(Executor[TaskOrder], Protocol):
     @property
     def spending(self) -> Spending | None:
         """What this process's own requests for the run may spend, such as those that make agents; None: no budget."""
+        ...
+
+    def emit(self, event: Event) -> None:
+        """Tell listeners of what this process knows, behind all events of delivered tasks; never waits."""
         ...
 
     async def close(self) -> None:

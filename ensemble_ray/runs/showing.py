@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import message_of
+from ensemble_ray.ports.dashboard import EnteredRun
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
 from ensemble_ray.values.outputs import ExitReason, RunState
@@ -16,20 +17,32 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from ensemble_ray.ports.dashboard import Dashboard
+    from ensemble_ray.record.stores import StoreAddress
 
 __all__ = ["exit_reason_of", "show_run"]
 
 _log = bounded_logger(__name__)
 
 
-async def show_run(dashboard: Dashboard | None, leaving: AsyncExitStack) -> None:
-    """Have a run shown until that stack is left (S-WEB-11, S-WEB-12).
+async def show_run(
+    dashboard: Dashboard | None, run_id: str, store: StoreAddress | None, leaving: AsyncExitStack
+) -> None:
+    """Have a run shown until a stack is left (S-WEB-11, S-WEB-12).
+
+    Args:
+        dashboard: What shows it; None: nothing does.
+        run_id: The run's id.
+        store: Where it is recorded; None: nowhere.
+        leaving: The stack.
 
     Raises:
         EnsembleError: the dashboard cannot be started.
     """
     if dashboard is not None:
-        await threads.run(dashboard.enter_run)
+        entered = EnteredRun(run_id=run_id)
+        if store is not None:
+            entered = EnteredRun(run_id=run_id, is_recorded=True, home=store.home, url=store.url)
+        await threads.run(dashboard.enter_run, entered)
         leaving.push_async_callback(_leave, dashboard)
 
 

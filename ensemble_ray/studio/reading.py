@@ -6,7 +6,7 @@ In: a store. Out: rows, runs, steps, reviews; of runs that go on, what changed. 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -29,7 +29,7 @@ from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.record.stores import RunReader
     from ensemble_ray.studio.flows import FlowView
     from ensemble_ray.studio.run_list import RunSearch
     from ensemble_ray.studio.run_views import SeenRun
@@ -58,15 +58,19 @@ class LiveLook:
 class StudioReader:
     """Recorded runs, for the page."""
 
-    def __init__(self, store: RunStore, *, can_decide: bool) -> None:
+    def __init__(
+        self, store: RunReader, *, can_decide: bool, is_asked_here: Callable[[str], bool] | None = None
+    ) -> None:
         """Read a store.
 
         Args:
             store: Has the records.
             can_decide: Whether reviews may be decided here.
+            is_asked_here: Whether this process itself asks at a gate, and takes the decision; None: at none.
         """
         self._store = store
         self._can_decide = can_decide
+        self._is_asked_here = is_asked_here
         self._views = RunViews(store)
         self._listing = RunListing(store)
         self._flows = FlowDrawer()
@@ -182,7 +186,17 @@ class StudioReader:
                 for gate in fold_gates(facts)
                 if gate.is_open
             ]
+        found = self._marked(found)
         return ReviewList(reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id)))
+
+    async def gate(self, run_id: str, gate_id: str) -> Review | None:
+        """Return a gate of a run as it stands; None: there is none.
+
+        Raises:
+            StudioRefusal: there is no such run.
+        """
+        reviews = self._reviews(await self._views.see(run_id))
+        return next((each for each in reviews if each.gate_id == gate_id), None)
 
     async def check_visible(self, run_id: str, visitor: Visitor) -> None:
         """Refuse a run that the visitor may not know of.
@@ -212,8 +226,17 @@ class StudioReader:
     def _reviews(self, seen: SeenRun) -> Sequence[Review]:
         return self._detail(seen).reviews if seen.view.totals.gates else ()
 
+    def _marked(self, reviews: Sequence[Review]) -> list[Review]:
+        """Return gates, those that this process asks at as ones that may be decided."""
+        is_asked_here = self._is_asked_here
+        if is_asked_here is None:
+            return list(reviews)
+        return [
+            each.model_copy(update={"decidable": True}) if is_asked_here(each.gate_id) else each for each in reviews
+        ]
+
     def _detail(self, seen: SeenRun, *, has_texts: bool = True) -> RunDetail:
-        return seen.view.detail(
+        detail = seen.view.detail(
             seen.summary,
             at=time.time(),
             can_decide=self._can_decide,
@@ -221,6 +244,7 @@ class StudioReader:
             problem=seen.problem,
             has_texts=has_texts,
         )
+        return detail.model_copy(update={"reviews": self._marked(detail.reviews)}) if detail.reviews else detail
 
 
 def _request_text(fact: Fact) -> str:

@@ -22,7 +22,7 @@ from ensemble_ray.studio.views.totals import TOTAL_KINDS, RunTotals
 from ensemble_ray.studio.views.words import team_name, wire_status
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RunReader, RunSummary
     from ensemble_ray.studio.schemas.runs import RunRow
 
 __all__ = ["MOST_ROWS", "RunListing", "RunSearch"]
@@ -66,7 +66,7 @@ class _Row:
 class RunListing:
     """The runs of a store."""
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: RunReader) -> None:
         self._store = store
         self._rows: dict[str, _Row] = {}
         self._listed: tuple[float, list[RunSummary]] | None = None

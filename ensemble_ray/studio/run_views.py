@@ -19,7 +19,7 @@ from ensemble_ray.studio.views.run_view import RunView
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RunReader, RunSummary
 
 __all__ = ["RunViews", "SeenRun"]
 
@@ -48,7 +48,7 @@ class _Kept:
 class RunViews:
     """Views of a store's runs."""
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: RunReader) -> None:
         self._store = store
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 

@@ -17,6 +17,7 @@ from ensemble_ray.studio.http_server import HttpServer
 from ensemble_ray.studio.key_guard import KeyGuard
 from ensemble_ray.studio.local_actions import LocalActions
 from ensemble_ray.studio.loopback import LoopbackCheck
+from ensemble_ray.studio.processes import OwnerProcesses
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.service import Studio
 from ensemble_ray.studio.visitors import LocalGuard
@@ -57,8 +58,10 @@ class StudioServer:
         self._host = host.strip()
         store = store_at(address)
         is_local = is_loopback(self._host)
+        reader = StudioReader(store, can_decide=has_actions)
         studio = Studio(
-            reader=StudioReader(store, can_decide=has_actions),
+            reader=reader,
+            processes=OwnerProcesses(store, reader),
             title=_title(address),
             guard=LocalGuard() if is_local else KeyGuard(Path(address.home)),
             actions=LocalActions(address) if has_actions else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from ensemble_ray.studio.schemas.runs import StudioInfo
+from ensemble_ray.studio.schemas.runs import Action, StudioInfo
 from ensemble_ray.studio.visitors import Guard, LocalGuard
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ class Studio:
     guard: Guard = field(default_factory=LocalGuard)
     #: None: the page only reads
     actions: StudioActions | None = None
+    #: which of its actions are offered
+    offers: tuple[Action, ...] = ("cancel", "resume", "fork", "decide")
     read_only_reason: str | None = None
     #: None: nothing is known of processes
     processes: ProcessReader | None = None
@@ -39,7 +41,7 @@ class Studio:
         """Return what the page can do here."""
         return StudioInfo(
             version=version("ensemble-ray"),
-            actions=["cancel", "resume", "fork", "decide"] if self.actions is not None else [],
+            actions=list(self.offers) if self.actions is not None else [],
             has_actors=self.processes is not None,
             title=self.title,
             read_only_reason=self.read_only_reason,

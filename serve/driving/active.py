@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ensemble_ray.record.following import LiveEvents
+
 if TYPE_CHECKING:
-    from ensemble_ray.record.following import LiveEvents
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.serve.driving.ledger import LedgerEntry
     from ensemble_ray.serve.run_schemas import NewRun, RunDetail
@@ -26,8 +27,8 @@ class ActiveRun:
     entry: LedgerEntry
     team: ServedTeam
     asked: NewRun
-    #: what its models say just now; None where the team does not stream
-    live: LiveEvents | None = None
+    #: what its models say just now, where the team streams; closed when its outcome is kept
+    live: LiveEvents = field(default_factory=LiveEvents)
     #: None: it has not begun here
     run: Run | None = None
     #: whether the ledger has it
@@ -79,7 +80,7 @@ class Turns:
         return self._waiting
 
     @contextmanager
-    def aside(self, active: ActiveRun) -> Iterator[None]:
+    def aside(self, active: ActiveRun) -> Generator[None]:
         """Count a run that waits for people, as long as it does."""
         active.is_aside = True
         self._waiting += 1

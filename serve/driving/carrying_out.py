@@ -157,7 +157,7 @@ class RunsTeam:
         definition = (
             change_team(team.definition, active.asked, self._tools) if items is None else team.with_items(items)
         )
-        if active.live is None:
+        if not active.team.is_streaming:
             return definition
         return definition.model_copy(update={"listeners": (*definition.listeners, active.live)})
 

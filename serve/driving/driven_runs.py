@@ -20,7 +20,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.loop import bridge
 from ensemble_ray.process.threads import threads
-from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds
+from ensemble_ray.record.following import RunFollower, SharedEnds
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.serve.capability_schemas import Capabilities, ModelInfo, ToolCallBody, ToolReply
 from ensemble_ray.serve.catalog import ToolCatalog
@@ -242,8 +242,7 @@ class DrivenRuns:
 
     def _activate(self, entry: LedgerEntry) -> ActiveRun:
         team = self._teams[entry.ensemble]
-        live = LiveEvents() if team.is_streaming else None
-        return ActiveRun(entry=entry, team=team, asked=entry.request or NewRun(), live=live)
+        return ActiveRun(entry=entry, team=team, asked=entry.request or NewRun())
 
     def _begin(self, active: ActiveRun, *, is_recovered: bool) -> None:
         """Have a run done that is in the ledger."""
@@ -276,8 +275,7 @@ class DrivenRuns:
         active.ended = ended
         self._followed.forget(run_id)
         del self._active[run_id]
-        if active.live is not None:
-            active.live.close()
+        active.live.close()
         active.done.set()
 
     async def _take_turn(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:

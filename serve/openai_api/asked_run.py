@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
@@ -31,6 +32,8 @@ __all__ = ["AskedRun"]
 
 #: One look at a run lasts so long, s.
 _LOOK_S = 600.0
+#: Runs that are being ended for clients that went away; a task that nobody refers to may be collected.
+_endings: set[asyncio.Task[None]] = set()
 
 
 class _Token(BaseModel):
@@ -128,7 +131,16 @@ class AskedRun:
         """Take notice that the client has its answer, or went away; without an answer the run ends."""
         if self._is_answered or not self._ends_with_client:
             return
-        with CancelScope(shield=True), contextlib.suppress(Refusal):  # it is over, or never began
+        # A replica's request is cancelled by Serve itself, at any moment, together with calls that were made for it: a scope does
+        # not keep that out. So the call is made by a task of its own, in a context that belongs to no request.
+        ending = asyncio.create_task(self._cancel(), context=contextvars.Context())
+        _endings.add(ending)
+        ending.add_done_callback(_endings.discard)
+        with CancelScope(shield=True):
+            await asyncio.shield(ending)
+
+    async def _cancel(self) -> None:
+        with contextlib.suppress(Refusal):  # it is over, or never began
             await self._service.cancel(self.run_id)
 
     async def _tokens(self, ending: asyncio.Future[RunDetail]) -> AsyncGenerator[_Token]:

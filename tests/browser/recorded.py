@@ -110,7 +110,9 @@ def report_team(pace_s: float = 0.0, *, mood: str = "") -> Ensemble:
         )
     )
     writer = ScriptedModel(otherwise=_slow(pace_s, 2.2, answer(_DRAFT, 1680, 402)))
-    editor = ScriptedModel(otherwise=_slow(pace_s, 0.8, answer(f"{_DRAFT.replace('its niche', 'the niche')} {mood}".strip(), 1104, 388)))
+    editor = ScriptedModel(
+        otherwise=_slow(pace_s, 0.8, answer(f"{_DRAFT.replace('its niche', 'the niche')} {mood}".strip(), 1104, 388))
+    )
     analysis = Task(
         name="analyse",
         description="Say in two sentences what drives the market",
@@ -311,7 +313,9 @@ def mapped(items: int, pace_s: float = 0.0, *, at_once: int | None = None) -> Ma
     def join(notes: list[Task]) -> Task:
         return Task(description="Join the notes", expected_output="A list", agent=joiner, context=notes)
 
-    return MapReduceEnsemble(items=list(range(items)), map_task=read, reduce_task=join, chunk_size=5, max_concurrency=at_once)
+    return MapReduceEnsemble(
+        items=list(range(items)), map_task=read, reduce_task=join, chunk_size=5, max_concurrency=at_once
+    )
 
 
 #: What a caller says of a run that is looked at.

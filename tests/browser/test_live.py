@@ -67,7 +67,9 @@ async def test_a_page_follows_a_run_to_its_end(own: Runs, page: Page, gate: Gate
     await work
 
 
-async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(own: Runs, context: BrowserContext, gate: Gate) -> None:
+async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
+    own: Runs, context: BrowserContext, gate: Gate
+) -> None:
     """S-STU-102, S-STU-103: who joins late or comes back sees what the others see."""
     work = begin(own, gate)
     pages = [await context.new_page() for _ in range(2)]

@@ -12,7 +12,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 async def test_html_of_a_model_is_text(page: Page, runs: Runs) -> None:
     """S-STU-150: in lists, the graph, the timeline, the panel; no element of it is made, no script of it runs."""
-    for path in ("/runs", "/runs/hostile/flow?step=attack%230", "/runs/hostile/steps?step=attack%230", "/runs/hostile/timeline"):
+    for path in (
+        "/runs",
+        "/runs/hostile/flow?step=attack%230",
+        "/runs/hostile/steps?step=attack%230",
+        "/runs/hostile/timeline",
+    ):
         await page.goto(runs.at(path))
         await expect(page.locator(".run, .node, .step-row, canvas[data-drawn]").first).to_be_visible()
         if "step=" in path:

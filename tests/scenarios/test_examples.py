@@ -7,79 +7,33 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ensemble_ray import SqliteMemory
-from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-Script = Callable[[ServedRequest], Answer]
-
-
-def _results(request: ServedRequest) -> list[str]:
-    """What tools have told the model so far."""
-    return [str(message["content"]) for message in request.messages if message.get("role") == "tool"]
-
-
-def _run(name: str, script: Script, home: Path, *arguments: str) -> tuple[str, ModelServer]:
-    """Run an example; gives what it printed and the server it talked to."""
-    with ModelServer(script) as server:
-        environment = {
-            **os.environ,
-            "OPENAI_BASE_URL": server.base_url,
-            "OPENAI_API_KEY": "sk-of-a-test",
-            "ENSEMBLE_RAY_RUNTIME": "inline",
-            "ENSEMBLE_RAY_HOME": str(home),
-        }
-        command = [sys.executable, str(EXAMPLES / name), *arguments]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)  # noqa: S603  our own example
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout, server
+from tests.scenarios import test_shown_examples
+from tests.scenarios.running_examples import EXAMPLES, results_of, run_example
 
 
 def test_every_example_is_run_here() -> None:
     """A new example gets its test."""
-    tested = {name.removeprefix("test_").removesuffix("_runs") + ".py" for name in globals() if name.endswith("_runs")}
+    names = (*globals(), *vars(test_shown_examples))
+    tested = {name.removeprefix("test_").removesuffix("_runs") + ".py" for name in names if name.endswith("_runs")}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
-
-
-def test_drawing_runs(tmp_path: Path) -> None:
-    """A team and its run as pictures; those of the page on graphs say the same (S-VIZ-63)."""
-    answers = iter(["Too long", "APPROVED"])
-
-    def script(request: ServedRequest) -> Answer:
-        asked = str(request.messages[-1].get("content"))
-        if "Say what is weak" in asked:
-            return next(answers)
-        return "APPROVE" if "May it be printed?" in asked else "Some text"
-
-    printed, _ = _run("drawing.py", script, tmp_path, "openai:some-model", str(tmp_path / "drawn"))
-    drawn = [Path(line) for line in printed.splitlines()]
-    assert [path.name for path in drawn] == ["team.svg", "run.svg"]
-    for path in drawn:
-        shown = EXAMPLES.parent / "docs" / "pictures" / path.name
-        assert _texts(path) == _texts(shown), f"draw it anew: {shown}"
-
-
-def _texts(picture: Path) -> list[str]:
-    return re.findall(r"<text[^>]*>([^<]+)", picture.read_text(encoding="utf-8"))
 
 
 def test_quickstart_runs(tmp_path: Path) -> None:
     """The first example of the README, with the model's use of the tool."""
 
     def script(request: ServedRequest) -> Answer:
-        if "word_count" in request.tools and not _results(request):
+        if "word_count" in request.tools and not results_of(request):
             return ToolCall("call_1", "word_count", '{"text": "one two three"}')
-        return f"Counted {_results(request)[0]}" if _results(request) else "Five facts about tides"
+        return f"Counted {results_of(request)[0]}" if results_of(request) else "Five facts about tides"
 
-    printed, server = _run("quickstart.py", script, tmp_path, "openai:some-model")
+    printed, server = run_example("quickstart.py", script, tmp_path, "openai:some-model")
     assert printed.startswith("Counted 3\n")
     assert {request.model for request in server.requests} == {"some-model"}
     assert "Five facts about tides" in str(server.requests[1].messages)
@@ -96,7 +50,7 @@ def test_parallel_digest_runs(tmp_path: Path) -> None:
     def script(request: ServedRequest) -> Answer:
         return "The digest" if "Join the summaries" in request.text else f"Read {len(request.text)} characters"
 
-    printed, server = _run("parallel_digest.py", script, tmp_path / "home", "openai:m", *map(str, texts))
+    printed, server = run_example("parallel_digest.py", script, tmp_path / "home", "openai:m", *map(str, texts))
     assert printed.splitlines()[-1] == "The digest"
     assert [line.partition(":")[0] for line in printed.splitlines()[2:3]] == ["[3/3] Editor"]
     assert 'Sets are written {like: "this"}.' in server.requests[0].text
@@ -115,10 +69,10 @@ def test_custom_tool_runs(tmp_path: Path) -> None:
     ]
 
     def script(request: ServedRequest) -> Answer:
-        turn = {0: 0, 3: 1}.get(len(_results(request)))
+        turn = {0: 0, 3: 1}.get(len(results_of(request)))
         return "All done" if turn is None else asked[turn]
 
-    printed, server = _run("custom_tool.py", script, tmp_path, "openai:m")
+    printed, server = run_example("custom_tool.py", script, tmp_path, "openai:m")
     assert printed.splitlines() == [
         'price_of({"item": "tea"}) -> tea costs 3.20 [success]',
         'price_of({"item": "gold"}) -> Error: no item \'gold\'. Known: rice, tea [failure]',
@@ -133,7 +87,7 @@ def test_custom_tool_runs(tmp_path: Path) -> None:
 
 def test_handler_pipeline_runs(tmp_path: Path) -> None:
     """Three tasks without a model, one with; the last is given what the others made."""
-    printed, server = _run("handler_pipeline.py", lambda _: "It falls by 5.5 m", tmp_path, "openai:m")
+    printed, server = run_example("handler_pipeline.py", lambda _: "It falls by 5.5 m", tmp_path, "openai:m")
     assert printed.splitlines() == [
         'measure: {"place":"Brest","high_m":6.9,"low_m":1.4}',
         "range: 5.5",
@@ -150,7 +104,7 @@ def test_streaming_runs(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     def script(request: ServedRequest) -> Answer:
         return "The title" if "a title" in request.text else "Four lines\nabout tides"
 
-    printed, server = _run("streaming.py", script, tmp_path, *arguments)
+    printed, server = run_example("streaming.py", script, tmp_path, *arguments)
     assert printed == ("\n[Poet] Four lines\nabout tides\n[Poet] The title\n\n2 model calls, 30 tokens\n")
     assert all(request.stream for request in server.requests)
 
@@ -163,7 +117,7 @@ def test_newsroom_runs(tmp_path: Path) -> None:
         return ToolCall(f"call_{number}", "delegate_task", json.dumps(arguments))
 
     def script(request: ServedRequest) -> Answer:
-        results = _results(request)
+        results = results_of(request)
         if "delegate_task" in request.tools:
             asked = ["Writer", "Researcher", "Analyst", "Writer"]
             return "The article" if len(results) == len(asked) else delegation(len(results), asked[len(results)])
@@ -171,7 +125,7 @@ def test_newsroom_runs(tmp_path: Path) -> None:
             return ToolCall("call_0", "search_archive", '{"words": "boats"}')
         return results[0] if results else "Two sentences"
 
-    printed, _ = _run("newsroom.py", script, tmp_path, "openai:m")
+    printed, _ = run_example("newsroom.py", script, tmp_path, "openai:m")
     lines = printed.splitlines()
     assert (
         lines[0]
@@ -198,7 +152,7 @@ def test_map_reduce_runs(tmp_path: Path) -> None:
     def script(request: ServedRequest) -> Answer:
         return "Lids: 3" if "Join the notes" in request.text else "blames the lid"
 
-    printed, server = _run("map_reduce.py", script, tmp_path / "home", "openai:m", str(file))
+    printed, server = run_example("map_reduce.py", script, tmp_path / "home", "openai:m", str(file))
     lines = printed.splitlines()
     assert sorted(line.partition(":")[0] for line in lines[:4]) == ["final-reduce", "map-0", "map-1", "map-2"]
     assert lines[4:] == ["", "Lids: 3"]
@@ -217,7 +171,7 @@ def test_writer_critic_runs(tmp_path: Path) -> None:
             return next(critic)
         return "Second draft" if "Too dry." in request.text else "First draft"
 
-    printed, server = _run("writer_critic.py", script, tmp_path, "openai:m")
+    printed, server = run_example("writer_critic.py", script, tmp_path, "openai:m")
     assert printed.splitlines() == [
         "Round 1 of 5: Too dry.",
         "Round 2 of 5: APPROVED",
@@ -237,7 +191,7 @@ def test_retry_until_valid_runs(tmp_path: Path) -> None:
         del request
         return json.dumps({"stops": ["A", "B", "C", "D"], "hours": next(hours)})
 
-    printed, server = _run("retry_until_valid.py", script, tmp_path, "openai:m")
+    printed, server = run_example("retry_until_valid.py", script, tmp_path, "openai:m")
     assert printed == "A - B - C - D: 7.5 h, attempt 2\n"
     assert len(server.requests) == 2
 
@@ -249,7 +203,7 @@ def test_debate_runs(tmp_path: Path) -> None:
     def script(request: ServedRequest) -> Answer:
         return "The sceptic" if "Decide who argued better" in request.text else f"Argument {next(spoken)}"
 
-    printed, server = _run("debate.py", script, tmp_path, "openai:m")
+    printed, server = run_example("debate.py", script, tmp_path, "openai:m")
     assert printed == "The sceptic\n"
     assert all(f"Argument {number}" in server.requests[-1].text for number in range(1, 7))
 
@@ -261,7 +215,7 @@ def test_tool_router_runs(tmp_path: Path) -> None:
     def script(request: ServedRequest) -> Answer:
         return next(decisions) if "Say CALCULATE" in request.text else "33 days"
 
-    printed, _ = _run("tool_router.py", script, tmp_path, "openai:m")
+    printed, _ = run_example("tool_router.py", script, tmp_path, "openai:m")
     assert printed.splitlines() == [
         "1. decide -> date",
         "2. date -> decide",
@@ -284,7 +238,7 @@ def test_three_phases_runs(tmp_path: Path) -> None:
             return "A short article" if "shorter" in request.text else "The article"
         return "Outline with the moon" if "name the moon" in request.text else "Facts"
 
-    printed, server = _run("three_phases.py", script, tmp_path, "openai:m")
+    printed, server = run_example("three_phases.py", script, tmp_path, "openai:m")
     lines = printed.splitlines()
     assert sorted(lines[:3]) == [
         "outline: completed after 2 attempt(s)",
@@ -302,10 +256,10 @@ def test_remembering_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def script(request: ServedRequest) -> Answer:
         return "The answer" if "Answer the customer as" in request.text else "Likes short answers"
 
-    first, server = _run("remembering.py", script, tmp_path / "home", "Keep it short", "openai:m")
+    first, server = run_example("remembering.py", script, tmp_path / "home", "Keep it short", "openai:m")
     assert first == "The answer\n"
     assert "## Memory: customer" not in server.requests[0].text
-    _, server = _run("remembering.py", script, tmp_path / "home", "How do tides work?", "openai:m")
+    _, server = run_example("remembering.py", script, tmp_path / "home", "How do tides work?", "openai:m")
     assert "## Memory: customer" in server.requests[0].text
     assert "Likes short answers" in server.requests[0].text
     assert SqliteMemory(tmp_path / "memory.db").scopes() == {"customer": 2}
@@ -319,7 +273,7 @@ def test_loop_per_row_runs(tmp_path: Path) -> None:
             return "Again better" if "Loop iteration" in request.text else "A slogan"
         return "APPROVED" if "Again better" in request.text else "Too short"
 
-    printed, server = _run("loop_per_row.py", script, tmp_path, "openai:m")
+    printed, server = run_example("loop_per_row.py", script, tmp_path, "openai:m")
     assert printed.count("Again better") == 3
     assert len(server.requests) == 12
 
@@ -332,12 +286,12 @@ def test_approval_runs(tmp_path: Path) -> None:
         return "Dear customer" if "into a letter" in prompt else "Lamps for 40 EUR"
 
     home = tmp_path / "home"
-    printed, server = _run("approval.py", script, home, "lamps", "", "openai:m")
+    printed, server = run_example("approval.py", script, home, "lamps", "", "openai:m")
     assert printed.startswith("May this offer go out?\n\nLamps for 40 EUR\n")
     assert len(server.requests) == 1
     command = printed.partition("Decide:")[2].split()
     _decide(home, command)
-    printed, server = _run("approval.py", script, home, "--go-on", command[2], "openai:m")
+    printed, server = run_example("approval.py", script, home, "--go-on", command[2], "openai:m")
     assert (printed, len(server.requests)) == ("Dear customer\n", 1)
 
 
@@ -364,7 +318,7 @@ def test_parallel_gates_runs(tmp_path: Path) -> None:
 
     home, edited = tmp_path / "home", tmp_path / "slogan"
     edited.write_text("Du thé !\n", encoding="utf-8")
-    printed, server = _run("parallel_gates.py", script, home, "tea", "", "openai:m")
+    printed, server = run_example("parallel_gates.py", script, home, "tea", "", "openai:m")
     gates = {line.partition(":")[0]: line for line in printed.splitlines() if " editor: " in line}
     commands = [line.split() for line in printed.splitlines() if "ensemble-ray review " in line]
     assert sorted(gates) == ["English editor", "French editor", "German editor"]
@@ -374,11 +328,11 @@ def test_parallel_gates_runs(tmp_path: Path) -> None:
     run_id = commands[0][2]
     _decide(home, by_role["German editor"])
     _decide(home, by_role["French editor"], text=edited)
-    printed, server = _run("parallel_gates.py", script, home, "--go-on", run_id, "openai:m")
+    printed, server = run_example("parallel_gates.py", script, home, "--go-on", run_id, "openai:m")
     assert [line for line in printed.splitlines() if " editor: " in line] == [gates["English editor"]]
     assert server.requests == []
     _decide(home, by_role["English editor"])
-    printed, server = _run("parallel_gates.py", script, home, "--go-on", run_id, "openai:m")
+    printed, server = run_example("parallel_gates.py", script, home, "--go-on", run_id, "openai:m")
     assert (printed, len(server.requests)) == ("The plan\n", 1)
     assert "Du thé !" in server.requests[0].text
     assert "Tea, French" not in server.requests[0].text
@@ -393,10 +347,10 @@ def test_improving_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             return "REFINED_DESCRIPTION:\nExplain it with the sea\nSUGGESTIONS:\n- use a picture"
         return "The moon pulls the sea"
 
-    first, server = _run("improving.py", script, tmp_path / "home", "tides", "openai:m")
+    first, server = run_example("improving.py", script, tmp_path / "home", "tides", "openai:m")
     lines = ["Learned in execution 1: Explain it with the sea", "- use a picture", "The moon pulls the sea"]
     assert first.splitlines() == lines
     assert "## Task Improvement Notes" not in server.requests[0].text
-    second, server = _run("improving.py", script, tmp_path / "home", "tides", "openai:m")
+    second, server = run_example("improving.py", script, tmp_path / "home", "tides", "openai:m")
     assert second.splitlines()[0] == "Learned in execution 2: Explain it with the sea"
     assert "Explain it with the sea" in server.requests[0].text

@@ -121,13 +121,8 @@ def traced(trace: ExecutionTrace) -> object:
     return data
 
 
-def check_events(run: Seen, *, is_in_turn: bool = True) -> None:
-    """Assert that each execution starts once and ends at most once, what holds them ends behind them, and the run at last.
-
-    Args:
-        run: What it showed.
-        is_in_turn: Whether one process tells of iterations and of their tasks; else their order is not asserted.
-    """
+def check_events(run: Seen) -> None:
+    """Assert that each execution starts once and ends at most once, what holds them ends behind them, and the run at last."""
     events = run.events
     ended: Counter[str] = Counter()
     started: Counter[str] = Counter()
@@ -143,7 +138,7 @@ def check_events(run: Seen, *, is_in_turn: bool = True) -> None:
                 told[each.instance] += 1
                 inside = [name for name in started if name.startswith(f"{each.instance}/")]
                 assert inside
-                assert not is_in_turn or all(ended[name] for name in inside)
+                assert all(ended[name] for name in inside)
             case _:
                 pass
     assert set(started.values()) | set(ended.values()) | set(told.values()) <= {1}
@@ -180,8 +175,7 @@ def on_both(runtimes: Sequence[Runtime], kind: Kind, seed: int, trouble: int, **
     """Run one team on both runtimes."""
     inline, on_ray = (seen(team_of(kind, choices_of(seed), trouble, **fields), each) for each in runtimes)
     check_events(inline)
-    # The driver tells of iterations of items, and the processes of agents of their tasks.
-    check_events(on_ray, is_in_turn=kind != "map")
+    check_events(on_ray)
     return inline, on_ray
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, OpenAI
@@ -198,3 +198,25 @@ async def test_a_client_that_goes_after_the_answer_ends_nothing() -> None:
     assert (await run.end()).status == "completed"
     await run.leave()
     assert not double.cancelled
+
+
+async def test_a_run_ends_though_its_request_is_cancelled_meanwhile() -> None:
+    """S-SRV-130: as Serve cancels a request, together with what was called for it, while the run is being ended."""
+    has_begun, may_go_on = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    class Slow:
+        async def cancel(self, run_id: str) -> None:
+            has_begun.set()
+            await may_go_on.wait()
+            ended.append(run_id)
+
+    leaving = asyncio.create_task(AskedRun(cast("Any", Slow()), "a", ends_with_client=True).leave())
+    await has_begun.wait()
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    may_go_on.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert ended == ["a"]

@@ -186,6 +186,10 @@ def test_a_run_is_exported_whole(serve: Serve, runs: Path) -> None:
     assert set(found["details"]) == {s["id"] for s in found["steps"] if s["kind"] == "task"}
     assert found["flows"]["declared"]["nodes"]
     assert found["info"]["actions"] == []
+    page = serve(runs).get(f"{API}/runs/graph/export")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "Run graph" in page.text
+    assert "http://" not in page.text.replace("http://www.w3.org/", "")
 
 
 def test_a_damaged_record_shows_what_is_left(serve: Serve, tmp_path: Path) -> None:

@@ -141,6 +141,8 @@ class RunFollower:
         self._seq = 0
         self._live_cursor = 0
         self._is_over = False
+        #: whether it was seen that nothing happens any more
+        self._knows_closed = False
 
     @property
     def is_over(self) -> bool:
@@ -219,8 +221,11 @@ class RunFollower:
         if self._live is None:
             await asyncio.sleep(timeout_s)
             return
-        if await self._live.log.changed(self._live_cursor, timeout_s=timeout_s) and self._live.is_closed:
-            await asyncio.sleep(timeout_s)  # nothing comes any more, but the end
+        is_changed = await self._live.log.changed(self._live_cursor, timeout_s=timeout_s)
+        if is_changed and self._live.is_closed:
+            if self._knows_closed:
+                await asyncio.sleep(timeout_s)  # nothing comes any more, but the end
+            self._knows_closed = True
 
     async def _stored_outcome(self) -> str | None:
         summary = await self._store.summary(self.run_id)

@@ -50,6 +50,7 @@ from ensemble_ray.runs.map_reduce.opening import opened, rules_of, window_of
 from ensemble_ray.runs.map_reduce.recorded_end import finished
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
 from ensemble_ray.runs.map_reduce.result import conclude
+from ensemble_ray.runs.map_reduce.unit_events import UnitEvents
 from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
@@ -230,6 +231,7 @@ class MapReduceLauncher:
             watch = await self._open_results(scope, is_direct=is_direct, is_continued=record is not None)
             stack.push_async_exit(watch.leave)
             run_journal = RunJournal(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
+            self._events = UnitEvents(scope.events)
             parts = self._assemble_parts(
                 scope, run_journal, ItemBuffer(reader, record), watch, record, is_direct=is_direct
             )
@@ -244,6 +246,7 @@ class MapReduceLauncher:
                     raise
                 return self._cancelled_end(now)
             stack.push_async_callback(executor.close)
+            self._events.executor = executor
             self._spending = executor.spending
             self.items.window = window = window_of(self.definition, executor.most_processes)
             rules = rules_of(self.definition, window=window, is_direct=is_direct)
@@ -334,7 +337,7 @@ class MapReduceLauncher:
             store=self._outputs,
             results=watch,
             definition=definition,
-            events=scope.events,
+            events=self._events,
             record=record,
         )
 

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from ensemble_ray.access.rights import Right
 from ensemble_ray.process.loop import bridge
 from ensemble_ray.process.threads import threads
+from ensemble_ray.studio.bundle import single_file
 from ensemble_ray.studio.exporting import export_run
 from ensemble_ray.studio.flows import FlowView
 from ensemble_ray.studio.routes.answers import StudioDependency, answer, json_text
@@ -50,8 +51,6 @@ async def get_export(
     headers = {"content-disposition": f'attachment; filename="run-{_file_name(run_id)}.{form}"'}
     if form == "json":
         return Response(text, media_type="application/json", headers=headers)
-    from ensemble_ray.studio.bundle import single_file
-
     page = await threads.run(single_file, text, title=f"Run {run_id}")
     return Response(page, media_type="text/html; charset=utf-8", headers=headers)
 

@@ -14,7 +14,10 @@ from ensemble_ray.process.loop import bridge
 from ensemble_ray.studio.refusals import StudioRefusal, not_found
 from ensemble_ray.studio.routes.answers import StudioDependency, answer
 from ensemble_ray.studio.run_list import RunSearch
+from ensemble_ray.studio.schemas.actions import Actors
+from ensemble_ray.studio.service import Studio
 from ensemble_ray.studio.views.step_detail import cut_detail, text_of
+from ensemble_ray.studio.visitors import Visitor
 from ensemble_ray.text.foreign_text import whole_text
 
 __all__ = ["router"]
@@ -92,6 +95,26 @@ async def get_reviews(studio: StudioDependency, request: Request) -> Response:
     """Return the reviews that wait for somebody."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.reviews(visitor)))
+
+
+@router.get("/actors")
+async def get_actors(studio: StudioDependency, request: Request) -> Response:
+    """Return the processes that there are."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await _actors(studio, visitor, None))
+
+
+@router.get("/runs/{run_id}/actors")
+async def get_actors_of_run(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Return the processes that work for a run."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await _actors(studio, visitor, run_id))
+
+
+async def _actors(studio: Studio, visitor: Visitor, run_id: str | None) -> Actors:
+    if studio.processes is None:
+        return Actors(note="Nothing is known of processes here")
+    return await bridge(studio.processes.actors(visitor, run_id))
 
 
 def _instant(text: str) -> float:

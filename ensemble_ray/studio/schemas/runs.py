@@ -9,6 +9,7 @@ from pydantic import Field
 from ensemble_ray.studio.schemas.wire import Cost, Data, Millis, RunStatus, Text, Wire
 
 __all__ = [
+    "Action",
     "AgentBudget",
     "Budget",
     "ComparedRuns",

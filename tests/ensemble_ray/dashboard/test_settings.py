@@ -18,6 +18,7 @@ from ensemble_ray import (
     WebReviewHandler,
     WebSocketStreamingListener,
 )
+from ensemble_ray.studio import http_server
 
 _PORT = "port must be in the range 0-65535 (0 = OS-assigned ephemeral port); got: "
 
@@ -98,3 +99,15 @@ def test_what_is_no_dashboard() -> None:
     with pytest.raises(ValidationError) as refused:
         Ensemble(tasks=[Task.of("Write")], dashboard=7329)  # type: ignore[arg-type]
     assert str(refused.value) == "Ensemble dashboard must be a WebDashboard, got: int"
+
+
+def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-WEB-18: it says which, and what installs them; nothing was started."""
+    monkeypatch.setattr(http_server, "find_spec", lambda name: None if name == "uvicorn" else object())
+    dashboard = WebDashboard.on_port(0)
+    with pytest.raises(ValidationError) as refused:
+        dashboard.start()
+    assert str(refused.value) == (
+        "The dashboard needs packages that are not installed (uvicorn): pip install 'ensemble-ray[studio]'"
+    )
+    assert not dashboard.is_running

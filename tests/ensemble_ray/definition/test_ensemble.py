@@ -57,7 +57,7 @@ def test_nothing_but_types_is_checked_when_an_ensemble_is_built() -> None:
 
 def test_a_field_that_nobody_knows() -> None:
     """S-CONV-4."""
-    with pytest.raises(ValidationError, match="unknown field 'dashbord'. Did you mean 'dashboard'"):
+    with pytest.raises(ValidationError, match=r"unknown field 'dashbord'\. Did you mean 'dashboard'"):
         EnsembleDefinition(dashbord=None)  # type: ignore[call-arg]
 
 

@@ -96,3 +96,12 @@ def test_tools_that_ask(load: Load) -> None:
     (task,) = team_of(load, f"    tools: {written}\n").tasks
     asking, writing = cast("tuple[Any, Any]", task.tools)
     assert (asking.name, writing.require_approval) == ("human_input", True)
+
+
+def test_the_dashboard_of_a_team(load: Load, tmp_path: Path) -> None:
+    """S-WEB-18: as module:attribute; another object is none."""
+    module = "from ensemble_ray import WebDashboard\nboard = WebDashboard(port=0)\nother = 7329\n"
+    (tmp_path / "shown_team.py").write_text(module, encoding="utf-8")
+    assert team_of(load, "dashboard: shown_team:board\n").dashboard is not None
+    with pytest.raises(ValidationError, match="a WebDashboard"):
+        team_of(load, "dashboard: shown_team:other\n")

@@ -10,10 +10,10 @@ import pytest
 from ensemble_ray import Ensemble, Task
 from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.retention import age_from, apply_retention, prune
+from ensemble_ray.record.retention import Retention, age_from, apply_retention, prune
 from ensemble_ray.record.runs import list_runs
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.record.stores import OwnedRun, RunSummary
+from ensemble_ray.record.stores import OwnedRun, RunSummary, StoreAddress
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_now
 
@@ -104,6 +104,21 @@ async def test_environment_decides_what_goes_at_the_end_of_a_run(tmp_path: Path)
     assert await apply_retention(store, {}) == ()
     assert await apply_retention(store, {"ENSEMBLE_RAY_RETENTION": "30d"}) == []
     assert len(await apply_retention(store, {"ENSEMBLE_RAY_RETENTION": "0d"})) == 3
+
+
+async def test_records_are_looked_at_once_a_minute_when_many_runs_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-DUR-53: each look reads all of them; those of another store are another matter."""
+    monkeypatch.setenv("ENSEMBLE_RAY_RETENTION", "0d")
+    retention, address = Retention(), StoreAddress(home=str(tmp_path))
+    for at, left in ((0.0, 0), (59.0, 3), (60.0, 0)):
+        store = await _store(tmp_path / str(at), ALL)
+        await retention.run_ended(address, store, spared="", at=at)
+        assert len([run for run in await store.runs() if run.state.is_final]) == left, at
+    other = await _store(tmp_path / "other", ALL)
+    await retention.run_ended(StoreAddress(home="/other"), other, spared="", at=60.0)
+    assert await _ids(other) == {"r3"}
 
 
 class Broken(SqliteStore):

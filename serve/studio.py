@@ -1,0 +1,191 @@
+"""Studio behind an endpoint, at `/studio` (S-STU-80 to S-STU-83). Package: serve.
+
+In: the endpoint's service. Out: the page over the records of its runs, for callers of this endpoint. Rules: a caller with a key sees the
+runs that the endpoint accepted for its teams; reviews are decided and runs are cancelled by the endpoint's own service. Runs are
+neither resumed nor forked here: whoever drives the endpoint does that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+
+from ensemble_ray.access.hosts import headers_of, is_local_origin
+from ensemble_ray.access.rights import Right
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.serve.control_schemas import NewDecision, ReviewConflict, Verdict
+from ensemble_ray.serve.refusals import Refusal
+from ensemble_ray.serve.rights import ANYBODY, Caller
+from ensemble_ray.serve.run_schemas import RunFilter
+from ensemble_ray.serve.run_service import LARGEST_PAGE, RunService
+from ensemble_ray.studio.app import mount_page, mount_studio
+from ensemble_ray.studio.reading import StudioReader
+from ensemble_ray.studio.refusals import StudioRefusal, not_found
+from ensemble_ray.studio.schemas.actions import Decision, NewFork, RunPreview
+from ensemble_ray.studio.service import Studio
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.stores import RunSummary
+    from ensemble_ray.studio.schemas.runs import Review
+
+__all__ = ["BASE", "add_studio", "is_page"]
+
+#: Where the page is.
+BASE = "/studio"
+#: For how long the runs of a caller are taken for those that there are, s.
+_LASTING_S = 2.0
+_NOT_HERE = (
+    "Behind an endpoint runs are neither resumed nor forked from the page: ensemble-ray resume, ensemble-ray fork"
+)
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is that of a file of the page, which holds no data and needs no key."""
+    return path == BASE or (path.startswith(f"{BASE}/") and not path.startswith(f"{BASE}/api/"))
+
+
+def add_studio(api: FastAPI, service: Callable[[], RunService]) -> None:
+    """Add the page, and what it asks for, to an endpoint.
+
+    Args:
+        api: The endpoint.
+        service: Gives its runs, once it has started.
+    """
+    reader = StudioReader(store_at(StoreAddress.of()), can_decide=True)
+    studio = Studio(
+        reader=reader,
+        title="this endpoint",
+        guard=_EndpointGuard(service),
+        actions=_EndpointActions(service, reader),
+        offers=("cancel", "decide"),
+    )
+    mount_studio(api, studio, BASE)
+    mount_page(api, BASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _CallerOfEndpoint:
+    """Who asks."""
+
+    name: str | None
+    #: None: all that are recorded
+    run_ids: frozenset[str] | None
+
+    def may_see(self, run: RunSummary) -> bool:
+        """Whether a run was accepted for one of the caller's teams."""
+        return self.run_ids is None or run.run_id in self.run_ids
+
+
+class _EndpointGuard:
+    """Knows callers as the endpoint's other routes do; `KeyCheck` has looked at their keys before."""
+
+    def __init__(self, service: Callable[[], RunService]) -> None:
+        self._service = service
+        #: by teams: when they were listed, and what was found
+        self._runs: dict[frozenset[str] | None, tuple[float, frozenset[str]]] = {}
+
+    async def admit(self, request: Request, right: Right) -> _CallerOfEndpoint:
+        """Return who asks.
+
+        Raises:
+            StudioRefusal: the caller lacks the right, or sent a change from a page of another site.
+        """
+        found: object = getattr(request.state, "caller", ANYBODY)
+        caller = found if isinstance(found, Caller) else ANYBODY
+        if right not in caller.rights:
+            raise StudioRefusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", f"This key lacks the right '{right}'")
+        if not caller.name:
+            if request.method not in {"GET", "HEAD"} and not is_local_origin(headers_of(request.scope, b"origin")):
+                raise StudioRefusal(HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", "Origin not allowed")
+            return _CallerOfEndpoint(None, None)
+        return _CallerOfEndpoint(caller.name, await self._runs_of(caller))
+
+    async def _runs_of(self, caller: Caller) -> frozenset[str]:
+        now = time.monotonic()
+        at, found = self._runs.get(caller.ensembles, (0.0, frozenset[str]()))
+        if not at or now - at > _LASTING_S:
+            found, cursor = frozenset[str](), None
+            while True:
+                page = await self._service().list(
+                    RunFilter(ensembles=caller.ensembles), cursor=cursor, size=LARGEST_PAGE
+                )
+                found |= {run.run_id for run in page.runs}
+                if (cursor := page.next_cursor) is None:
+                    break
+            self._runs = {**self._runs, caller.ensembles: (now, found)}
+        return found
+
+
+class _EndpointActions:
+    """Actions that the endpoint's service carries out."""
+
+    def __init__(self, service: Callable[[], RunService], reader: StudioReader) -> None:
+        self._service = service
+        self._reader = reader
+
+    async def cancel(self, run_id: str) -> None:
+        """Ask for the end of a run.
+
+        Raises:
+            StudioRefusal: there is no such run, or it is over.
+        """
+        try:
+            await self._service().cancel(run_id)
+        except Refusal as refusal:
+            raise _as_studio(refusal) from refusal
+
+    async def preview_resume(self, run_id: str) -> RunPreview:
+        """Say that it is not done here."""
+        del run_id
+        return RunPreview(blocked=_NOT_HERE)
+
+    async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
+        """Say that it is not done here."""
+        del run_id, from_step
+        return RunPreview(blocked=_NOT_HERE)
+
+    async def resume(self, run_id: str) -> str:
+        """Refuse.
+
+        Raises:
+            StudioRefusal: always.
+        """
+        raise StudioRefusal(HTTPStatus.CONFLICT, "NOT_HERE", f"Run '{run_id}': {_NOT_HERE}")
+
+    async def fork(self, run_id: str, asked: NewFork) -> str:
+        """Refuse.
+
+        Raises:
+            StudioRefusal: always.
+        """
+        del asked
+        return await self.resume(run_id)
+
+    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> Review:
+        """Decide at a gate, and return it.
+
+        Raises:
+            StudioRefusal: somebody was first, or nobody waits there.
+        """
+        text = decision.text or "" if decision.decision == "edit" else None
+        asked = NewDecision(decision=Verdict(decision.decision), text=text, comment=decision.comment)
+        try:
+            decided = await self._service().decide(run_id, gate_id, asked, by=by or "")
+        except Refusal as refusal:
+            raise _as_studio(refusal) from refusal
+        if isinstance(decided, ReviewConflict):
+            raise StudioRefusal(HTTPStatus.CONFLICT, "REVIEW_DECIDED_ERROR", decided.message)
+        found = await self._reader.gate(run_id, gate_id)
+        if found is None:
+            raise not_found("gate", gate_id)
+        return found
+
+
+def _as_studio(refusal: Refusal) -> StudioRefusal:
+    return StudioRefusal(refusal.status, refusal.code, refusal.message)

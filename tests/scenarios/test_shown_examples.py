@@ -1,0 +1,45 @@
+"""Examples whose runs are looked at, in a browser and as pictures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ensemble_ray.testing.model_server import Answer, ServedRequest
+from tests.scenarios.running_examples import EXAMPLES, run_example
+
+
+def test_live_dashboard_runs(tmp_path: Path) -> None:
+    """Nobody decides about its draft in time, and it goes on."""
+    printed, server = run_example(
+        "live_dashboard.py",
+        lambda request: f"answer {len(request.messages)}",
+        tmp_path,
+        "openai:some-model",
+        "0",
+        "0.005",
+    )
+    assert "Open http://localhost:" in printed
+    assert len(server.requests) == 3
+
+
+def test_drawing_runs(tmp_path: Path) -> None:
+    """A team and its run as pictures; those of the page on graphs say the same (S-VIZ-63)."""
+    answers = iter(["Too long", "APPROVED"])
+
+    def script(request: ServedRequest) -> Answer:
+        asked = str(request.messages[-1].get("content"))
+        if "Say what is weak" in asked:
+            return next(answers)
+        return "APPROVE" if "May it be printed?" in asked else "Some text"
+
+    printed, _ = run_example("drawing.py", script, tmp_path, "openai:some-model", str(tmp_path / "drawn"))
+    drawn = [Path(line) for line in printed.splitlines()]
+    assert [path.name for path in drawn] == ["team.svg", "run.svg"]
+    for path in drawn:
+        shown = EXAMPLES.parent / "docs" / "pictures" / path.name
+        assert _texts(path) == _texts(shown), f"draw it anew: {shown}"
+
+
+def _texts(picture: Path) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]+)", picture.read_text(encoding="utf-8"))

@@ -1,0 +1,101 @@
+"""The page over an endpoint's runs, behind its keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ensemble_ray import Agent, Ensemble, Review, Task
+from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.access.rights import Right
+from ensemble_ray.testing import ScriptedModel
+
+from .keys import guarded, make_key
+
+API = "/studio/api/studio"
+
+
+def team() -> Ensemble:
+    """One task."""
+    agent = Agent(role="Speaker", goal="Speak", llm=ScriptedModel("yes"))
+    return Ensemble(tasks=[Task(name="say", description="Say it", expected_output="x", agent=agent)])
+
+
+def asking_team() -> Ensemble:
+    """A task that is written without a model, with a gate behind it."""
+
+    def write(context: object) -> str:
+        return "a draft"
+
+    task = Task(name="draft", description="d", expected_output="x", handler=write, review=Review.required("Ok?"))
+    return Ensemble(tasks=[task], review_wait="detach")
+
+
+async def test_pages_need_no_key_and_data_does(records: Path) -> None:
+    """S-STU-80, S-STU-82: files are open, and there is nothing of a run in them; each route asks for its right."""
+    async with guarded(records, team(), KeyPolicy.REQUIRED, has_studio=True) as served:
+        client = served.client
+        reading, none = (
+            make_key(served.file, "reads", rights=[Right.READ]),
+            make_key(served.file, "r", rights=[Right.RUN]),
+        )
+        for path in (f"{API}/info", f"{API}/runs", f"{API}/reviews", f"{API}/nowhere", "/studio/api/x"):
+            assert (await client.get(path)).status_code == 401, path
+        assert (await client.get(f"{API}/info", headers=reading)).json()["actions"] == ["cancel", "decide"]
+        assert (await client.get(f"{API}/runs", headers=none)).status_code == 403
+        for path in ("/studio/nothing.js", "/studio/../x"):
+            assert (await client.get(path)).status_code in {401, 404}
+        assert (await client.post(f"{API}/runs/x/cancel", headers=reading)).status_code == 403
+        assert (await client.post(f"{API}/reviews/x/y", headers=reading, json={"decision": "exit"})).status_code == 403
+
+
+async def test_callers_see_the_runs_of_their_teams(records: Path) -> None:
+    """S-STU-81: a run of another team is not there, in lists and by its id."""
+    async with guarded(records, {"a": team(), "b": team()}, KeyPolicy.REQUIRED, has_studio=True) as served:
+        client = served.client
+        everyone = make_key(served.file, "all")
+        only_a = make_key(served.file, "ann", teams=["a"])
+        for name in ("a", "b"):
+            body = {"ensemble": name, "run_id": f"of-{name}"}
+            await client.post("/runs", json=body, headers={**everyone, "prefer": "wait=30"})
+        found = (await client.get(f"{API}/runs", headers=only_a)).json()["runs"]
+        assert [run["run_id"] for run in found] == ["of-a"]
+        assert (await client.get(f"{API}/runs/of-a/steps", headers=only_a)).status_code == 200
+        for path in (
+            "runs/of-b",
+            "runs/of-b/steps",
+            "runs/of-b/steps/say%230",
+            "runs/of-b/live",
+            "compare?a=of-a&b=of-b",
+        ):
+            assert (await client.get(f"{API}/{path}", headers=only_a)).status_code == 404, path
+        assert (await client.post(f"{API}/runs/of-b/cancel", headers=only_a)).status_code == 404
+        assert {r["run_id"] for r in (await client.get(f"{API}/runs", headers=everyone)).json()["runs"]} == {
+            "of-a",
+            "of-b",
+        }
+
+
+async def test_reviews_are_decided_by_the_endpoint(records: Path) -> None:
+    """S-STU-82, S-STU-83: under the key's name; a second decision is 409; nothing is resumed or forked here."""
+    async with guarded(records, asking_team(), KeyPolicy.REQUIRED, has_studio=True) as served:
+        client, key = served.client, make_key(served.file, "ann")
+        await client.post("/runs", json={"run_id": "asks"}, headers={**key, "prefer": "wait=30"})
+        (review,) = (await client.get(f"{API}/reviews", headers=key)).json()["reviews"]
+        path = f"{API}/reviews/asks/{review['gate_id']}"
+        taken = await client.post(path, json={"decision": "approve"}, headers=key)
+        assert (taken.status_code, taken.json()["decision"], taken.json()["decided_by"]) == (200, "approve", "ann")
+        assert (await client.post(path, json={"decision": "exit"}, headers=key)).status_code == 409
+        assert (await client.post(f"{API}/runs/asks/resume", headers=key)).json()["code"] == "NOT_HERE"
+        assert (await client.get(f"{API}/runs/asks/fork-preview?from=draft", headers=key)).json()["blocked"]
+
+
+async def test_another_sites_page_changes_nothing(records: Path) -> None:
+    """S-STU-81: where nobody needs a key, a change has to come from a page of this machine."""
+    async with guarded(records, team(), has_studio=True) as served:
+        client = served.client
+        await client.post("/runs", json={"run_id": "one"}, headers={"prefer": "wait=30"})
+        assert len((await client.get(f"{API}/runs")).json()["runs"]) == 1
+        for headers in ({}, {"origin": "http://evil.example"}):
+            answer = await client.post(f"{API}/runs/one/cancel", headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (403, "ORIGIN_NOT_ALLOWED")
+        assert (await client.post(f"{API}/runs/one/cancel", headers={"origin": "http://localhost"})).status_code == 409

@@ -1,0 +1,97 @@
+"""Who may ask, what their browser may do, and where studio listens."""
+
+from __future__ import annotations
+
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ensemble_ray import EnsembleError, ValidationError
+from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray.access.keys import new_key
+from ensemble_ray.access.rights import Right
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.studio.routes.page import FOLDER
+from ensemble_ray.studio.server import PORT, StudioServer
+
+from .conftest import Serve
+
+API = "api/studio"
+
+
+def test_names_of_others_and_pages_of_others_are_refused(serve: Serve, runs: Path) -> None:
+    """S-STU-70: hosts of loopback alone; changes from pages of this machine alone."""
+    client = serve(runs)
+    assert client.get(f"{API}/info", headers={"host": "evil.example"}).status_code == 403
+    for origin in ("http://evil.example", "null", "http://localhost.evil.com", ""):
+        answer = client.post(f"{API}/runs/flat/cancel", headers={"origin": origin})
+        assert (answer.status_code, answer.json()["code"]) == (403, "ORIGIN_NOT_ALLOWED"), origin
+
+
+def test_only_files_of_the_page_can_be_had(serve: Serve, runs: Path) -> None:
+    """S-STU-73, S-STU-74: by exactly their names; every answer has the policy; a tag saves the second answer."""
+    client = serve(runs)
+    for path in (
+        "..%2fapp.py",
+        "%2e%2e/app.py",
+        "/../server.py",
+        "js/..%2f..%2fapp.py",
+        "js",
+        "js/",
+        "INDEX.HTML",
+        "%00",
+    ):
+        answer = client.get(path)
+        assert answer.status_code == 404, path
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+    for path in (f"{API}/runs", f"{API}/nope"):
+        policy = client.get(path).headers["content-security-policy"]
+        assert "unsafe" not in policy
+        assert "*" not in policy
+    for file in (path for path in FOLDER.rglob("*") if path.suffix in {".js", ".css", ".html", ".svg"}):
+        answer = client.get(file.relative_to(FOLDER).as_posix())
+        assert answer.content == file.read_bytes()
+        again = client.get(file.relative_to(FOLDER).as_posix(), headers={"if-none-match": answer.headers["etag"]})
+        assert again.status_code == 304
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    """S-STU-70, S-STU-71: with what to do; the usual one is 7328, on loopback."""
+    assert PORT == 7328
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(EnsembleError, match=f"127.0.0.1:{port}.*Choose another port"):
+            StudioServer(StoreAddress.of(tmp_path), port=port).start()
+    with pytest.raises(ValidationError, match="0-65535"):
+        StudioServer(StoreAddress.of(tmp_path), port=70_000)
+
+
+def test_beyond_loopback_everything_but_files_needs_a_key(runs: Path, tmp_path: Path) -> None:
+    """S-STU-72: no key at all: it does not start; a key has its rights and its teams, and no other."""
+    address = StoreAddress.of(tmp_path)
+    with pytest.raises(ValidationError, match="ensemble-ray keys add"):
+        StudioServer(address, host="0.0.0.0", port=0)  # noqa: S104  that is what is asked about
+    made = datetime(2026, 1, 1, tzinfo=UTC)
+    texts: dict[str, str] = {}
+    for name, rights, teams in (("reads", [Right.READ], "*"), ("other", [Right.READ], "teamx")):
+        texts[name], key = new_key(name, rights=frozenset(rights), teams=[teams], rate=None, created_at=made)
+        KeyFile(runs).add(key)
+    server = StudioServer(StoreAddress.of(runs), host="0.0.0.0", port=0)  # noqa: S104
+    server.start()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}/", trust_env=False) as client:
+            reads, other = ({"authorization": f"Bearer {texts[name]}"} for name in ("reads", "other"))
+            assert client.get(f"{API}/runs").status_code == 401
+            assert client.get(f"{API}/runs", headers={"authorization": "Bearer erk_x"}).status_code == 401
+            assert len(client.get(f"{API}/runs", headers=reads).json()["runs"]) == 7
+            assert client.get(f"{API}/runs", headers=other).json()["runs"] == []
+            assert client.get(f"{API}/runs/flat", headers=other).status_code == 404
+            assert client.post(f"{API}/runs/flat/cancel", headers=reads).status_code == 403
+            assert client.get("nothing.js").status_code == 404
+    finally:
+        server.stop()
