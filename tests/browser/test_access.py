@@ -35,7 +35,7 @@ async def test_no_view_breaks_a_rule_of_accessibility(runs: Runs, page: Page, sc
         await page.goto(runs.at(path))
         await expect(page.locator(shown).first).to_be_visible()
         if "step=" in path:
-            await expect(page.locator(".step-panel .section").first).to_be_visible()
+            await expect(page.locator(".step-panel .section-body").first).to_be_visible()
         found = await Axe().run(page, options=rules)
         broken += [
             f"{path}: {each['id']}: {node['target']} {node['failureSummary']}"
@@ -74,6 +74,7 @@ async def test_everything_is_done_with_the_keyboard(runs: Runs, page: Page) -> N
     assert outline == "solid"
     await page.keyboard.press("Enter")
     await expect(page).to_have_url(re.compile("#/runs/report/flow"))
+    await expect(page.locator(".node").first).to_be_visible()
     await page.keyboard.press("3")
     await expect(page.get_by_role("tab", name="Steps")).to_have_attribute("aria-selected", "true")
     await page.keyboard.press("j")

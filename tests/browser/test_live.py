@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
-from collections.abc import Iterator
 
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
@@ -13,31 +11,11 @@ from playwright.async_api import BrowserContext, Page, expect
 from ensemble_ray import EnsembleOutput
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
-from ensemble_ray.testing.scripted import ScriptedCall
 from tests.browser.conftest import Runs, Watched
+from tests.browser.gates import Gate
 from tests.browser.recorded import blocked_team
-from tests.builders import answer
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
-
-
-class Gate:
-    """Holds a model's answer back until the test opens it."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-
-    async def __call__(self, _: ScriptedCall) -> object:
-        await asyncio.to_thread(self.open.wait, 120)
-        return answer("It may go on.", 30, 7)
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    """A gate that is open at the end, whatever became of the test."""
-    made = Gate()
-    yield made
-    made.open.set()
 
 
 def begin(runs: Runs, gate: Gate) -> asyncio.Task[EnsembleOutput]:
@@ -67,7 +45,9 @@ async def test_a_page_follows_a_run_to_its_end(own: Runs, page: Page, gate: Gate
     await work
 
 
-async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(own: Runs, context: BrowserContext, gate: Gate) -> None:
+async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
+    own: Runs, context: BrowserContext, gate: Gate
+) -> None:
     """S-STU-102, S-STU-103: who joins late or comes back sees what the others see."""
     work = begin(own, gate)
     pages = [await context.new_page() for _ in range(2)]
