@@ -45,7 +45,7 @@ def begin(runs: Runs, gate: Gate) -> asyncio.Task[EnsembleOutput]:
     return asyncio.create_task(asyncio.to_thread(blocked_team(gate).run, runtime=runs.inline, run_id="slow"))
 
 
-async def test_a_page_follows_a_run_to_its_end(page: Page, own: Runs, gate: Gate) -> None:
+async def test_a_page_follows_a_run_to_its_end(own: Runs, page: Page, gate: Gate) -> None:
     """S-VIZ-74, S-VIZ-75, S-STU-102: pending grey, running, done in the role's colour, without a reload; bars grow meanwhile."""
     work = begin(own, gate)
     await page.goto(own.at("/runs"))
@@ -67,9 +67,7 @@ async def test_a_page_follows_a_run_to_its_end(page: Page, own: Runs, gate: Gate
     await work
 
 
-async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
-    context: BrowserContext, own: Runs, gate: Gate
-) -> None:
+async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(own: Runs, context: BrowserContext, gate: Gate) -> None:
     """S-STU-102, S-STU-103: who joins late or comes back sees what the others see."""
     work = begin(own, gate)
     pages = [await context.new_page() for _ in range(2)]
@@ -87,7 +85,7 @@ async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
     await work
 
 
-async def test_a_page_comes_back_when_its_server_does(page: Page, own: Runs, gate: Gate, watched: Watched) -> None:
+async def test_a_page_comes_back_when_its_server_does(own: Runs, page: Page, gate: Gate, watched: Watched) -> None:
     """S-WEB-80: it says that the connection is lost, tries again, and has all that happened meanwhile."""
     watched.expected.append("ERR_")
     work = begin(own, gate)
@@ -108,7 +106,7 @@ async def test_a_page_comes_back_when_its_server_does(page: Page, own: Runs, gat
         again.stop()
 
 
-async def test_waits_between_tries_double_up_to_half_a_minute(page: Page, own: Runs) -> None:
+async def test_waits_between_tries_double_up_to_half_a_minute(own: Runs, page: Page) -> None:
     """S-WEB-80: 1, 2, 4 ... 30 s; events of a stream are whole whatever pieces they come in."""
     await page.goto(own.at("/runs"))
     waits, events = await page.evaluate(

@@ -54,7 +54,7 @@ async def test_search_and_filters_stand_in_the_address(page: Page, runs: Runs) -
     await expect(page.locator(".run").nth(5)).to_be_visible()
 
 
-async def test_an_empty_home_says_how_to_begin(page: Page, own: Runs) -> None:
+async def test_an_empty_home_says_how_to_begin(own: Runs, page: Page) -> None:
     """S-STU-107."""
     await page.goto(own.at("/runs"))
     await expect(page.locator(".empty")).to_contain_text("ensemble-ray run team.yaml")
@@ -160,9 +160,13 @@ async def test_the_timeline_has_lanes_and_says_what_lies_under_the_pointer(page:
     await page.goto(runs.at("/runs/report/timeline"))
     canvas = page.locator("canvas")
     await expect(canvas).to_have_attribute("aria-label", re.compile("6 steps of 4 agents"))
-    await canvas.hover(position={"x": 260, "y": 52})
-    await expect(page.locator(".tip-box")).to_contain_text("Find what is known")
-    await canvas.click(position={"x": 260, "y": 52})
+    tip = page.locator(".tip-box")
+    for x in range(180, 1200, 30):
+        await canvas.hover(position={"x": x, "y": 52})
+        if await tip.is_visible():
+            break
+    await expect(tip).to_contain_text("Find what is known")
+    await canvas.click(position={"x": x, "y": 52})
     await expect(page).to_have_url(re.compile("step=find-"))
     await page.get_by_role("button", name="Table").click()
     rows = page.locator("table.data tbody tr")
