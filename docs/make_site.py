@@ -52,7 +52,7 @@ TOPICS = (
         "runs",
         "Runs",
         "A run while it goes on, where it is carried out, and going on with it later.",
-        ("runs", "inline", "actors", "recovery", "plan", "items", "coordinator", "process"),
+        ("runs", "inline", "actors", "recovery", "plan", "items", "coordinator", "process", "serve"),
     ),
     Topic(
         "results",

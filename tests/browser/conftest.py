@@ -16,9 +16,12 @@ import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
 from ensemble_ray import InlineRuntime, TaskExecutionError
+from ensemble_ray.definition.origin import Origin
+from ensemble_ray.loader import load_source
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
 from tests.browser import recorded
+from tests.browser.gates import Gate
 from tests.browser.killed import kill_run
 
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -60,7 +63,9 @@ class Runs:
 def _record(home: Path) -> None:
     """Leave runs of all kinds in a home, each under its name."""
     inline = InlineRuntime(home=home)
-    recorded.report_team(0.02).run(runtime=inline, run_id="report", options=recorded.TAGS)
+    # by its place, so that another process finds it when the run is forked
+    report = load_source(Origin(place="tests.browser.recorded:report_team"))
+    report.run(runtime=inline, run_id="report", options=recorded.TAGS)
     recorded.drafting_loop().run(runtime=inline, run_id="loop")
     recorded.routing_graph().run(runtime=inline, run_id="graph")
     recorded.hostile_team().run(runtime=inline, run_id="hostile")
@@ -92,6 +97,14 @@ def _serve(home: Path) -> Iterator[Runs]:
     server.start()
     yield Runs(home, server)
     server.stop()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """A gate that is open at the end, whatever became of the test."""
+    made = Gate()
+    yield made
+    made.open.set()
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

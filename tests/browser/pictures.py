@@ -7,7 +7,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,7 +29,7 @@ def _record(home: Path) -> None:
             team.run(runtime=inline, run_id=name, options=recorded.TAGS)
 
     run("harbour-review", recorded.drafting_loop(1.0))
-    recorded.mapped(240, 2.0).run(runtime=inline, run_id="kettle-reviews")
+    recorded.mapped(240, 0.5, at_once=24).run(runtime=inline, run_id="kettle-reviews")
     run("ticket-4711", recorded.routing_graph())
     run("storm-story", recorded.failing_team(2.0))
     kill_run(home, "invoice-0923")
@@ -46,6 +45,7 @@ def _take(page: Page, url: str, folder: Path, name: str, *, scheme: str = "light
     page.goto(url)
     page.wait_for_selector(".run, .node, canvas[data-drawn], .step-row, .panel, .inbox-row, .compare-table, .data")
     page.wait_for_timeout(900)
+    page.evaluate("document.querySelector('.brand small').textContent = ''")  # where this machine keeps its files
     if name == "reviews":
         page.get_by_role("button", name="Edit…").click()
         field = page.get_by_role("textbox", name="Your text")
@@ -57,7 +57,12 @@ def _take(page: Page, url: str, folder: Path, name: str, *, scheme: str = "light
         )
         page.wait_for_timeout(400)
     if name == "timeline":
-        page.locator("canvas").hover(position={"x": 560, "y": 58})
+        page.locator("canvas").hover(position={"x": 900, "y": 190})
+        page.wait_for_timeout(200)
+    if name.startswith("flow"):
+        page.locator(".node.is-running", has_text="Say in two").wait_for()
+    if name == "compare":
+        page.get_by_label("Only what differs").check()
         page.wait_for_timeout(200)
     page.screenshot(path=folder / f"{name}.png")
 
@@ -70,18 +75,17 @@ def main(folder: Path) -> None:
     server = StudioServer(StoreAddress.of(home), port=0)
     server.start()
     slow = threading.Thread(
-        target=lambda: recorded.report_team(9.0).run(runtime=InlineRuntime(home=home), run_id="market-letter-46"),
+        target=lambda: recorded.report_team(6.0).run(runtime=InlineRuntime(home=home), run_id="market-letter-46"),
         daemon=True,
     )
     slow.start()
-    time.sleep(24)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": _WIDTH, "height": _HEIGHT})
         for name, path, scheme in (
+            ("runs", "/runs", "light"),
             ("flow", "/runs/market-letter-46/flow?step=find-prices%230", "light"),
             ("flow-dark", "/runs/market-letter-46/flow", "dark"),
-            ("runs", "/runs", "light"),
             ("timeline", "/runs/market-letter-44/timeline", "light"),
             ("step", "/runs/storm-story/steps?step=story%230", "light"),
             ("map-reduce", "/runs/kettle-reviews/timeline", "dark"),

@@ -18,7 +18,7 @@ from tests.browser.conftest import Runs, Watched
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
-async def test_a_review_is_approved_in_the_browser(page: Page, own: Runs) -> None:
+async def test_a_review_is_approved_in_the_browser(own: Runs, page: Page) -> None:
     """S-WEB-81: task, output, countdown with the coming action, how many more wait; then the next one is shown."""
     for name in ("one", "two"):
         recorded.reviewed_team().run(runtime=own.inline, run_id=name)
@@ -31,7 +31,7 @@ async def test_a_review_is_approved_in_the_browser(page: Page, own: Runs) -> Non
     await page.get_by_placeholder("Comment").fill("fine")
     await page.get_by_role("button", name="Approve").click()
     await expect(page.locator(".inbox-row")).to_have_count(1)
-    assert len([each for each in pending_reviews(runtime=own.inline)]) == 1
+    assert len(pending_reviews(runtime=own.inline)) == 1
     await page.keyboard.press("y")
     await expect(page.locator(".empty")).to_contain_text("Nothing waits for you")
     await page.goto(own.at("/runs/one/steps?step=letter%230"))
@@ -39,7 +39,7 @@ async def test_a_review_is_approved_in_the_browser(page: Page, own: Runs) -> Non
     await expect(page.locator(".step-panel")).to_contain_text("fine")
 
 
-async def test_an_edit_shows_what_it_changes(page: Page, own: Runs) -> None:
+async def test_an_edit_shows_what_it_changes(own: Runs, page: Page) -> None:
     """S-WEB-81, S-STU-142: a text area with the output, and the difference by words beside it."""
     recorded.reviewed_team().run(runtime=own.inline, run_id="one")
     await page.goto(own.at("/reviews"))
@@ -56,7 +56,7 @@ async def test_an_edit_shows_what_it_changes(page: Page, own: Runs) -> None:
     await expect(page.locator(".step-panel")).to_contain_text("Edited")
 
 
-async def test_a_role_that_is_required_disables_until_somebody_says_to_have_it(page: Page, own: Runs) -> None:
+async def test_a_role_that_is_required_disables_until_somebody_says_to_have_it(own: Runs, page: Page) -> None:
     """S-WEB-59, S-STU-143."""
     recorded.reviewed_team(role="editor").run(runtime=own.inline, run_id="one")
     await page.goto(own.at("/reviews"))
@@ -68,7 +68,7 @@ async def test_a_role_that_is_required_disables_until_somebody_says_to_have_it(p
 
 
 async def test_the_second_of_two_decisions_says_who_was_first(
-    context: BrowserContext, own: Runs, watched: Watched
+    own: Runs, context: BrowserContext, watched: Watched
 ) -> None:
     """S-STU-144: two pages show the same gate; the first decision counts, and the second is told."""
     watched.expected.append("409")
@@ -84,7 +84,7 @@ async def test_the_second_of_two_decisions_says_who_was_first(
     if await pages[1].get_by_role("button", name="End the run").count():
         await pages[1].get_by_role("button", name="End the run").click()
         await pages[1].get_by_role("button", name="Yes, end it here").click()
-        await expect(pages[1].locator(".toast.bad")).to_contain_text("already")
+        await expect(pages[1].locator(".toast.bad")).to_contain_text("has been decided: approve, by")
 
 
 async def test_a_fork_says_what_it_takes_and_what_it_does_again(page: Page, runs: Runs) -> None:
@@ -181,6 +181,7 @@ async def test_graphs_and_traces_are_dropped_on_the_page(page: Page, runs: Runs,
     output = team.run(runtime=InlineRuntime(home=tmp_path / "home"))
     trace = json.loads(EnsembleDevTools.export_trace(output, tmp_path).read_text())
     await page.goto(runs.at("/runs"))
+    await expect(page.locator(".run").first).to_be_visible()
     await drop(page, dag.name, dag.read_text())
     await expect(page.locator(".node")).to_have_count(6)
     await expect(page.locator(".node", has_text="CP")).to_have_count(4)

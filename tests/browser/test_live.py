@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
-from collections.abc import Iterator
 
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
@@ -13,31 +11,11 @@ from playwright.async_api import BrowserContext, Page, expect
 from ensemble_ray import EnsembleOutput
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
-from ensemble_ray.testing.scripted import ScriptedCall
 from tests.browser.conftest import Runs, Watched
+from tests.browser.gates import Gate
 from tests.browser.recorded import blocked_team
-from tests.builders import answer
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
-
-
-class Gate:
-    """Holds a model's answer back until the test opens it."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-
-    async def __call__(self, _: ScriptedCall) -> object:
-        await asyncio.to_thread(self.open.wait, 120)
-        return answer("It may go on.", 30, 7)
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    """A gate that is open at the end, whatever became of the test."""
-    made = Gate()
-    yield made
-    made.open.set()
 
 
 def begin(runs: Runs, gate: Gate) -> asyncio.Task[EnsembleOutput]:
@@ -45,7 +23,7 @@ def begin(runs: Runs, gate: Gate) -> asyncio.Task[EnsembleOutput]:
     return asyncio.create_task(asyncio.to_thread(blocked_team(gate).run, runtime=runs.inline, run_id="slow"))
 
 
-async def test_a_page_follows_a_run_to_its_end(page: Page, own: Runs, gate: Gate) -> None:
+async def test_a_page_follows_a_run_to_its_end(own: Runs, page: Page, gate: Gate) -> None:
     """S-VIZ-74, S-VIZ-75, S-STU-102: pending grey, running, done in the role's colour, without a reload; bars grow meanwhile."""
     work = begin(own, gate)
     await page.goto(own.at("/runs"))
@@ -68,7 +46,7 @@ async def test_a_page_follows_a_run_to_its_end(page: Page, own: Runs, gate: Gate
 
 
 async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
-    context: BrowserContext, own: Runs, gate: Gate
+    own: Runs, context: BrowserContext, gate: Gate
 ) -> None:
     """S-STU-102, S-STU-103: who joins late or comes back sees what the others see."""
     work = begin(own, gate)
@@ -87,7 +65,7 @@ async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
     await work
 
 
-async def test_a_page_comes_back_when_its_server_does(page: Page, own: Runs, gate: Gate, watched: Watched) -> None:
+async def test_a_page_comes_back_when_its_server_does(own: Runs, page: Page, gate: Gate, watched: Watched) -> None:
     """S-WEB-80: it says that the connection is lost, tries again, and has all that happened meanwhile."""
     watched.expected.append("ERR_")
     work = begin(own, gate)
@@ -108,7 +86,7 @@ async def test_a_page_comes_back_when_its_server_does(page: Page, own: Runs, gat
         again.stop()
 
 
-async def test_waits_between_tries_double_up_to_half_a_minute(page: Page, own: Runs) -> None:
+async def test_waits_between_tries_double_up_to_half_a_minute(own: Runs, page: Page) -> None:
     """S-WEB-80: 1, 2, 4 ... 30 s; events of a stream are whole whatever pieces they come in."""
     await page.goto(own.at("/runs"))
     waits, events = await page.evaluate(

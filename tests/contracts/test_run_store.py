@@ -311,6 +311,31 @@ async def test_only_asked_kinds_are_read(store: RunStore) -> None:
     assert [each.kind for each in head] == ["plan"]
 
 
+async def test_one_instance_is_read_alone(store: RunStore) -> None:
+    """S-STU-20: what is recorded of it in order; nothing of others, no stimuli, nothing of an unknown run."""
+    run = await store.begin(RUN)
+    names = ("a#0/0/model", "b#0/0/model", "a#0/1/model", "a#0/1/call-0/delegate#0/0/model")
+    await run.journal.append([fact(name, at=float(at)) for at, name in enumerate(names)])
+    await run.close(RunState.COMPLETED)
+    found = await store.facts_of(RUN, "a#0")
+    assert [each.name for each in found] == ["a#0/0/model", "a#0/1/model"]
+    assert [each.seq for each in found] == [1, 3]
+    assert await store.facts_of("unknown", "a#0") == []
+
+
+async def test_lists_tell_of_a_run_that_goes_on_again(store: RunStore) -> None:
+    """S-SET-14, S-STU-4: a run that had ended when it was listed is listed as it stands now."""
+    run = await begun(store)
+    await run.close(RunState.CANCELLED)
+    assert [each.state for each in await store.runs()] == [RunState.CANCELLED]
+    assert [each.state for each in await store.runs()] == [RunState.CANCELLED]
+    again = await store.claim(RUN)
+    await again.write_state(RunState.RUNNING)
+    assert [each.state for each in await store.runs()] == [RunState.RUNNING]
+    await again.close(RunState.COMPLETED)
+    assert [each.state for each in await store.runs()] == [RunState.COMPLETED]
+
+
 async def test_reading_ends_where_the_record_ended_when_it_began(store: RunStore) -> None:
     """S-MR-161: a run that goes on cannot hold its reader for ever."""
     run = await begun(store, facts=[fact(f"a#0/{turn}/model") for turn in range(PAGE + 1)])

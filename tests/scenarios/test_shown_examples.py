@@ -34,12 +34,10 @@ def test_drawing_runs(tmp_path: Path) -> None:
         return "APPROVE" if "May it be printed?" in asked else "Some text"
 
     printed, _ = run_example("drawing.py", script, tmp_path, "openai:some-model", str(tmp_path / "drawn"))
-    drawn = [Path(line) for line in printed.splitlines()]
-    assert [path.name for path in drawn] == ["team.svg", "run.svg"]
-    for path in drawn:
-        shown = EXAMPLES.parent / "docs" / "pictures" / path.name
-        assert _texts(path) == _texts(shown), f"draw it anew: {shown}"
-
-
-def _texts(picture: Path) -> list[str]:
-    return re.findall(r"<text[^>]*>([^<]+)", picture.read_text(encoding="utf-8"))
+    assert [Path(line).name for line in printed.splitlines()] == ["team.svg", "run.svg"]
+    for path in map(Path, printed.splitlines()):
+        drawn, shown = (
+            re.findall(r"<text[^>]*>([^<]+)", (folder / path.name).read_text(encoding="utf-8"))
+            for folder in (path.parent, EXAMPLES.parent / "docs" / "pictures")
+        )
+        assert drawn == shown, f"draw docs/pictures/{path.name} anew"

@@ -195,9 +195,10 @@ def test_a_run_is_exported_whole(serve: Serve, runs: Path) -> None:
 def test_a_damaged_record_shows_what_is_left(serve: Serve, tmp_path: Path) -> None:
     """S-STU-6: the list and the run say what is wrong; other runs are as they were."""
     one_task(tmp_path, "good", ScriptedModel("yes"))
-    one_task(tmp_path, "torn", ScriptedModel("yes"))
-    record = tmp_path / "runs" / "torn" / "record.sqlite"
-    record.write_bytes(b"no database at all" * 1000)
+    whole, torn = tmp_path / "runs" / "good", tmp_path / "runs" / "torn"  # a copy: nobody has it open any more
+    torn.mkdir()
+    (torn / "meta.json").write_text((whole / "meta.json").read_text().replace('"good"', '"torn"'))
+    (torn / "record.sqlite").write_bytes(b"no database at all" * 1000)
     client = serve()
     rows = {run["run_id"]: run for run in client.get(f"{API}/runs").json()["runs"]}
     assert "damaged" in rows["torn"]["summary"]
