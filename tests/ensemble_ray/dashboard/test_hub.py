@@ -35,19 +35,22 @@ def numbers(texts: list[str]) -> list[int]:
 
 def test_pages_that_join_while_much_is_sent() -> None:
     """S-WEB-39, S-WEB-40, S-WEB-45: `hello` first; then what comes behind it, without gap or repetition, in order."""
-    count, hub = 3000, made()
+    count, every, hub = 3000, 100, made()
+    due = threading.Semaphore(0)  # a page for so many messages: each costs what was sent before it
 
     def send() -> None:
         for number in range(count):
+            if number % every == 0:
+                due.release()
             hub.publish("r", Message("task_started", {"n": number}))
 
     async def join_and_read() -> list[list[str]]:
         sending = threading.Thread(target=send)
         sending.start()
         pages: list[Connection] = []
-        while sending.is_alive():
+        for _ in range(count // every):
+            due.acquire()
             pages.append(hub.join())
-            await asyncio.sleep(0)
         sending.join()
         return [await page.take() for page in (*pages, hub.join())]
 
