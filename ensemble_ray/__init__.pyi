@@ -252,6 +252,7 @@ MODULES: tuple[str, ...]
 MODULE_OF: dict[str, str]
 
 __all__ = [
+    "MCP",
     "AbstractAgentTool",
     "AbstractTypedAgentTool",
     "Agent",
@@ -366,7 +367,6 @@ __all__ = [
     "LoopMemoryMode",
     "LoopOutputMode",
     "LoopTrace",
-    "MCP",
     "ManagerPromptContext",
     "ManagerPromptStrategy",
     "ManagerStalledError",
