@@ -16,7 +16,9 @@ def stub_text() -> str:
     # In the order of the formatter: by module, classes before functions.
     ordered = sorted(homes, key=lambda name: (homes[name], name[0].islower(), name.lower()))
     imports = "".join(f"from {homes[name]} import {name} as {name}\n" for name in ordered)
-    names = sorted(ensemble_ray.__all__, key=lambda name: not name.isupper())  # as the linter wants: those in capitals first
+    names = sorted(
+        ensemble_ray.__all__, key=lambda name: not name.isupper()
+    )  # as the linter wants: those in capitals first
     listed = "".join(f'    "{name}",\n' for name in names)
     return f"{_HEAD}{imports}\nMODULES: tuple[str, ...]\nMODULE_OF: dict[str, str]\n\n__all__ = [\n{listed}]\n"
 
