@@ -108,6 +108,7 @@ _EXPORTS = {
         AbstractAgentTool AbstractTypedAgentTool AgentTool CustomSchemaAgentTool DynamicToolProvider NoOpToolMetrics
         PipelineErrorStrategy ToolContext ToolPipeline ToolResult TypedAgentTool current_tool_context tool
     """,
+    "ensemble_ray.tools.mcp": "MCP",
     "ensemble_ray.tools.builtin": """
         CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool HumanInputTool JsonParserTool ProcessAgentTool
         WebScraperTool WebSearchProvider WebSearchTool

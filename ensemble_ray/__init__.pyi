@@ -177,6 +177,7 @@ from ensemble_ray.tools.builtin import ProcessAgentTool as ProcessAgentTool
 from ensemble_ray.tools.builtin import WebScraperTool as WebScraperTool
 from ensemble_ray.tools.builtin import WebSearchProvider as WebSearchProvider
 from ensemble_ray.tools.builtin import WebSearchTool as WebSearchTool
+from ensemble_ray.tools.mcp import MCP as MCP
 from ensemble_ray.values.agent_output import AgentOutput as AgentOutput
 from ensemble_ray.values.delegation import DelegationContext as DelegationContext
 from ensemble_ray.values.delegation import DelegationPolicy as DelegationPolicy
@@ -365,6 +366,7 @@ __all__ = [
     "LoopMemoryMode",
     "LoopOutputMode",
     "LoopTrace",
+    "MCP",
     "ManagerPromptContext",
     "ManagerPromptStrategy",
     "ManagerStalledError",

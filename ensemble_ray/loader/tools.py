@@ -171,6 +171,35 @@ class _HumanInput(_ToolKeys):
     on_timeout: Annotated[str, one_of(OnTimeoutAction)] = key("What follows when nobody answered.")
 
 
+def _read_effect(node: object) -> str | dict[str, str]:
+    return _EFFECTS.validate_python(node) if isinstance(node, Entries) else require_text(node)
+
+
+_EFFECTS = TypeAdapter(Annotated[dict[str, Text], mapping("must be a mapping of names of tools to effects")])
+_Effect = Annotated[object, PlainValidator(_read_effect, json_schema_input_type=str | dict[str, str])]
+
+
+class _Mcp(_ToolKeys):
+    """The tools of an MCP server."""
+
+    class_name = "MCP"
+    server: Text = key("stdio:COMMAND ARGUMENTS, or the URL of a server.", is_required=True)
+    headers: Annotated[
+        dict[str, Annotated[str, _secret(_HeaderKey)]], mapping("must be a mapping of header names to values")
+    ] = key("Headers for a URL: text, or {env: NAME} for what must not stand in a file.")
+    env: Annotated[
+        dict[str, Annotated[str, _secret(_VariableKey)]], mapping("must be a mapping of variable names to values")
+    ] = key("Variables that the program gets: text, or {env: NAME} for what must not stand in a file.")
+    cwd: PathText = key("Where the program runs; relative to this file's directory.")
+    tools: list[Text] = key("Names of the tools that are offered; all unless told.")
+    prefix: Text = key("Put before each name.")
+    effect: _Effect = key("What calls do: none, idempotent or once; or a mapping by name. Else the server's hints.")
+    resources: Flag = key("Whether two tools list and read the server's resources.")
+    prompts: Flag = key("Whether each prompt of the server is a tool.")
+    timeout: Number = key("Seconds that a call may take.")
+    connect_timeout: Number = key("Seconds until the server must have answered first.")
+
+
 def _describe_entry(schema: dict[str, Any]) -> None:
     """Say that an entry names one tool, which may be the user's own."""
     for shown in schema["properties"].values():
@@ -194,6 +223,7 @@ class _Entry(BaseModel):
     web_search: _WebSearch = key(_WebSearch.__doc__)
     http: _Http = key(_Http.__doc__)
     process: _Process = key(_Process.__doc__)
+    mcp: _Mcp = key(_Mcp.__doc__)
 
 
 _BUILT_IN = tuple(_Entry.model_fields)

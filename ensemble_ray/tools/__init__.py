@@ -38,8 +38,10 @@ if TYPE_CHECKING:
         WebSearchProvider,
         WebSearchTool,
     )
+    from ensemble_ray.tools.mcp import MCP
 
 __all__ = [
+    "MCP",
     "AbstractAgentTool",
     "AbstractTypedAgentTool",
     "AgentTool",
@@ -69,7 +71,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Find a built-in tool."""
+    """Find a built-in tool, or `MCP`."""
+    if name == "MCP":
+        return importlib.import_module("ensemble_ray.tools.mcp").MCP
     builtin = importlib.import_module("ensemble_ray.tools.builtin")
     if name not in builtin.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

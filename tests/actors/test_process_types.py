@@ -22,3 +22,9 @@ async def test_process_reports_to_the_scheduler_that_made_it(
     monkeypatch.setattr(process_endpoints(), "share", process_endpoints().share)  # set by it, and set back
     made("agent-1", "scheduler-1")
     assert asked[0] == "scheduler-1"
+
+
+@pytest.mark.parametrize("made", _CLASSES.values())
+def test_head_of_ray_keeps_no_calls_of_processes(made: type[object]) -> None:
+    """S-CLU-74: an endpoint makes some twenty of them a request."""
+    assert spawn.actor_class(made, max_restarts=0)._default_options["enable_task_events"] is False

@@ -21,6 +21,7 @@ from ensemble_ray.loader import load_source
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
 from tests.browser import recorded
+from tests.browser.gates import Gate
 from tests.browser.killed import kill_run
 
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -96,6 +97,14 @@ def _serve(home: Path) -> Iterator[Runs]:
     server.start()
     yield Runs(home, server)
     server.stop()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """A gate that is open at the end, whatever became of the test."""
+    made = Gate()
+    yield made
+    made.open.set()
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

@@ -47,5 +47,6 @@ def die(home: str, run_id: str) -> None:
 def kill_run(home: Path, run_id: str) -> None:
     """Leave a run behind whose process is gone."""
     program = f"from tests.browser.killed import die; die({str(home)!r}, {run_id!r})"
-    ended = subprocess.run([sys.executable, "-c", program], env=own_environment(home), check=False, timeout=60)
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=own_environment(home), check=False, timeout=60)  # noqa: S603  our own program
     assert ended.returncode == _DIED

@@ -50,7 +50,11 @@ def _take(page: Page, url: str, folder: Path, name: str, *, scheme: str = "light
         page.get_by_role("button", name="Edit…").click()
         field = page.get_by_role("textbox", name="Your text")
         text = field.input_value()
-        field.fill(text.replace("We expect prices of whole systems to fall by another tenth", "Prices of whole systems may fall"))
+        field.fill(
+            text.replace(
+                "We expect prices of whole systems to fall by another tenth", "Prices of whole systems may fall"
+            )
+        )
         page.wait_for_timeout(400)
     if name == "timeline":
         page.locator("canvas").hover(position={"x": 900, "y": 190})
@@ -71,7 +75,8 @@ def main(folder: Path) -> None:
     server = StudioServer(StoreAddress.of(home), port=0)
     server.start()
     slow = threading.Thread(
-        target=lambda: recorded.report_team(6.0).run(runtime=InlineRuntime(home=home), run_id="market-letter-46"), daemon=True
+        target=lambda: recorded.report_team(6.0).run(runtime=InlineRuntime(home=home), run_id="market-letter-46"),
+        daemon=True,
     )
     slow.start()
     with sync_playwright() as playwright:

@@ -296,7 +296,7 @@ def doubtful_team() -> Ensemble:
     return Ensemble(tasks=[Task(name="pay", description="Pay it", expected_output="x", agent=clerk)])
 
 
-def mapped(items: int, pace_s: float = 0.0, *, at_once: int | None = None) -> MapReduceEnsemble[int]:
+def mapped(items: int, pace_s: float = 0.0, *, at_once: int | None = None) -> MapReduceEnsemble:
     """A map-reduce over numbers: as many maps as items, joined by fives."""
 
     async def read_review(asked: ScriptedCall) -> object:
@@ -313,7 +313,9 @@ def mapped(items: int, pace_s: float = 0.0, *, at_once: int | None = None) -> Ma
     def join(notes: list[Task]) -> Task:
         return Task(description="Join the notes", expected_output="A list", agent=joiner, context=notes)
 
-    return MapReduceEnsemble(items=list(range(items)), map_task=read, reduce_task=join, chunk_size=5, max_concurrency=at_once)
+    return MapReduceEnsemble(
+        items=list(range(items)), map_task=read, reduce_task=join, chunk_size=5, max_concurrency=at_once
+    )
 
 
 #: What a caller says of a run that is looked at.

@@ -31,7 +31,7 @@ async def test_a_review_is_approved_in_the_browser(own: Runs, page: Page) -> Non
     await page.get_by_placeholder("Comment").fill("fine")
     await page.get_by_role("button", name="Approve").click()
     await expect(page.locator(".inbox-row")).to_have_count(1)
-    assert len([each for each in pending_reviews(runtime=own.inline)]) == 1
+    assert len(pending_reviews(runtime=own.inline)) == 1
     await page.keyboard.press("y")
     await expect(page.locator(".empty")).to_contain_text("Nothing waits for you")
     await page.goto(own.at("/runs/one/steps?step=letter%230"))
@@ -67,7 +67,9 @@ async def test_a_role_that_is_required_disables_until_somebody_says_to_have_it(o
     await expect(approve).to_be_enabled()
 
 
-async def test_the_second_of_two_decisions_says_who_was_first(own: Runs, context: BrowserContext, watched: Watched) -> None:
+async def test_the_second_of_two_decisions_says_who_was_first(
+    own: Runs, context: BrowserContext, watched: Watched
+) -> None:
     """S-STU-144: two pages show the same gate; the first decision counts, and the second is told."""
     watched.expected.append("409")
     recorded.reviewed_team().run(runtime=own.inline, run_id="one")
@@ -132,7 +134,12 @@ async def test_an_exported_file_opens_offline(page: Page, runs: Runs, tmp_path: 
     page.on("request", lambda request: asked.append(request.url))
     await page.goto(file.as_uri())
     await expect(page.locator(".node.is-completed")).to_have_count(6)
-    for tab, shown in (("Timeline", "canvas[data-drawn]"), ("Steps", ".step-row"), ("Budget", ".panel"), ("Flow", ".node")):
+    for tab, shown in (
+        ("Timeline", "canvas[data-drawn]"),
+        ("Steps", ".step-row"),
+        ("Budget", ".panel"),
+        ("Flow", ".node"),
+    ):
         await page.get_by_role("tab", name=tab).click()
         await expect(page.locator(shown).first).to_be_visible()
     await page.locator(".node", has_text="Say in two sentences").click()
@@ -168,7 +175,7 @@ async def drop(page: Page, name: str, text: str) -> None:
 
 
 async def test_graphs_and_traces_are_dropped_on_the_page(page: Page, runs: Runs, tmp_path: Path) -> None:
-    """S-VIZ-70, S-VIZ-77: a graph, a trace, half a trace; something else is refused with what to do."""
+    """S-VIZ-70, S-VIZ-77, S-STU-162: a graph, a trace, half a trace; something else is refused with what to do."""
     team = recorded.report_team()
     dag = EnsembleDevTools.export_dag(team, tmp_path)
     output = team.run(runtime=InlineRuntime(home=tmp_path / "home"))

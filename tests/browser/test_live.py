@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
-from collections.abc import Iterator
 
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
@@ -13,31 +11,11 @@ from playwright.async_api import BrowserContext, Page, expect
 from ensemble_ray import EnsembleOutput
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
-from ensemble_ray.testing.scripted import ScriptedCall
 from tests.browser.conftest import Runs, Watched
+from tests.browser.gates import Gate
 from tests.browser.recorded import blocked_team
-from tests.builders import answer
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
-
-
-class Gate:
-    """Holds a model's answer back until the test opens it."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-
-    async def __call__(self, _: ScriptedCall) -> object:
-        await asyncio.to_thread(self.open.wait, 120)
-        return answer("It may go on.", 30, 7)
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    """A gate that is open at the end, whatever became of the test."""
-    made = Gate()
-    yield made
-    made.open.set()
 
 
 def begin(runs: Runs, gate: Gate) -> asyncio.Task[EnsembleOutput]:
@@ -67,7 +45,9 @@ async def test_a_page_follows_a_run_to_its_end(own: Runs, page: Page, gate: Gate
     await work
 
 
-async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(own: Runs, context: BrowserContext, gate: Gate) -> None:
+async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
+    own: Runs, context: BrowserContext, gate: Gate
+) -> None:
     """S-STU-102, S-STU-103: who joins late or comes back sees what the others see."""
     work = begin(own, gate)
     pages = [await context.new_page() for _ in range(2)]
@@ -120,3 +100,47 @@ async def test_waits_between_tries_double_up_to_half_a_minute(own: Runs, page: P
     )
     assert waits == [1000, 2000, 4000, 8000, 16000, 30000, 30000]
     assert events == [["steps", "{\n}", "7"], ["message", "x", None]]
+
+
+async def test_a_stream_is_opened_once_at_a_time(own: Runs, page: Page) -> None:
+    """S-STU-103: a network that comes back while a try is under way begins no second one."""
+    await page.goto(own.at("/runs"))
+    tries = await page.evaluate(
+        """async () => {
+            const {listen} = await import("./js/source/stream.js");
+            let tries = 0;
+            const open = () => ((tries += 1) === 1 ? Promise.reject(new Error("down")) : new Promise(() => undefined));
+            const ignore = () => undefined;
+            const failed = new Promise((resolve) => {
+                const listener = {onSteps: ignore, onToken: ignore, onEnd: ignore, onConnection: resolve};
+                window.stopListening = listen({open, cursor: 0, listener});
+            });
+            await failed;
+            await new Promise((resolve) => setTimeout(resolve));
+            for (let each = 0; each < 3; each += 1) window.dispatchEvent(new Event("online"));
+            window.stopListening();
+            return tries;
+        }"""
+    )
+    assert tries == 2
+
+
+async def test_an_answer_is_shown_once_after_an_interruption(own: Runs, page: Page) -> None:
+    """S-STU-103: each connection tells from its beginning what a model is saying."""
+    await page.goto(own.at("/runs"))
+    said = await page.evaluate(
+        """async () => {
+            const {RunModel} = await import("./js/model/run.js");
+            let listener;
+            const source = {live: (run, after, given) => { listener = given; return () => undefined; }};
+            const model = new RunModel({source}, {run_id: "r", cursor: 0, is_live: true}, []);
+            model.follow();
+            for (const each of [1, 2]) {
+                listener.onConnection(true, 0);
+                for (const text of ["Half ", "an answer"]) listener.onToken({step: "a#0", text});
+                listener.onConnection(false, 1000);
+            }
+            return model.tokens.get("a#0");
+        }"""
+    )
+    assert said == "Half an answer"

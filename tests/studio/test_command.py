@@ -59,6 +59,6 @@ def test_wrong_options_say_what_to_do(tmp_path: Path) -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """S-STU-71: with the line that installs them."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert invoke(["studio"]) == 2
     assert "pip install 'ensemble-ray[studio]'" in capsys.readouterr().err

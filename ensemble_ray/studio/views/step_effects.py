@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["apply_effect"]
 
-_DELEGATING = "delegate_task"
+#: How the tools are called that hand work on.
+_DELEGATING = "delegate"
 
 
 def apply_effect(state: StepState, fact: Fact) -> None:
@@ -23,6 +24,10 @@ def apply_effect(state: StepState, fact: Fact) -> None:
             state.begin(answer.started_at)
             state.spend("model", answer.started_at, answer.started_at + answer.latency_s)
             state.count(int(answer.input_tokens), int(answer.output_tokens))
+            turn = fact.name.rpartition("/")[0]
+            for number, call in enumerate(answer.tool_calls):
+                if call.name.startswith(_DELEGATING):  # such a call has no intent
+                    state.asked[f"{turn}/call-{number}"] = call.name
         case ToolIntended() as intent:
             state.begin(fact.at)
             state.is_repeated = state.is_repeated or fact.name in state.intents
@@ -54,5 +59,5 @@ def _apply_result(state: StepState, name: str, result: ToolReturned) -> None:
         return
     outcome = "skipped" if result.outcome.startswith("skipped") else result.outcome
     state.spend("tool", result.started_at, ended)
-    state.call(state.intents.get(name, _DELEGATING), outcome, ended)
+    state.call(state.intents.get(name) or state.asked.pop(name, _DELEGATING), outcome, ended)
     state.has_unknown = state.has_unknown or result.is_unknown

@@ -73,6 +73,8 @@ class StepState:
     #: calls without a result, and names of all that were begun
     open_calls: set[str] = field(default_factory=set[str])
     intents: dict[str, str] = field(default_factory=dict[str, str])
+    #: names of tools that hand work on, by their calls
+    asked: dict[str, str] = field(default_factory=dict[str, str])
     is_repeated: bool = False
     has_unknown: bool = False
     #: when somebody was asked at gates that are open, by their names
@@ -169,8 +171,11 @@ class StepState:
         return self._row
 
     def _make_row(self) -> Step:
-        spans = [(kind, as_millis(start), as_millis(end)) for kind, start, end in self.spans]
-        spans += [("person", as_millis(asked), as_millis(asked)) for asked in self.gates.values()]
+        spans: list[tuple[SegmentKind, int, int]] = [
+            (kind, as_millis(start), as_millis(end)) for kind, start, end in self.spans
+        ]
+        for asked in self.gates.values():
+            spans.append(("person", as_millis(asked), as_millis(asked)))  # noqa: PERF401  a list would lose the kind's type
         tokens = None
         if self.model_calls:
             tokens = StepTokens(input=_known(self.input_tokens), output=_known(self.output_tokens))

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import InlineRuntime
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.studio.schemas.steps import Step
 from ensemble_ray.studio.views.steps import StepsView
+from tests.ensemble_ray.record.delegating_team import Counted
 from tests.ensemble_ray.record.facts_of_runs import begun, fact, intent, model, node, result
 from tests.ensemble_ray.record.unit_teams import TEAMS
 
@@ -170,6 +173,26 @@ def test_items_of_a_dynamic_run_are_steps_with_levels() -> None:
         ("reduce-1-0#0", "reduce", 1, "pending"),
         ("final-reduce#0", "final-reduce", 2, "pending"),
     ]
+
+
+async def test_work_that_was_handed_on_belongs_to_who_asked(tmp_path: Path) -> None:
+    """S-STU-14: with the worker's role and the question; what was refused is no step, what failed failed."""
+    await Counted().peers().arun(runtime=InlineRuntime(home=tmp_path), run_id="asks")
+    facts = await SqliteStore(tmp_path).facts("asks")
+    view = StepsView()
+    for each in facts:
+        view.apply(each)
+    found = [(row.id.count("delegate#"), row.kind, row.title, row.agent, row.status) for row in view.rows()]
+    assert found == [
+        (0, "task", "Ask around", "Asker", "completed"),
+        (1, "delegation", "dig", "Researcher", "completed"),
+        (1, "delegation", "break", "Breaker", "failed"),
+        (2, "delegation", "check the site", "Checker", "completed"),
+        (3, "delegation", "note it", "Writer", "completed"),
+    ]
+    parents = {row.parent for row in view.rows() if row.parent}
+    assert parents < {row.id for row in view.rows()}
+    assert [name for name, _, _ in row_of(view, "ask#0").tools] == ["delegate"] * 3
 
 
 def test_very_many_steps_are_counted_and_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

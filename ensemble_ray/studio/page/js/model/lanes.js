@@ -8,6 +8,8 @@ import { isFrame } from "./run.js";
 
 /** Rows of a lane; what is more lies over others. */
 const MOST_ROWS = 128;
+/** A lane of more bars shows work alone: thousands that wait in a queue would hide what is done. */
+const CROWDED = 40;
 
 /**
  * @param {Iterable<Step>} steps
@@ -39,10 +41,20 @@ function lastOf(step) {
 }
 
 /**
+ * When a step came out of the queue.
+ * @param {Step} step
+ */
+function workStart(step) {
+  const [first] = step.segments;
+  return first?.[0] === "queue" ? first[2] : null;
+}
+
+/**
  * First fit, by beginning. `reach` is the latest end up to each bar, by which what is in sight is found.
  * @param {Bar[]} bars
  */
 function pack(bars) {
+  if (bars.length > CROWDED) for (const bar of bars) bar.start = Math.min(bar.end, workStart(bar.step) ?? bar.start);
   bars.sort((a, b) => a.start - b.start || b.end - a.end);
   /** @type {Bar[][]} */
   const rows = [];

@@ -232,7 +232,7 @@ export class LaneChart {
         continue;
       }
       flush();
-      this.drawBar(bar, x, Math.max(end, x + 2), y + pad, high - 2 * pad, tone);
+      this.drawBar(bar, x, Math.max(end - 0.8, x + 2), y + pad, high - 2 * pad, tone);
       this.drawn += 1;
     }
     flush();
@@ -248,6 +248,7 @@ export class LaneChart {
    */
   drawBar(bar, x, end, y, high, tone) {
     const { context } = this;
+    if (high < 8) return this.drawThin(bar, x, end, y, high, tone);
     const radius = Math.min(3, high / 3, (end - x) / 2);
     context.save();
     context.beginPath();
@@ -274,6 +275,28 @@ export class LaneChart {
     }
     if (high >= 14 && end - x > 44) this.drawTitle(bar, Math.max(x, this.gutter), end, y + high / 2);
     if (high >= 8) for (const [, outcome, at] of bar.step.tools) this.drawMark(this.xOf(at), y + high - 1, outcome, Math.min(5, high / 3));
+  }
+
+  /**
+   * A bar of a crowded lane: rectangles alone, for there may be thousands.
+   * @param {Bar} bar
+   * @param {number} x
+   * @param {number} end
+   * @param {number} y
+   * @param {number} high
+   * @param {string} tone
+   */
+  drawThin(bar, x, end, y, high, tone) {
+    const isMarked = tone !== "completed" || bar.step.id === this.chosen;
+    this.paint(bar.step.id === this.chosen ? "text" : isMarked ? tone : bar.step.segments.length ? "other" : "model");
+    this.context.fillRect(x, y, end - x, high);
+    if (isMarked) return;
+    for (const [kind, from, to] of bar.step.segments) {
+      const [left, right] = [Math.max(x, this.xOf(from)), Math.min(end, this.xOf(to))];
+      if (right - left < 0.3) continue;
+      this.paint(KINDS.includes(kind) ? kind.replace("_", "-") : "other");
+      this.context.fillRect(left, y, right - left, high);
+    }
   }
 
   /**

@@ -1,0 +1,166 @@
+"""`MCP`: a server's tools in a list of tools. Package: tools.
+
+In: where the server is, and what is known of its tools. Out: its tools as they are when a task begins.
+Rules: the value travels, the session does not: each process that runs the agent has its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import ToolConfigurationError, ValidationError
+from ensemble_ray.tools.mcp.address import ServerAddress
+from ensemble_ray.tools.mcp.connection import ServerLostError, connection_to
+from ensemble_ray.tools.mcp.remote_tools import effect_of_hints, list_tools, prompt_tool, remote_tool, resource_tools
+from ensemble_ray.tools.tool import (
+    DEFAULT_TIMEOUT_S,
+    AgentTool,
+    DynamicToolProvider,
+    check_effect,
+    check_tool_name,
+    timeout_seconds,
+)
+from ensemble_ray.values.messages import Effect
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp_types import Prompt, Tool
+
+__all__ = ["MCP"]
+
+
+class MCP(DynamicToolProvider):
+    """The tools of an MCP server; they are listed anew when a task begins. Needs the extra `mcp`.
+
+    Args:
+        server: `"stdio:COMMAND ARGUMENTS"`, a program that is started where the agent runs, or the URL of a server that
+            speaks streamable HTTP.
+        headers: Sent with each request to a URL.
+        env: Variables of the program, beside the few that every program needs; keys of models are not among those.
+        cwd: Where the program runs.
+        tools: Names of those that are offered, as the server has them; None: all.
+        prefix: Put before each name, so that tools of two servers do not clash.
+        effect: What calls do to the world: one word for all of the server's tools, or by name; without it the server's
+            hints are taken: `readOnlyHint` is `none`, `idempotentHint` is `idempotent`, all others `once`.
+        resources: Whether the agent gets two tools more that list and read the server's resources.
+        prompts: Whether each prompt of the server is a tool, named `prompt_NAME`.
+        timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes.
+        connect_timeout: How long the server may take to start or to answer first, the same.
+
+    Raises:
+        ValidationError: a value cannot work.
+
+    Examples:
+        >>> MCP("https://example.com/mcp", prefix="shop_", effect={"search": "none"})
+        MCP('https://example.com/mcp')
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        tools: Collection[str] | None = None,
+        prefix: str = "",
+        effect: Effect | Mapping[str, Effect] | None = None,
+        resources: bool = False,
+        prompts: bool = False,
+        timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
+        connect_timeout: float | timedelta = 30.0,
+    ) -> None:
+        connect_timeout_s = timeout_seconds(connect_timeout)
+        if connect_timeout_s is None:
+            raise ValidationError("MCP connect_timeout must end")
+        self._address = ServerAddress.of(
+            server, env=env or {}, headers=headers or {}, cwd=cwd, connect_timeout_s=connect_timeout_s
+        )
+        if prefix and (problem := check_tool_name(prefix)):
+            raise ValidationError(f"MCP prefix: {problem}")
+        for name, each in effect.items() if isinstance(effect, Mapping) else [("", effect)]:
+            if each is not None:
+                check_effect(each, f"MCP tool '{name}'" if name else "MCP")
+        if isinstance(tools, str):
+            raise ValidationError("MCP tools must be a list of names")
+        timeout_seconds(timeout)
+        self._tools = None if tools is None else tuple(tools)
+        self._prefix = prefix
+        self._effect = dict(effect) if isinstance(effect, Mapping) else effect
+        self._has_resources = resources
+        self._has_prompts = prompts
+        self._timeout = timeout
+
+    def __repr__(self) -> str:
+        return f"MCP({self._address.shown!r})"
+
+    async def resolve(self) -> Sequence[AgentTool]:
+        """Ask the server what it offers now.
+
+        Raises:
+            ToolConfigurationError: it cannot be started or reached, refuses, or lacks a tool that is named.
+        """
+        try:
+            tools, prompts, has_resources = await connection_to(self._address).ask(self._list, may_repeat=True)
+        except ServerLostError as error:
+            raise ToolConfigurationError(str(error)) from error
+        offered = [
+            remote_tool(
+                self._address, tool, name=self._named(tool.name), effect=self._effect_of(tool), timeout=self._timeout
+            )
+            for tool in self._chosen(tools)
+        ]
+        if has_resources:
+            offered += resource_tools(self._address, prefix=self._prefix, timeout=self._timeout)
+        offered += [
+            prompt_tool(self._address, prompt, name=self._named(f"prompt_{prompt.name}"), timeout=self._timeout)
+            for prompt in prompts
+        ]
+        return offered
+
+    async def _list(self, client: Client) -> tuple[list[Tool], list[Prompt], bool]:
+        """Return its tools and prompts, and whether its resources are tools."""
+        from mcp import MCPError
+
+        can = client.server_capabilities
+        try:
+            tools = await list_tools(client) if can.tools is not None else []
+            prompts: list[Prompt] = []
+            if self._has_prompts and can.prompts is not None:
+                page = await client.list_prompts(cache_mode="refresh")
+                prompts.extend(page.prompts)
+                while page.next_cursor:
+                    page = await client.list_prompts(cursor=page.next_cursor)
+                    prompts.extend(page.prompts)
+        except MCPError as error:
+            if error.code == _closed():
+                raise
+            raise ToolConfigurationError(
+                f"MCP server '{self._address.shown}' lists no tools: {error.message}"
+            ) from error
+        return tools, prompts, self._has_resources and can.resources is not None
+
+    def _chosen(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        known = [tool.name for tool in tools]
+        named = [*(self._tools or ()), *(self._effect if isinstance(self._effect, dict) else ())]
+        for name in named:
+            if name not in known:
+                raise ToolConfigurationError(f"MCP server '{self._address.shown}' has no tool '{name}'. Known: {known}")
+        return tools if self._tools is None else [tool for tool in tools if tool.name in self._tools]
+
+    def _named(self, name: str) -> str:
+        """Return what the model calls it by: letters, digits and underscores."""
+        return self._prefix + re.sub(r"[^A-Za-z0-9_]", "_", name)
+
+    def _effect_of(self, tool: Tool) -> Effect:
+        declared = self._effect.get(tool.name) if isinstance(self._effect, dict) else self._effect
+        return declared or effect_of_hints(tool)
+
+
+def _closed() -> int:
+    from mcp_types import CONNECTION_CLOSED
+
+    return CONNECTION_CLOSED

@@ -1,0 +1,187 @@
+"""Tools, resources and prompts of an MCP server, as an agent's tools. Package: tools.
+
+In: what the server lists, and what the model wrote. Out: a `ToolResult`, always.
+Rules: a call that may change something is never made twice; one whose outcome nobody knows says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from ensemble_ray.errors import ToolConfigurationError
+from ensemble_ray.tools.mcp.connection import ServerLostError, connection_to
+from ensemble_ray.tools.mcp.texts import prompt_text, resource_list_text, resource_text, result_of
+from ensemble_ray.tools.tool import AgentTool, CustomSchemaAgentTool, ToolResult
+from ensemble_ray.values.messages import Effect
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp_types import Prompt, Resource, Tool
+
+    from ensemble_ray.tools.mcp.address import ServerAddress
+
+__all__ = ["effect_of_hints", "list_tools", "prompt_tool", "remote_tool", "resource_tools"]
+
+Work = Callable[["Client", dict[str, Any]], Awaitable[ToolResult]]
+_OBJECT: Mapping[str, object] = {"type": "object", "properties": {}}
+_URI: Mapping[str, object] = {
+    "type": "object",
+    "properties": {"uri": {"type": "string", "description": "Address of the resource."}},
+    "required": ["uri"],
+}
+
+
+class _RemoteTool(CustomSchemaAgentTool):
+    """One thing that a server can be asked."""
+
+    def __init__(
+        self,
+        address: ServerAddress,
+        work: Work,
+        *,
+        name: str,
+        description: str,
+        schema: Mapping[str, object],
+        effect: Effect,
+        timeout: float | timedelta | None,
+    ) -> None:
+        self._address = address
+        self._work = work
+        self._schema = schema
+        self.name = name
+        self.description = description
+        self.effect = effect
+        self.timeout = timeout
+
+    @property
+    def parameter_schema(self) -> Mapping[str, object]:
+        return self._schema
+
+    async def execute(self, text: str, /) -> ToolResult:
+        from mcp import MCPError
+
+        arguments = _read(text)
+        if arguments is None:
+            return ToolResult.failure("The arguments must be a JSON object")
+        try:
+            return await connection_to(self._address).ask(
+                lambda client: self._work(client, arguments), may_repeat=self.effect != "once"
+            )
+        except MCPError as error:
+            return ToolResult.failure(error.message)
+        except ServerLostError as lost:
+            if self.effect != "once" or not lost.may_be_done:
+                return ToolResult.failure(str(lost))
+            return ToolResult.failure(
+                f"Outcome unknown: {lost} before a result came back. The call may have been done, partly done, or not done at "
+                "all; it has not been repeated. Find out whether it was done before you call it again. If you cannot "
+                "find out, do not repeat it, and say in your answer that its outcome is unknown."
+            )
+        except ToolConfigurationError as error:  # it went away after the task began; the model may do without it
+            return ToolResult.failure(str(error))
+
+
+def _read(text: str) -> dict[str, Any] | None:
+    if not text.strip():
+        return {}
+    try:
+        arguments: object = json.loads(text)
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else None
+
+
+def effect_of_hints(tool: Tool) -> Effect:
+    """Return what a call does to the world, as the server says; without a word of it, it must not be repeated."""
+    hints = tool.annotations
+    if hints is not None and hints.read_only_hint:
+        return "none"
+    return "idempotent" if hints is not None and hints.idempotent_hint else "once"
+
+
+async def list_tools(client: Client) -> list[Tool]:
+    """Return all tools that the server offers now."""
+    page = await client.list_tools(cache_mode="refresh")
+    tools = list(page.tools)
+    while page.next_cursor:
+        page = await client.list_tools(cursor=page.next_cursor)
+        tools.extend(page.tools)
+    return tools
+
+
+def remote_tool(
+    address: ServerAddress, tool: Tool, *, name: str, effect: Effect, timeout: float | timedelta | None
+) -> AgentTool:
+    """Return a tool of the server under a name."""
+
+    async def call(client: Client, arguments: dict[str, Any]) -> ToolResult:
+        return result_of(await client.call_tool(tool.name, arguments))
+
+    description = tool.description or tool.title or ""
+    return _RemoteTool(
+        address, call, name=name, description=description, schema=tool.input_schema, effect=effect, timeout=timeout
+    )
+
+
+def resource_tools(address: ServerAddress, *, prefix: str, timeout: float | timedelta | None) -> list[AgentTool]:
+    """Return two tools: one lists the server's resources, one reads one."""
+
+    async def list_all(client: Client, _arguments: dict[str, Any]) -> ToolResult:
+        page = await client.list_resources(cache_mode="refresh")
+        resources: list[Resource] = list(page.resources)
+        while page.next_cursor:
+            page = await client.list_resources(cursor=page.next_cursor)
+            resources.extend(page.resources)
+        return ToolResult.success(resource_list_text(resources))
+
+    async def read(client: Client, arguments: dict[str, Any]) -> ToolResult:
+        uri = arguments.get("uri")
+        if not isinstance(uri, str):
+            return ToolResult.failure("'uri' must be the address of a resource")
+        return ToolResult.success(resource_text(await client.read_resource(uri, cache_mode="refresh")))
+
+    return [
+        _RemoteTool(
+            address,
+            list_all,
+            name=f"{prefix}list_resources",
+            description="Lists the resources that can be read.",
+            schema=_OBJECT,
+            effect="none",
+            timeout=timeout,
+        ),
+        _RemoteTool(
+            address,
+            read,
+            name=f"{prefix}read_resource",
+            description="Reads a resource.",
+            schema=_URI,
+            effect="none",
+            timeout=timeout,
+        ),
+    ]
+
+
+def prompt_tool(address: ServerAddress, prompt: Prompt, *, name: str, timeout: float | timedelta | None) -> AgentTool:
+    """Return a tool that gives the text of a prompt."""
+    arguments = prompt.arguments or []
+    schema = {
+        "type": "object",
+        "properties": {
+            each.name: {"type": "string", **({"description": each.description} if each.description else {})}
+            for each in arguments
+        },
+        "required": [each.name for each in arguments if each.required],
+    }
+
+    async def render(client: Client, values: dict[str, Any]) -> ToolResult:
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+        return ToolResult.success(prompt_text(await client.get_prompt(prompt.name, texts)))
+
+    description = prompt.description or f"Gives the prompt '{prompt.name}'."
+    return _RemoteTool(
+        address, render, name=name, description=description, schema=schema, effect="none", timeout=timeout
+    )

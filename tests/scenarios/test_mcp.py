@@ -1,0 +1,224 @@
+"""Tools of MCP servers: real servers of the official SDK, over stdio and HTTP, also killed in the middle of a call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray import (
+    MCP,
+    AgentTool,
+    Ensemble,
+    EnsembleError,
+    Runtime,
+    ToolConfigurationError,
+    ToolResult,
+    ValidationError,
+)
+from ensemble_ray.testing import ScriptedModel
+from tests.builders import agent, call, task
+from tests.processes import free_ports
+from tests.scenarios.teams import PATIENCE_S
+
+pytest.importorskip("mcp")
+
+SHOP = Path(__file__).with_name("mcp_shop.py")
+
+
+def command(journal: Path) -> str:
+    """The server as a program."""
+    return f"stdio:{shlex.join([sys.executable, str(SHOP), str(journal)])}"
+
+
+@contextlib.contextmanager
+def listening(journal: Path, port: int) -> Generator[subprocess.Popen[bytes]]:
+    """The server on a port, until the end of the block."""
+    process = subprocess.Popen(  # noqa: S603  our own server
+        [sys.executable, str(SHOP), str(journal), str(port)], stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert process.poll() is None, "the server did not start"
+            assert time.monotonic() < deadline, "the server did not listen"
+            time.sleep(0.05)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def calls_of(journal: Path) -> list[str]:
+    """What the servers were asked to do."""
+    return journal.read_text().splitlines() if journal.exists() else []
+
+
+async def offered(server: MCP) -> dict[str, AgentTool]:
+    """The tools of a server by name."""
+    return {tool.name: tool for tool in await server.resolve()}
+
+
+async def use(tool: AgentTool, arguments: str = "{}") -> ToolResult:
+    """What a call gives."""
+    result = tool.execute(arguments)
+    assert not isinstance(result, ToolResult)
+    return await result
+
+
+@pytest.mark.program
+def test_an_agent_uses_a_servers_tools(runtime: Runtime, tmp_path: Path) -> None:
+    """S-INT-1, S-INT-2, S-INT-5, S-INT-8: on both runtimes; a server that died is started again, a reading call repeated."""
+    journal = tmp_path / "journal"
+    model = ScriptedModel([call("look_up", '{"what": "tea"}')], [call("buy", '{"what": "tea"}')], [call("pay")], "done")
+    buyer = agent(model, "Buyer", tools=[MCP(command(journal))])
+    output = Ensemble(tasks=[task("buy tea", buyer)]).run(runtime=runtime)
+    assert output.raw == "done"
+    (spoken,) = [asked.messages for asked in model.calls[-1:]]
+    looked, bought, paid = [message.content or "" for message in spoken if message.role == "tool"]
+    assert '"found": "tea"' in looked
+    assert bought == "bought tea"
+    assert "Outcome unknown" in paid
+    assert calls_of(journal) == ["look-up", "look-up", "buy", "pay"]
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("effect", ["once", "idempotent"])
+async def test_a_declared_effect_decides_of_a_repetition(tmp_path: Path, effect: str) -> None:
+    """S-INT-4, S-INT-5: it outranks the server's hints, for all tools or by name."""
+    journal = tmp_path / "journal"
+    tools = await offered(MCP(command(journal), effect={"look-up": effect}))  # type: ignore[dict-item]  one of them
+    assert (tools["look_up"].effect, tools["put"].effect, tools["buy"].effect) == (effect, "idempotent", "once")
+    result = await use(tools["look_up"], '{"what": "tea"}')
+    assert result.is_success == (effect == "idempotent")
+    assert len(calls_of(journal)) == (2 if effect == "idempotent" else 1)
+    assert {tool.effect for tool in await MCP(command(journal), effect="none").resolve()} == {"none"}
+
+
+@pytest.mark.program
+async def test_a_server_on_a_port_is_used_like_a_program(tmp_path: Path) -> None:
+    """S-INT-1, S-INT-5, S-INT-8: a call that was lost is unknown; with a new server there the session is a new one."""
+    journal = tmp_path / "journal"
+    (port,) = free_ports(1)
+    server = MCP(f"http://127.0.0.1:{port}/mcp", headers={"X-Key": "k"})
+    with listening(journal, port):
+        tools = await offered(server)
+        assert (await use(tools["buy"], '{"what": "tea"}')).output == "bought tea"
+        lost = await use(tools["pay"])
+        assert "Outcome unknown" in (lost.error_message or "")
+    gone = await use(tools["buy"], '{"what": "tea"}')
+    assert "cannot be reached" in (gone.error_message or "")
+    with pytest.raises(ToolConfigurationError, match="cannot be reached"):
+        await server.resolve()
+    with listening(journal, port):
+        assert (await use(tools["buy"], '{"what": "milk"}')).output == "bought milk"
+
+
+@pytest.mark.program
+async def test_answers_become_texts(tmp_path: Path) -> None:
+    """S-INT-3, S-INT-6, S-INT-7: images, errors, wrong arguments, resources and prompts; tools are listed anew."""
+    journal = tmp_path / "journal"
+    server = MCP(command(journal), prefix="shop_", resources=True, prompts=True, env={"SHOP_KEY": "k"})
+    tools = await offered(server)
+    assert (await use(tools["shop_picture"])).output == "[image, image/png, 3 bytes]"
+    assert "out of stock" in ((await use(tools["shop_refuse"])).error_message or "")
+    assert "Field required" in ((await use(tools["shop_buy"])).error_message or "")
+    assert "JSON object" in ((await use(tools["shop_buy"], "tea")).error_message or "")
+    assert "shop://list" in (await use(tools["shop_list_resources"])).output
+    assert (await use(tools["shop_read_resource"], '{"uri": "shop://list"}')).output == "apples, pears"
+    assert "no" in ((await use(tools["shop_read_resource"], '{"uri": "shop://no"}')).error_message or "")
+    assert (await use(tools["shop_prompt_greet"], '{"name": "Bo"}')).output == "user: Hello Bo"
+    assert "shop_sell" not in tools
+    assert (await use(tools["shop_grow"])).output == "grown"
+    assert "shop_sell" in await offered(server)
+
+
+@pytest.mark.program
+async def test_a_program_gets_no_keys_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-9: it has the variables it was given, and not those of models."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    tools = await offered(MCP(command(tmp_path / "journal"), env={"SHOP_KEY": "k"}))
+    assert (await use(tools["secret"])).output == "k None"
+
+
+@pytest.mark.program
+async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(tmp_path: Path) -> None:
+    """S-INT-10: the session stays, and serves the next call."""
+    journal = tmp_path / "journal"
+    tools = await offered(MCP(command(journal)))
+    asked = asyncio.ensure_future(use(tools["sleep"]))
+    async with asyncio.timeout(PATIENCE_S):
+        while calls_of(journal) != ["sleep"]:  # noqa: ASYNC110  another process writes it
+            await asyncio.sleep(0.02)
+        asked.cancel()
+        while calls_of(journal) != ["sleep", "woken"]:  # noqa: ASYNC110  as above
+            await asyncio.sleep(0.02)
+    assert (await use(tools["buy"], '{"what": "tea"}')).output == "bought tea"
+
+
+@pytest.mark.program
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ("stdio:no_such_program --x", "'stdio:no_such_program' cannot be started"),
+        (f"stdio:{sys.executable} -c 'raise SystemExit(\"lacks a key\")'", "lacks a key"),
+        ("http://127.0.0.1:1/mcp", "cannot be reached"),
+    ],
+)
+def test_a_server_that_is_not_there_fails_the_task_before_a_model_is_asked(server: str, said: str) -> None:
+    """S-INT-8: with what the program wrote, where it wrote something."""
+    model = ScriptedModel("never")
+    with pytest.raises(EnsembleError, match=said):
+        Ensemble(tasks=[task("buy", agent(model, tools=[MCP(server)]))]).run(runtime="inline")
+    assert not model.calls
+
+
+@pytest.mark.program
+async def test_tools_that_are_named_must_be_there(tmp_path: Path) -> None:
+    """S-INT-3: those alone are offered, in the server's order."""
+    server = command(tmp_path / "journal")
+    assert list(await offered(MCP(server, tools=["pay", "buy"]))) == ["buy", "pay"]
+    with pytest.raises(ToolConfigurationError, match="has no tool 'by'"):
+        await MCP(server, tools=["by"]).resolve()
+
+
+@pytest.mark.parametrize(
+    ("server", "options"),
+    [
+        ("ftp://x", {}),
+        ("stdio:", {}),
+        ("stdio:'", {}),
+        ("https://me:pw@host/mcp", {}),
+        ("https://host/mcp", {"env": {"A": "b"}}),
+        ("stdio:x", {"headers": {"A": "b"}}),
+        ("stdio:x", {"effect": "twice"}),
+        ("stdio:x", {"prefix": "a-b"}),
+        ("stdio:x", {"timeout": 0}),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(server: str, options: dict[str, object]) -> None:
+    """S-INT-1: before any run; the text has no password."""
+    with pytest.raises(ValidationError) as caught:
+        MCP(server, **options)  # type: ignore[arg-type]  wrong on purpose
+    assert "pw" not in str(caught.value)
+
+
+def test_the_value_travels_and_hides_its_secrets() -> None:
+    """S-INT-1, S-INT-9: it holds no session."""
+    server = MCP("https://host/mcp?key=secret", headers={"Authorization": "Bearer secret"})
+    assert "secret" not in repr(server)
+    assert repr(pickle.loads(pickle.dumps(server))) == repr(server)  # noqa: S301  our own
