@@ -168,11 +168,12 @@ class CallableHost(AgentActor):
     async def release(self, run_id: str) -> bool:
         """Forget a run and its callables; return whether this process may be bound to another."""
         self._held.pop(run_id, None)
-        self._predicates.pop(run_id, None)
+        predicates = self._predicates.pop(run_id, None)
         callables = self._callables.pop(run_id, None)
         if callables is not None:
             callables.cancel()
-        return await super().release(run_id)
+        is_idle = await super().release(run_id)
+        return is_idle and (predicates is None or not predicates.is_asking)
 
     def _callables_in(self, run_id: str) -> asyncio.Future[LocalCallables]:
         """Return the callables of a run, when they have come."""

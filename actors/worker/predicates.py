@@ -34,6 +34,12 @@ class HeldPredicates:
         self._predicates = predicates
         #: asked with a task, and not answered when its report left
         self._open: dict[UnitQuestion, asyncio.Task[bool | EvaluationFailed | None]] = {}
+        self._asking = 0
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether one of them has not answered."""
+        return self._asking > 0
 
     async def holds(
         self, question: UnitQuestion, *, known: int, new: Sequence[HistoryPart[bytes]]
@@ -79,6 +85,7 @@ class HeldPredicates:
     async def _ask(
         self, question: UnitQuestion, known: int, new: Sequence[HistoryPart[bytes]]
     ) -> bool | EvaluationFailed | None:
+        self._asking += 1
         try:
             parts = [
                 HistoryPart(names=part.names, outputs=tuple(map(unpack_output, part.outputs)), is_joined=part.is_joined)
@@ -87,4 +94,6 @@ class HeldPredicates:
             answer = await self._predicates.holds(question, known=known, new=parts)
         except USER_ERRORS as error:  # such as an output whose class is not here
             answer = EvaluationFailed.of(error)
+        finally:
+            self._asking -= 1
         return packed_evaluation(answer) if isinstance(answer, EvaluationFailed) else answer

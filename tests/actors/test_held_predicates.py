@@ -8,11 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from ensemble_ray import GraphRoutingContext
+from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.packing import pack_output
-from ensemble_ray.actors.worker import predicates
+from ensemble_ray.actors.worker import agent, predicates
+from ensemble_ray.actors.worker.callable_host import CallableHost
 from ensemble_ray.actors.worker.predicates import HeldPredicates
 from ensemble_ray.coordinator.predicates import LocalPredicates
 from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions, HistoryPart
+from ensemble_ray.limits.endpoints import process_endpoints
 from ensemble_ray.schedule.instructions import EdgeMatches
 from tests.actors.test_wire import output_of
 
@@ -92,3 +95,27 @@ async def test_condition_that_takes_longer_than_a_report_waits_is_asked_once(mon
     may_answer.set()
     assert await waiting is True
     assert asked == [1]
+
+
+async def test_process_of_a_predicate_that_has_not_answered_is_not_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-CLU-72, S-LOOP-189: its run was cancelled meanwhile; it gets no more runs, and one whose predicates have answered does."""
+    monkeypatch.setattr(spawn, "existing", lambda _: None)
+    monkeypatch.setattr(spawn, "cpu_call", lambda: None)
+    monkeypatch.setattr(agent, "freeze_modules", lambda: None)
+    monkeypatch.setattr(process_endpoints(), "share", process_endpoints().share)  # set by it, and set back
+    has_begun, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: GraphRoutingContext) -> bool:
+        has_begun.set()
+        await may_answer.wait()
+        return True
+
+    host = CallableHost("house")
+    for run_id in ("stuck", "answered"):
+        host._predicates[run_id] = held(slow)
+    report = asyncio.create_task(host._predicates["stuck"].ask_after(asking(edge(0)), OUTPUT))
+    await has_begun.wait()
+    assert await host.release("answered")
+    assert not await host.release("stuck")
+    may_answer.set()
+    await report
