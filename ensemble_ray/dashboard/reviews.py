@@ -87,9 +87,9 @@ class WebReviewHandler(ReviewHandler):
         review_id = request.review_id or new_object_id()
         loop = asyncio.get_running_loop()
         gate = _Open(request=request, created_at=self._clock.now(), decided=loop.create_future(), loop=loop)
-        with self._lock:
+        with self._lock:  # a decision in this moment is told behind the request
             self._open[review_id] = gate
-        self._hub.publish(request.run_id, _requested(review_id, request))
+            self._hub.publish(request.run_id, _requested(review_id, request))
         try:
             answered, _ = await asyncio.wait([gate.decided], timeout=request.timeout_s)
             self._expire(review_id)  # nothing where somebody decided, perhaps in this moment: then that is on its way

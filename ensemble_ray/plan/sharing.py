@@ -2,11 +2,11 @@
 
 A process costs about a second of start-up and 60 MB, a run in a process that is there a thousandth of that. Rules:
 1. A run takes a process that no run has, before it shares one; that is the pool's business.
-2. It joins the process that has least to do, of those with fewer than 8 runs and at most 64 tasks.
-3. Where there is none, it gets a new one, while there are fewer than `most`.
-4. Beyond, it joins the one that has least to do of those with fewer than 64 runs; where there is none, it gets a new one.
+2. It gets a new one, while there are fewer than `most`: runs that are few work on all processors, and what blocks one of them holds
+   up no other.
+3. Beyond, it joins the one that has least to do of those with fewer than 64 runs; where there is none, it gets a new one.
    So no run waits for a process, and there is one for every 64 runs, not one for each.
-5. It never gets a process twice: its groups work side by side, and what ends one is not to end the others.
+4. It never gets a process twice: its groups work side by side, and what ends one is not to end the others.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["FEW_RUNS", "FEW_TASKS", "MOST_RUNS", "SharedProcess", "choose_shared"]
+__all__ = ["MOST_RUNS", "SharedProcess", "choose_shared"]
 
-#: A process with fewer runs than this and no more tasks is shared before another one is started.
-FEW_RUNS, FEW_TASKS = 8, 64
 #: How many runs a process has at most.
 MOST_RUNS = 64
 
@@ -44,10 +42,10 @@ def choose_shared(run_id: str, processes: Iterable[SharedProcess], *, most: int)
     Args:
         run_id: The run.
         processes: Those that it may share: of its program, of the type it needs.
-        most: How many of them there may be before the run joins one that has much to do.
+        most: How many of them there are before the run joins one.
     """
     known = list(processes)
+    if len(known) < most:
+        return None
     open_ = [each for each in known if run_id not in each.runs and len(each.runs) < MOST_RUNS]
-    few = [each for each in open_ if len(each.runs) < FEW_RUNS and each.tasks <= FEW_TASKS]
-    choice = few or (open_ if len(known) >= most else [])
-    return min(choice, key=lambda each: each.load).name if choice else None
+    return min(open_, key=lambda each: each.load).name if open_ else None

@@ -42,20 +42,18 @@ def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
     """
     data = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
     data.state.studio = studio
-    data.add_middleware(_Headers)
     add_failure_handlers(data)
     for each in (live, actions, documents, runs):
         data.include_router(each.router)
-    app.mount(f"{base}/api/studio", data)
+    app.mount(f"{base}/api/studio", _Headers(data))
 
 
 def mount_page(app: FastAPI, base: str = "") -> None:
     """Add the page's files to an application, at `BASE/`; at its root this comes last, since it answers every path."""
     page = FastAPI(title="page", openapi_url=None, docs_url=None, redoc_url=None)
-    page.add_middleware(_Headers)
     add_failure_handlers(page)
     page.include_router(page_router())
-    app.mount(base or "/", page)
+    app.mount(base or "/", _Headers(page))
 
 
 def studio_app(studio: Studio) -> FastAPI:
@@ -67,7 +65,7 @@ def studio_app(studio: Studio) -> FastAPI:
 
 
 class _Headers:
-    """Adds headers to all answers, those of refusals included."""
+    """Adds headers to all answers of an application, those of refusals and of its own failures included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

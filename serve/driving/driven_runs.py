@@ -271,10 +271,14 @@ class DrivenRuns:
             ended_at=datetime.fromtimestamp(SystemClock().now(), UTC),
             outcome=outcome,
         )
-        await threads.run(self._ledger.end, run_id, ended, kept=self._limits.kept_runs)
+        try:
+            await threads.run(self._ledger.end, run_id, ended, kept=self._limits.kept_runs)
+        except Exception as error:  # noqa: BLE001  another process has the ledger now, say: whoever waits is told all the same
+            _log.error("The end of run %s cannot be kept: %s", run_id, describe(error))
+        else:
+            del self._active[run_id]  # else it is told from here, as the ledger knows no better
         active.ended = ended
         self._followed.forget(run_id)
-        del self._active[run_id]
         active.live.close()
         active.done.set()
 
@@ -344,7 +348,9 @@ class DrivenRuns:
         await self._views.entry(run_id)
 
         async def status() -> RunStatus:
-            return RunStatus.RUNNING if run_id in self._active else (await self._views.detail(run_id)).status
+            active = self._active.get(run_id)
+            is_going_on = active is not None and active.ended is None
+            return RunStatus.RUNNING if is_going_on else (await self._views.detail(run_id)).status
 
         return open_follower(self._followed, run_id, after, active=self._active.get(run_id), status=status)
 

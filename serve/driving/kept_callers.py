@@ -50,6 +50,9 @@ class KeptCallers:
         #: of the keys as they were read; False: they were not
         self._stamp: KeyStamp | bool | None = False
         self._reading = asyncio.Lock()
+        #: how often they could not be read, and why the last time
+        self._failures = 0
+        self._failure: EnsembleError | OSError | None = None
 
     async def admit(self, knock: Knock) -> Caller:
         """Return who sends a request; see `Callers.admit`."""
@@ -70,14 +73,31 @@ class KeptCallers:
         return ANYBODY if key is None else Caller(name=key.name, rights=key.rights, ensembles=key.teams)
 
     async def _refresh(self) -> None:
-        """Take the keys as they are now."""
+        """Take the keys as they are now.
+
+        A database that is away is waited for: who comes meanwhile is refused with the one that waits, and not one after the other.
+
+        Raises:
+            EnsembleError, OSError: they cannot be read.
+        """
+        before = self._failures
         async with self._reading:
-            stamp = await threads.run(self._keys.stamp)
-            if self._stamp is not False and stamp == self._stamp:
-                return
-            self._stamp = False
-            self._admission.use(await threads.run(self._keys.read))
-            self._stamp = stamp
+            if self._failure is not None and self._failures > before:
+                raise self._failure.with_traceback(None)
+            try:
+                await self._look()
+            except (EnsembleError, OSError) as error:
+                self._failures, self._failure = self._failures + 1, error
+                raise
+            self._failure = None
+
+    async def _look(self) -> None:
+        stamp = await threads.run(self._keys.stamp)
+        if self._stamp is not False and stamp == self._stamp:
+            return
+        self._stamp = False
+        self._admission.use(await threads.run(self._keys.read))
+        self._stamp = stamp
 
 
 def _refusal(denied: Denied) -> Refusal:

@@ -14,11 +14,10 @@ from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, Sharing
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.requirements import ResourceRequirements
-from ensemble_ray.plan.sharing import FEW_RUNS
 from ensemble_ray.record.stores import StoreAddress
 from tests.actors.test_session_orders import Handle, orders, template
 
-SHARING = Sharing(program="p", most=2)
+SHARING = Sharing(program="p", most=1)
 
 
 class Watched(Handle):
@@ -84,7 +83,7 @@ class Run:
             location=RecordLocation(StoreAddress(home="/nowhere"), "node"),
             program=program,
         )
-        limits = SessionLimits(max_own=2, most_replicas=1)
+        limits = SessionLimits(max_own=1, most_replicas=1)
         self.session = RunSession(opening, pool, self, hub=None, limits=limits)
         self.session.open()
         self.session.submit(orders("w", "a"))
@@ -112,8 +111,8 @@ async def turns() -> None:
 
 async def test_runs_of_a_program_share_processes_when_they_begin_at_the_same_time(handles: list[Watched]) -> None:
     """S-CLU-70, S-CLU-71: two hundred take as many as one run may have; those of another program, none of these."""
-    pool = ProcessPool()
-    leases = [pool.claim(f"r{number}", sharing=SHARING) for number in range(100)]
+    pool, sharing = ProcessPool(), Sharing(program="p", most=2)
+    leases = [pool.claim(f"r{number}", sharing=sharing) for number in range(100)]
     assert len(handles) == 2
     assert {len(lease.process.leases) for lease in leases} == {50}
     stranger = pool.claim("s", sharing=Sharing(program="q", most=2))
@@ -216,11 +215,9 @@ async def test_process_ends_when_a_run_blocks_its_loop(handles: list[Watched], m
     assert (other.process.handle, other.reports) == (handles[1], [])
 
 
-async def test_full_processes_are_followed_by_another_when_there_may_be_more(handles: list[Watched]) -> None:
-    """S-CLU-70: a run that begins while one has room does not wait for a new one to start."""
-    pool = ProcessPool()
-    for number in range(FEW_RUNS):
-        pool.claim(f"r{number}", sharing=SHARING)
-    assert len(handles) == 1
-    pool.claim("next", sharing=SHARING)
+async def test_runs_share_when_there_are_as_many_processes_as_there_may_be(handles: list[Watched]) -> None:
+    """S-CLU-70: until then each gets a new one."""
+    pool, sharing = ProcessPool(), Sharing(program="p", most=2)
+    leases = [pool.claim(f"r{number}", sharing=sharing) for number in range(4)]
     assert len(handles) == 2
+    assert [len(each.process.leases) for each in leases] == [2, 2, 2, 2]

@@ -296,7 +296,7 @@ def doubtful_team() -> Ensemble:
     return Ensemble(tasks=[Task(name="pay", description="Pay it", expected_output="x", agent=clerk)])
 
 
-def mapped(items: int, pace_s: float = 0.0, *, at_once: int | None = None) -> MapReduceEnsemble[int]:
+def mapped(items: int, pace_s: float = 0.0, *, at_once: int | None = None) -> MapReduceEnsemble:
     """A map-reduce over numbers: as many maps as items, joined by fives."""
 
     async def read_review(asked: ScriptedCall) -> object:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
 
-from tests.browser.conftest import Runs
+from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray.access.keys import new_key
+from ensemble_ray.access.rights import Right
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.studio.server import StudioServer
+from tests.browser.conftest import Runs, Watched
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -105,6 +111,28 @@ async def test_colours_follow_the_reader(runs: Runs, page: Page) -> None:
     assert await page.evaluate(background) == light
     await page.goto(runs.at("/runs/report/flow"))
     assert await page.locator(".node").first.evaluate("e => getComputedStyle(e).transitionDuration") == "0s"
+
+
+async def test_a_key_is_asked_for_and_kept_in_the_tab(own: Runs, page: Page, watched: Watched) -> None:
+    """S-STU-174: where the server wants a key; a wrong one is asked for again, the right one is used from then on."""
+    watched.expected.append("401")
+    text, key = new_key(
+        "reader", rights=frozenset([Right.READ]), teams=["*"], rate=None, created_at=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    KeyFile(own.home).add(key)
+    server = StudioServer(StoreAddress.of(own.home), host="0.0.0.0", port=0)  # noqa: S104  beyond loopback
+    server.start()
+    try:
+        await page.goto(f"http://127.0.0.1:{server.port}/#/runs")
+        for tried in ("erk_wrong", text):
+            await page.get_by_label("Key", exact=True).fill(tried)
+            await page.get_by_role("button", name="Use it").click()
+        await expect(page.locator(".empty")).to_contain_text("No runs yet")
+        await page.reload()
+        await expect(page.locator(".empty")).to_contain_text("No runs yet")
+        assert await page.evaluate("JSON.stringify(localStorage)") == "{}"
+    finally:
+        server.stop()
 
 
 _TOKENS = Path(__file__).parents[2] / "ensemble_ray" / "studio" / "page" / "css" / "tokens.css"

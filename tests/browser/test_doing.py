@@ -175,7 +175,7 @@ async def drop(page: Page, name: str, text: str) -> None:
 
 
 async def test_graphs_and_traces_are_dropped_on_the_page(page: Page, runs: Runs, tmp_path: Path) -> None:
-    """S-VIZ-70, S-VIZ-77: a graph, a trace, half a trace; something else is refused with what to do."""
+    """S-VIZ-70, S-VIZ-77, S-STU-162: a graph, a trace, half a trace; something else is refused with what to do."""
     team = recorded.report_team()
     dag = EnsembleDevTools.export_dag(team, tmp_path)
     output = team.run(runtime=InlineRuntime(home=tmp_path / "home"))

@@ -100,3 +100,47 @@ async def test_waits_between_tries_double_up_to_half_a_minute(own: Runs, page: P
     )
     assert waits == [1000, 2000, 4000, 8000, 16000, 30000, 30000]
     assert events == [["steps", "{\n}", "7"], ["message", "x", None]]
+
+
+async def test_a_stream_is_opened_once_at_a_time(own: Runs, page: Page) -> None:
+    """S-STU-103: a network that comes back while a try is under way begins no second one."""
+    await page.goto(own.at("/runs"))
+    tries = await page.evaluate(
+        """async () => {
+            const {listen} = await import("./js/source/stream.js");
+            let tries = 0;
+            const open = () => ((tries += 1) === 1 ? Promise.reject(new Error("down")) : new Promise(() => undefined));
+            const ignore = () => undefined;
+            const failed = new Promise((resolve) => {
+                const listener = {onSteps: ignore, onToken: ignore, onEnd: ignore, onConnection: resolve};
+                window.stopListening = listen({open, cursor: 0, listener});
+            });
+            await failed;
+            await new Promise((resolve) => setTimeout(resolve));
+            for (let each = 0; each < 3; each += 1) window.dispatchEvent(new Event("online"));
+            window.stopListening();
+            return tries;
+        }"""
+    )
+    assert tries == 2
+
+
+async def test_an_answer_is_shown_once_after_an_interruption(own: Runs, page: Page) -> None:
+    """S-STU-103: each connection tells from its beginning what a model is saying."""
+    await page.goto(own.at("/runs"))
+    said = await page.evaluate(
+        """async () => {
+            const {RunModel} = await import("./js/model/run.js");
+            let listener;
+            const source = {live: (run, after, given) => { listener = given; return () => undefined; }};
+            const model = new RunModel({source}, {run_id: "r", cursor: 0, is_live: true}, []);
+            model.follow();
+            for (const each of [1, 2]) {
+                listener.onConnection(true, 0);
+                for (const text of ["Half ", "an answer"]) listener.onToken({step: "a#0", text});
+                listener.onConnection(false, 1000);
+            }
+            return model.tokens.get("a#0");
+        }"""
+    )
+    assert said == "Half an answer"

@@ -1,4 +1,4 @@
-"""A run on a cluster, seen while it goes on: its steps, and the processes that its agents live in."""
+"""A run on a cluster, seen while it goes on: its steps, and the processes that are known."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.browser.recorded import blocked_team
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
-async def test_agents_are_seen_in_their_processes(ray_runtime: Runtime, own: Runs, gate: Gate, page: Page) -> None:
-    """S-STU-100, S-STU-147: which agent lives where and what it does; a link leads to the step; then the run ends."""
+async def test_what_is_known_of_processes_is_seen(ray_runtime: Runtime, own: Runs, gate: Gate, page: Page) -> None:
+    """S-STU-100, S-STU-147: which process does what, and why no more is known; a link leads to the step; then the run ends."""
     work = asyncio.create_task(asyncio.to_thread(blocked_team(gate).run, runtime=ray_runtime, run_id="on-ray"))
     await page.goto(own.at("/runs"))
     await page.locator(".run").click()
     await expect(page.locator(".node.is-running")).to_contain_text("Wait for the test")
     await page.get_by_role("link", name="Actors").click()
-    row = page.locator("table.data tr", has_text="Writer")
-    await expect(row).to_contain_text(re.compile(r"AGENT.*\d{2,}"))
+    row = page.locator("table.data tr", has_text="second#0")
+    await expect(row).to_contain_text(re.compile(r"DRIVER.*\d{2,}"))
     await row.get_by_role("link", name="second").click()
     await expect(page.locator(".step-panel h2")).to_contain_text("Wait for the test")
     await page.get_by_role("tab", name="Actors").click()
-    await expect(page.locator("table.data tr", has_text="Writer")).to_have_count(1)
+    await expect(row).to_have_count(1)
     gate.open.set()
     await work
     await page.get_by_role("tab", name="Flow").click()

@@ -40,7 +40,7 @@ async def test_the_list_says_how_every_run_stands(page: Page, runs: Runs) -> Non
 
 
 async def test_search_and_filters_stand_in_the_address(page: Page, runs: Runs) -> None:
-    """S-STU-106: what is searched survives a reload; an address that finds nothing says what to do."""
+    """S-STU-104, S-STU-106: what is searched survives a reload; an address that finds nothing says what to do."""
     await page.goto(runs.at("/runs"))
     await page.get_by_role("button", name="failed").click()
     await expect(page.locator(".run")).to_have_count(1)

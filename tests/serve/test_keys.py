@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from httpx import ASGITransport, AsyncClient
 from ensemble_ray import RateLimit, ValidationError
 from ensemble_ray.access.admission import KeyPolicy, Knock
 from ensemble_ray.access.key_file import KeyFile
+from ensemble_ray.access.keys import ApiKey
 from ensemble_ray.serve import key_check
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
@@ -115,6 +117,32 @@ async def test_nobody_is_let_in_when_the_keys_cannot_be_read(home: str) -> None:
             assert home not in answer.text
         endpoint.file.path.write_bytes(content)
         assert (await endpoint.client.get("/ensembles", headers=headers)).status_code == 200
+
+
+async def test_who_comes_while_the_keys_cannot_be_read_is_refused_at_once(home: str) -> None:
+    """S-SRV-163: not one after the other, each behind a database that is waited for; the next one looks anew."""
+
+    class Counted(KeyFile):
+        reads = 0
+
+        def read(self) -> Sequence[ApiKey] | None:
+            self.reads += 1
+            return super().read()
+
+    file = Counted(Path(home))
+    make_key(file)
+    content = file.path.read_bytes()
+    file.path.write_bytes(b"{}")
+    file.reads = 0
+    callers = KeptCallers(file)
+    knock = Knock(digest=None, is_local=True)
+    refused = await asyncio.gather(*(callers.admit(knock) for _ in range(3)), return_exceptions=True)
+    assert [(type(each), getattr(each, "code", "")) for each in refused] == [(Refusal, "NOT_READY")] * 3
+    assert file.reads == 1
+    file.path.write_bytes(content)
+    with pytest.raises(Refusal, match="A key is needed"):
+        await callers.admit(knock)
+    assert file.reads == 2
 
 
 async def test_an_answer_that_goes_on_ends_when_its_key_is_revoked(home: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from httpx import AsyncClient
 
-from ensemble_ray import Ensemble, RunOptions, RunState
+from ensemble_ray import Ensemble, RunExistsError, RunOptions, RunState
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.run_schemas import NewRun
 from ensemble_ray.testing import ScriptedModel
@@ -259,6 +260,23 @@ async def test_what_was_accepted_is_gone_on_with_after_a_restart(tmp_path: Path,
     assert queued.result is not None
     assert queued.status == "completed"
     assert len(second.calls) == 2
+
+
+async def test_the_end_of_a_run_is_told_when_the_ledger_cannot_keep_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-SRV-46, S-SRV-11: who waits for it, or reads its events, does not wait for ever; whoever has the ledger finds it in the record."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RunExistsError("Another endpoint has it")
+
+    monkeypatch.setattr(Ledger, "end", refuse)
+    async with driven(fine()) as runs:
+        await runs.start(NewRun.model_validate({"inputs": INPUTS, "run_id": "r"}))
+        assert (await runs.wait("r", 30)).status == "completed"
+        assert [each.type async for each in runs.events("r")][-1] == "ensemble_completed"
+        assert (await runs.get("r")).status == "completed"
+    assert "The end of run r cannot be kept" in caplog.text
 
 
 async def test_failed_run_is_one_bounded_warning(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:

@@ -59,7 +59,8 @@ def test_runs_are_looked_for(serve: Serve, runs: Path) -> None:
     assert len(ids(client.get(f"{API}/runs", params={"status": "completed"}))) == 7
     assert ids(client.get(f"{API}/runs", params={"since": "2200-01-01"})) == []
     assert ids(client.get(f"{API}/runs", params={"tag": "a"})) == []
-    assert client.get(f"{API}/runs", params={"since": "yesterday"}).status_code == 400
+    for since in ("yesterday", "9" * 999):
+        assert client.get(f"{API}/runs", params={"since": since}).status_code == 400
 
 
 def test_a_run_tells_what_it_was(serve: Serve, runs: Path) -> None:
@@ -122,6 +123,15 @@ def test_long_texts_are_cut_and_had_whole(serve: Serve, tmp_path: Path) -> None:
     assert whole.headers["content-type"].startswith("text/plain")
     assert client.get(f"{API}/runs/long/steps/say%230/text", params={"field": "answers.7"}).status_code == 404
     assert client.get(f"{API}/runs", params={"q": "alert(1)"}).json()["runs"][0]["summary"].startswith("<script>")
+
+
+def test_a_position_that_is_none_is_that_of_the_address(serve: Serve, runs: Path) -> None:
+    """S-STU-30: whatever a client sends as `Last-Event-ID`, it is told what it asked for."""
+    client = serve(runs)
+    for sent in ("x", "-1", "9" * 5000):
+        answer = client.get(f"{API}/runs/flat/live", headers={"last-event-id": sent})
+        assert answer.status_code == 200, sent[:10]
+        assert "event: end" in answer.text
 
 
 def test_what_there_is_not_is_404(serve: Serve, runs: Path) -> None:

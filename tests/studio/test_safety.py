@@ -14,6 +14,7 @@ from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.access.keys import new_key
 from ensemble_ray.access.rights import Right
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.routes.page import FOLDER
 from ensemble_ray.studio.server import PORT, StudioServer
 
@@ -56,6 +57,21 @@ def test_only_files_of_the_page_can_be_had(serve: Serve, runs: Path) -> None:
         assert answer.content == file.read_bytes()
         again = client.get(file.relative_to(FOLDER).as_posix(), headers={"if-none-match": answer.headers["etag"]})
         assert again.status_code == 304
+
+
+def test_a_failure_of_studio_itself_has_the_policy_too(
+    serve: Serve, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-STU-40, S-STU-74: it is answered in the form of all failures, with all headers."""
+
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(StudioReader, "compare", fail)
+    answer = serve(runs).get(f"{API}/compare?a=flat&b=graph")
+    assert (answer.status_code, answer.json()["code"]) == (500, "INTERNAL_ERROR")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,7 @@ router = APIRouter()
 _POLL_S = 0.3
 #: Comments that keep idle connections open come so often, s; and who takes nothing for so long is let go, s.
 _HEARTBEAT_S, _SEND_TIMEOUT_S = 15, 60.0
+_POSITION = re.compile("[0-9]{1,18}")
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -48,7 +50,7 @@ async def get_live(
     """Stream what changes in a run, from a position to its end."""
     visitor = await studio.guard.admit(request, Right.READ)
     await bridge(studio.reader.run(run_id, visitor))  # a run that there is not is refused before the stream begins
-    begin = int(last_event_id) if last_event_id and last_event_id.isdecimal() else after
+    begin = int(last_event_id) if last_event_id and _POSITION.fullmatch(last_event_id) else after
     live = None if studio.live is None else studio.live(run_id)
     return EventSourceResponse(
         _stream(studio.reader, run_id, visitor, begin, live),

@@ -125,11 +125,11 @@ def _instant(text: str) -> float:
     """
     if not text.strip():
         return 0.0
-    if text.strip().isdecimal() and len(text.strip()) >= _MILLIS_DIGITS:
-        return int(text) / 1000
     try:
+        if text.strip().isdecimal() and len(text.strip()) >= _MILLIS_DIGITS:
+            return int(text) / 1000
         found = datetime.fromisoformat(text.strip())
-    except ValueError:
+    except (ValueError, OverflowError):
         raise StudioRefusal(
             HTTPStatus.BAD_REQUEST, "INVALID_REQUEST", "since: neither ms of Unix time nor a date such as 2026-01-31"
         ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.dashboard.hub import Connection, MessageHub
 from ensemble_ray.dashboard.snapshot import Snapshot
+from ensemble_ray.events.messages import Message
 from ensemble_ray.reviews.reviewer import LocalReviewer
 from ensemble_ray.values.reviews import ReviewAnswer
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
@@ -236,6 +238,25 @@ async def test_open_gates_as_data(web: Web) -> None:
     assert (second["timeout_ms"], second["expires_at"], second["prompt"]) == (None, None, "Sure?")
     for each in asking:
         each.cancel()
+
+
+@checked
+async def test_a_decision_in_the_moment_of_the_request(web: Web) -> None:
+    """S-WEB-42, S-WEB-54: pages hear of the request first, so that none keeps a gate that is decided."""
+    page, publish = web.hub.join(), web.hub.publish
+    deciding = threading.Thread(target=web.handler.decide, args=("r", "approve"))
+
+    def decide_before(run_id: str, message: Message) -> None:
+        if message.type == "review_requested":
+            deciding.start()
+            deciding.join(0.2)  # it is done by then, or waits for this one to be sent
+        publish(run_id, message)
+
+    web.hub.publish = decide_before  # type: ignore[method-assign]
+    assert await web.handler.review(asked(timeout=0)) == ReviewDecision.continue_execution()
+    deciding.join()
+    assert [each["type"] for each in await heard(page)] == ["review_requested", "review_decided"]
+    assert "review_requested" not in web.hub._snapshot.hello()
 
 
 async def both_open(page: Connection) -> None:

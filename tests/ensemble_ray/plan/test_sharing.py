@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ensemble_ray.plan.sharing import FEW_RUNS, FEW_TASKS, MOST_RUNS, SharedProcess, choose_shared
+from ensemble_ray.plan.sharing import MOST_RUNS, SharedProcess, choose_shared
 
 
 def process(name: str, runs: int = 1, *, tasks: int = 0, of: str = "") -> SharedProcess:
@@ -17,16 +17,14 @@ def test_first_run_gets_a_new_process() -> None:
     assert choose_shared("r", [], most=4) is None
 
 
+def test_new_process_is_begun_as_long_as_there_may_be_more() -> None:
+    """S-CLU-70: few runs hold up no other, and work on all processors."""
+    assert choose_shared("r", [process("a"), process("b")], most=3) is None
+
+
 def test_run_joins_the_process_that_has_least_to_do() -> None:
     """S-CLU-70: a run that has no task yet counts as one, so that runs that begin at the same time spread."""
-    assert choose_shared("r", [process("a", 2), process("b", 1), process("c", 1, tasks=5)], most=4) == "b"
-
-
-def test_new_process_is_begun_when_all_have_much_to_do_and_there_may_be_more() -> None:
-    """S-CLU-70: by their runs, or by their tasks."""
-    busy = [process("a", FEW_RUNS), process("b", 1, tasks=FEW_TASKS + 1)]
-    assert choose_shared("r", busy, most=3) is None
-    assert choose_shared("r", busy, most=2) == "a"
+    assert choose_shared("r", [process("a", 2), process("b", 1), process("c", 1, tasks=5)], most=3) == "b"
 
 
 def test_number_of_processes_is_bounded_when_hundreds_of_runs_begin() -> None:

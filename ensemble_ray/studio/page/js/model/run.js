@@ -77,6 +77,7 @@ export class RunModel {
    * @param {number} retryInMs
    */
   setConnection(isConnected, retryInMs) {
+    if (isConnected) this.tokens.clear(); // what is being said is told from its beginning on each connection
     this.isConnected = isConnected;
     this.onConnection(isConnected, retryInMs);
   }

@@ -61,6 +61,7 @@ export function listen({ open, cursor, listener }) {
   let timer;
 
   async function connect() {
+    timer = undefined;
     connection = new AbortController();
     try {
       const answer = await open(cursor, connection.signal);
@@ -108,7 +109,7 @@ export function listen({ open, cursor, listener }) {
 
   /** The network is back: no need to wait. */
   function hurry() {
-    if (isOver || !failures) return;
+    if (isOver || timer === undefined) return; // it is connected, or just trying
     window.clearTimeout(timer);
     void connect();
   }

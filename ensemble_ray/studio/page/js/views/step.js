@@ -146,7 +146,7 @@ export function stepPanel(app, model, id) {
   }
 
   function drawTokens() {
-    const text = model.tokens.get(id) ?? "";
+    const text = model.steps.get(id)?.status === "running" ? (model.tokens.get(id) ?? "") : "";
     live.hidden = !text;
     if (!text) return fill(live);
     const shown = text.length > 6000 ? `…${text.slice(-6000)}` : text;
