@@ -21,6 +21,7 @@ from ensemble_ray.cli.commands.fork import fork
 from ensemble_ray.cli.commands.import_team import imports
 from ensemble_ray.cli.commands.keys import keys
 from ensemble_ray.cli.commands.map import map_items
+from ensemble_ray.cli.commands.mcp import mcp
 from ensemble_ray.cli.commands.memory import memory
 from ensemble_ray.cli.commands.models import models
 from ensemble_ray.cli.commands.plan import plan
@@ -76,7 +77,7 @@ def version() -> None:
 
 app.command("map")(map_items)
 for command in (
-    run, submit, attach, plan, runs, trace, reviews, review, resume, fork, cancel, delete, prune, studio, serve, demo, doctor, schema, version
+    run, submit, attach, plan, runs, trace, reviews, review, resume, fork, cancel, delete, prune, studio, serve, mcp, demo, doctor, schema, version
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(imports, name="import")

@@ -354,3 +354,16 @@ def test_improving_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     second, server = run_example("improving.py", script, tmp_path / "home", "tides", "openai:m")
     assert second.splitlines()[0] == "Learned in execution 2: Explain it with the sea"
     assert "Explain it with the sea" in server.requests[0].text
+
+
+def test_mcp_tools_runs(tmp_path: Path) -> None:
+    """S-INT-1: the agent starts the server, and uses its tool under the prefix."""
+
+    def script(request: ServedRequest) -> Answer:
+        if results_of(request):
+            return f"Yes, {results_of(request)[0]}."
+        assert request.tools == ("shop_in_stock",)
+        return ToolCall("call_1", "shop_in_stock", '{"item": "tea"}')
+
+    printed, _ = run_example("mcp_tools.py", script, tmp_path, "openai:some-model")
+    assert printed == "Yes, 12.\n"

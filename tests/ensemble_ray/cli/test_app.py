@@ -11,7 +11,7 @@ import pytest
 
 from tests.command_line import Call
 
-COMMANDS = ("run", "plan", "trace", "demo", "doctor", "memory", "models", "schema", "version")
+COMMANDS = ("run", "plan", "trace", "demo", "doctor", "mcp", "memory", "models", "schema", "version")
 
 
 def test_every_command_is_listed_when_help_is_asked_for(call: Call) -> None:

@@ -1,0 +1,122 @@
+"""Teams as tools of an MCP server: the program, asked by the official SDK's client over standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.testing import Fault, ModelServer
+from ensemble_ray.values.outputs import RunState
+from tests.command_line import COMMAND, environment_of, run_command
+from tests.processes import own_directory
+from tests.scenarios.teams import PATIENCE_S
+
+mcp = pytest.importorskip("mcp")
+
+pytestmark = pytest.mark.program
+
+TEAM = """
+llm: openai:m
+inputs: {tone: calm}
+tasks:
+  - {name: facts, description: "Find facts on {topic}", expected_output: Facts}
+  - {name: draft, description: "Write, {tone}", expected_output: Prose, context: [facts]}
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory with the team file."""
+    with own_directory() as directory:
+        (directory / "news-team.yaml").write_text(TEAM, encoding="utf-8")
+        yield directory
+
+
+@asynccontextmanager
+async def served(place: Path, models: ModelServer) -> AsyncGenerator[mcp.Client]:
+    """A client of the server of the team; inline."""
+    parameters = mcp.StdioServerParameters(
+        command=COMMAND[0],
+        args=[*COMMAND[1:], "mcp", "news-team.yaml"],
+        env=environment_of(place, models),
+        cwd=place,
+    )
+    async with mcp.Client(parameters) as client:
+        yield client
+
+
+async def test_a_team_is_a_tool_with_its_inputs(place: Path, model_server: Callable[..., ModelServer]) -> None:
+    """S-INT-20, S-INT-21, S-INT-22: inputs as schema, the output's text as the result, tasks done as progress."""
+    left = ["facts", "the draft"]
+    told: list[tuple[float, float | None]] = []
+
+    async def progress(done: float, total: float | None, _message: str | None) -> None:
+        told.append((done, total))
+
+    async with served(place, model_server(lambda _: left.pop(0))) as client:
+        (tool,) = (await client.list_tools()).tools
+        assert tool.name == "news_team"
+        assert tool.input_schema["required"] == ["topic"]
+        assert tool.input_schema["properties"]["tone"]["default"] == "calm"
+        answer = await client.call_tool("news_team", {"topic": "tea"}, progress_callback=progress)
+        assert not answer.is_error
+        assert [block.text for block in answer.content] == ["the draft"]
+        assert told == [(1, 2), (2, 2)]
+        wrong = await client.call_tool("news_team", {"topics": "tea"})
+        assert wrong.is_error
+        assert "'topics'" in wrong.content[0].text
+        with pytest.raises(mcp.MCPError, match="news_team"):
+            await client.call_tool("other", {})
+
+
+async def test_a_run_that_fails_is_an_error_of_the_tool(place: Path, model_server: Callable[..., ModelServer]) -> None:
+    """S-INT-23: with its causes; also inputs that are missing."""
+    async with served(place, model_server(Fault(status=401, message="no such key"))) as client:
+        failed = await client.call_tool("news_team", {"topic": "tea"})
+        assert failed.is_error
+        assert "no such key" in failed.content[0].text
+        missing = await client.call_tool("news_team", {})
+        assert missing.is_error
+        assert "topic" in missing.content[0].text
+
+
+async def test_a_call_that_is_cancelled_ends_its_run(place: Path, model_server: Callable[..., ModelServer]) -> None:
+    """S-INT-24: the record says so."""
+    asked, free = threading.Event(), threading.Event()
+
+    def wait(_: object) -> str:
+        asked.set()
+        free.wait(PATIENCE_S)
+        return "late"
+
+    try:
+        async with served(place, model_server(wait)) as client:
+            call = asyncio.ensure_future(client.call_tool("news_team", {"topic": "tea"}))
+            assert await asyncio.to_thread(asked.wait, PATIENCE_S)
+            call.cancel()
+            async with asyncio.timeout(PATIENCE_S):
+                while RunState.CANCELLED not in await states(place):  # noqa: ASYNC110  another process writes it
+                    await asyncio.sleep(0.2)
+    finally:
+        free.set()
+
+
+async def states(place: Path) -> list[str]:
+    """States of the recorded runs."""
+    done = await asyncio.to_thread(run_command, place, environment_of(place), "runs", "--json")
+    return [run["state"] for run in json.loads(done.stdout)]
+
+
+def test_teams_that_cannot_be_served_are_refused(place: Path) -> None:
+    """S-INT-20: two of one name, one that is not there."""
+    environment = environment_of(place)
+    twice = run_command(place, environment, "mcp", "news-team.yaml", "news-team.yaml")
+    assert twice.returncode == 2
+    assert "'news_team'" in twice.stderr
+    assert run_command(place, environment, "mcp", "none.yaml").returncode == 2
