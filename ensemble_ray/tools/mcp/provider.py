@@ -89,7 +89,7 @@ class MCP(DynamicToolProvider):
         timeout_seconds(timeout)
         self._tools = None if tools is None else tuple(tools)
         self._prefix = prefix
-        self._effect = dict(effect) if isinstance(effect, Mapping) else effect
+        self._effect: Effect | dict[str, Effect] | None = dict(effect) if isinstance(effect, Mapping) else effect
         self._has_resources = resources
         self._has_prompts = prompts
         self._timeout = timeout
@@ -156,7 +156,8 @@ class MCP(DynamicToolProvider):
         return self._prefix + re.sub(r"[^A-Za-z0-9_]", "_", name)
 
     def _effect_of(self, tool: Tool) -> Effect:
-        declared = self._effect.get(tool.name) if isinstance(self._effect, dict) else self._effect
+        effect = self._effect
+        declared = effect if effect is None or isinstance(effect, str) else effect.get(tool.name)
         return declared or effect_of_hints(tool)
 
 
