@@ -60,13 +60,20 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
         lost = await resolve_unknown(scope, intent)
         if lost is not None:
             return _result_of(scope, await _noted(scope, name, "unknown", lost, began=intent.at))
-    # Also when it is called again: a process that was replaced is stopped here, before the effect.
-    await scope.note(
-        name,
-        ToolIntended(tool_name=HANDLER, arguments="", effect=effect),
-        until=Persistence.QUEUED if effect == "none" else Persistence.SYNCED,
-    )
+    await _note_intent(scope, name)
     return await _called(scope, name)
+
+
+async def _note_intent(scope: TaskScope, name: str) -> None:
+    effect = scope.order.task.handler_effect
+    # Also when it is called again: a process that was replaced is stopped here, before the effect.
+    until = Persistence.QUEUED if effect == "none" else Persistence.SYNCED
+    try:
+        await scope.note(name, ToolIntended(tool_name=HANDLER, arguments="", effect=effect), until=until)
+    except asyncio.CancelledError:
+        # It was not called, but what is recorded of it by then looks as if it might have been.
+        scope.effects.is_outcome_unknown = True
+        raise
 
 
 async def _called(scope: TaskScope, name: str) -> tuple[str, object]:

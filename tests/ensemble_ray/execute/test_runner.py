@@ -320,6 +320,18 @@ async def test_trace_of_a_stopped_task_says_so() -> None:
     assert result.trace.metadata == {"outcome": "unknown", "state": "cancelled"}
 
 
+async def test_stop_comes_while_the_call_of_a_handler_is_recorded() -> None:
+    """S-DUR-138, S-DUR-26: it was not called, but the record cannot tell; the trace says what the record will."""
+    journal = _SlowEnds("tool_intent")
+    bench = Bench(handlers={"draft": lambda _: "Done"}, journal=journal)
+    running = asyncio.create_task(bench.run(is_stopped=True))
+    await journal.is_committing.wait()
+    running.cancel()
+    result = await running
+    assert result.trace is not None
+    assert result.trace.metadata == {"outcome": "unknown", "state": "cancelled"}
+
+
 async def test_cancellation_that_nobody_wanted_is_a_failure() -> None:
     """S-ENG-50: user code raised it."""
     bench = Bench(agents={"draft": writer(ScriptedModel(asyncio.CancelledError()))})
