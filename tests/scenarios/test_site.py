@@ -53,6 +53,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {
         **os.environ,
         **_AUTHOR,
+        # mike starts mkdocs by its name
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "SITE_DIR": str(base / "built"),
         "NO_MKDOCS_2_WARNING": "1",
         "http_proxy": _NOWHERE,
