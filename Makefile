@@ -92,7 +92,7 @@ bench: $(STAMPS)/dev ## Measure against the floor and print the table.
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(STAMPS)/dev ## Build the documentation as a site, in build/site; ARGS=--help.
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build $(ARGS)
 	@echo "Open build/site/index.html"
 
 clean: ## Remove what was set up and built.

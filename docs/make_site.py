@@ -26,6 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Text files of the repository that pages link to are shown as pages of these languages.
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".md": "markdown", ".service": "ini"}
 
+#: Folders whose files are all shown.
+_FOLDERS = ("deploy", "examples")
+
 
 class Topic(NamedTuple):
     """A page of the API reference."""
@@ -172,7 +175,8 @@ def _names_of(topic: Topic) -> list[str]:
 
 def _source_pages(files: Files) -> Iterator[tuple[str, str]]:
     """Return pages that show files of the repository: all examples, and what pages link to."""
-    wanted = {path.relative_to(ROOT) for path in (ROOT / "examples").rglob("*") if path.suffix in _LANGUAGES}
+    shown = [path for folder in _FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in _LANGUAGES]
+    wanted = {path.relative_to(ROOT) for path in shown}
     texts = [(ROOT, (ROOT / "README.md").read_text())]
     texts += [(ROOT / "docs" / file.src_uri, file.content_string) for file in files.documentation_pages()]
     for place, text in texts:
@@ -181,6 +185,9 @@ def _source_pages(files: Files) -> Iterator[tuple[str, str]]:
             found = (base / target.split("#")[0]).resolve()
             if found.suffix in _LANGUAGES and found.is_file() and _is_shown_as_source(found):
                 wanted.add(found.relative_to(ROOT))
+    for folder in _FOLDERS:
+        inside = [path.as_posix() for path in sorted(wanted) if path.is_relative_to(folder)]
+        yield f"files/{folder}.md", "\n".join([f"# {folder}", "", *(f"- [{path}]({path}.md)" for path in inside)])
     for path in sorted(wanted):
         content = (ROOT / path).read_text()
         yield (
@@ -257,7 +264,7 @@ def _target(link: str, here: PurePosixPath, files: Files) -> str:
         "CHANGELOG.md": "changelog.md",
         "docs/spec": "spec/README.md",
         "docs/decisions": "decisions/0001-layers.md",
-        "examples": "files/examples/quickstart.py.md",
+        **{folder: f"files/{folder}.md" for folder in _FOLDERS},
     }
     if place in renamed:
         return f"{depth}{renamed[place]}{'#' + anchor if anchor else ''}"
