@@ -1,13 +1,11 @@
 """The documentation as a site: built as `make docs` and `mike` build it, without a network."""
 
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
@@ -69,14 +67,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [git, "init", "--quiet"],
         [git, "commit", "--quiet", "--allow-empty", "--message", "begin"],
         [*mike, "deploy", "--config-file", str(ROOT / "mkdocs.yml"), "0.1", "latest"],
+        [git, "clone", "--quiet", "--branch", "gh-pages", str(repository), str(base / "site")],
     ):
         done = subprocess.run(  # noqa: S603  our own programs
             command, cwd=repository, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-    archived = subprocess.run([git, "archive", "gh-pages"], cwd=repository, capture_output=True, check=True)  # noqa: S603  our own
-    with tarfile.open(fileobj=io.BytesIO(archived.stdout)) as tar:
-        tar.extractall(base / "site", filter="data")
     return base / "site"
 
 
