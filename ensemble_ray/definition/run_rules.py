@@ -164,7 +164,7 @@ class RunOptions(Value):
         durability: How safe facts are before the run goes on: `"effects"`, `"run"` or `"off"`.
         max_tokens: Tokens of input and output together that the run may spend; > 0.
         max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
-        tags: Words of the caller's own about the run, by name; they are recorded and change nothing.
+        tags: Words of the caller's own about the run, by name. An endpoint keeps and shows them; records have none.
     """
 
     context_budget: StrictInt | None = None
