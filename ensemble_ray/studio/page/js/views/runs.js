@@ -56,7 +56,7 @@ export function runsView(app, route) {
   let selected = -1;
   let asked = 0;
 
-  const field = h("input", { class: "field grow", type: "search", "data-search": "", placeholder: "Search runs, or ensemble:name tag:key:value", "aria-label": "Search runs", value: searchText(params), oninput: () => {
+  const field = h("input", { class: "field grow", type: "search", "data-search": "", placeholder: "Search runs, or ensemble:name since:2026-11-01", "aria-label": "Search runs", value: searchText(params), oninput: () => {
     window.clearTimeout(typing);
     typing = window.setTimeout(() => app.go({ params: parseSearch(field.value) }, true), 250);
   } });
