@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 
 from ensemble_ray.serve.failures import refused
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.response_headers import HEADERS
 from ensemble_ray.serve.schemas import Failure
+from ensemble_ray.studio.response_headers import HEADERS
 from ensemble_ray.text.foreign_text import whole_data
 
 __all__ = [

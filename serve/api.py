@@ -19,11 +19,11 @@ from ensemble_ray.serve.key_check import OPEN_PATHS, KeyCheck
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
 from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
 from ensemble_ray.serve.openai_api.errors import refusal_error
-from ensemble_ray.serve.response_headers import ResponseHeaders
 from ensemble_ray.serve.rights import Callers
 from ensemble_ray.serve.routes import capabilities, control, ensembles, events, health, metrics, reviews, runs
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.studio import add_studio, is_page
+from ensemble_ray.studio.response_headers import ResponseHeaders
 
 __all__ = ["ROUTERS", "build_api"]
 

@@ -7,21 +7,18 @@ is one transaction. Every call blocks: it is for threads. Never: a password in a
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.postgres_server import (
-    BACKOFF_S,
     SESSION,
     SET_SESSION,
     advice_for,
     first_line,
-    is_passing,
     parameters_of,
     place_of,
+    try_patiently,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +31,6 @@ __all__ = ["PATIENCE_S", "EndpointDatabase"]
 
 T = TypeVar("T")
 
-_log = bounded_logger(__name__)
 _SCHEMA = "ensemble_ray_endpoint"
 #: Of the tables below; later ones are refused.
 _VERSION = 1
@@ -120,27 +116,17 @@ class EndpointDatabase:
         Raises:
             EnsembleError: the server cannot be reached, or refuses.
         """
-        import psycopg
 
-        deadline = time.monotonic() + patience_s
-        tries = 0
-        while True:
-            has_begun = False
-            try:
-                with self._using:
-                    connection = self._connected()
-                    has_begun = True
-                    with connection.transaction():
-                        return operation(connection)
-            except (psycopg.Error, TimeoutError) as error:
-                delay = BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]
-                may_repeat = is_repeatable or not has_begun
-                if not is_passing(error) or not may_repeat or time.monotonic() + delay > deadline:
-                    raise self._failure(error) from error
-                if not tries:
-                    _log.warning("Lost the database %s, trying again: %s", self.place, first_line(error))
-            tries += 1
-            time.sleep(delay)
+        def attempt(begin: Callable[[], None]) -> T:
+            with self._using:
+                connection = self._connected()
+                begin()
+                with connection.transaction():
+                    return operation(connection)
+
+        return try_patiently(
+            attempt, place=self.place, patience_s=patience_s, is_repeatable=is_repeatable, failure=self._failure
+        )
 
     def close(self) -> None:
         """Close the connection; it is opened again when it is needed."""

@@ -7,12 +7,28 @@ database is asked for.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.process.bounded_log import bounded_logger
 
-__all__ = ["BACKOFF_S", "SESSION", "SET_SESSION", "advice_for", "first_line", "is_passing", "parameters_of", "place_of"]
+__all__ = [
+    "BACKOFF_S",
+    "SESSION",
+    "SET_SESSION",
+    "advice_for",
+    "first_line",
+    "is_passing",
+    "parameters_of",
+    "place_of",
+    "try_patiently",
+]
+
+T = TypeVar("T")
+
+_log = bounded_logger(__name__)
 
 #: Waits between tries to reach the server again, s; the last one repeats.
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -112,3 +128,40 @@ def first_line(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer"
     return message_of(error).strip().splitlines()[0].rstrip(".")
+
+
+def try_patiently(
+    attempt: Callable[[Callable[[], None]], T],
+    *,
+    place: str,
+    patience_s: float,
+    is_repeatable: bool,
+    failure: Callable[[BaseException], Exception],
+) -> T:
+    """Do something with a server; where it is lost, again as soon as it is back. Blocks: it is for threads.
+
+    Args:
+        attempt: What is done; it calls its argument once it has a connection, before it changes anything.
+        place: The database, for people.
+        patience_s: How long a server that cannot be reached is waited for.
+        is_repeatable: Whether doing it twice is the same as doing it once. Else it is not done again once it has begun: whether
+            the server did it before it was lost, nobody knows.
+        failure: Makes the error that is raised of the one that came last.
+    """
+    import psycopg
+
+    deadline = time.monotonic() + patience_s
+    tries = 0
+    while True:
+        begun: list[bool] = []
+        try:
+            return attempt(lambda begun=begun: begun.append(True))  # type: ignore[misc]  # that of this try
+        except (psycopg.Error, TimeoutError) as error:
+            delay = BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]
+            may_repeat = is_repeatable or not begun
+            if not is_passing(error) or not may_repeat or time.monotonic() + delay > deadline:
+                raise failure(error) from error
+            if not tries:
+                _log.warning("Lost the database %s, trying again: %s", place, first_line(error))
+        tries += 1
+        time.sleep(delay)

@@ -9,27 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
-from starlette.datastructures import MutableHeaders
 
+from ensemble_ray.studio.response_headers import ResponseHeaders
 from ensemble_ray.studio.routes import actions, documents, live, runs
 from ensemble_ray.studio.routes.answers import add_failure_handlers
 from ensemble_ray.studio.routes.page import POLICY, page_router
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
     from ensemble_ray.studio.service import Studio
 
 __all__ = ["mount_page", "mount_studio", "studio_app"]
-
-_HEADERS = {
-    "cache-control": "no-store",
-    "content-security-policy": POLICY,
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-}
 
 
 def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
@@ -45,7 +34,7 @@ def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
     add_failure_handlers(data)
     for each in (live, actions, documents, runs):
         data.include_router(each.router)
-    app.mount(f"{base}/api/studio", _Headers(data))
+    app.mount(f"{base}/api/studio", ResponseHeaders(data, policy=POLICY))
 
 
 def mount_page(app: FastAPI, base: str = "") -> None:
@@ -53,7 +42,7 @@ def mount_page(app: FastAPI, base: str = "") -> None:
     page = FastAPI(title="page", openapi_url=None, docs_url=None, redoc_url=None)
     add_failure_handlers(page)
     page.include_router(page_router())
-    app.mount(base or "/", _Headers(page))
+    app.mount(base or "/", ResponseHeaders(page, policy=POLICY))
 
 
 def studio_app(studio: Studio) -> FastAPI:
@@ -62,25 +51,3 @@ def studio_app(studio: Studio) -> FastAPI:
     mount_studio(app, studio)
     mount_page(app)
     return app
-
-
-class _Headers:
-    """Adds headers to all answers of an application, those of refusals and of its own failures included."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and the answer back with its headers."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)

@@ -21,9 +21,9 @@ from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from ensemble_ray.serve.key_check import KeyCheck, is_local
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.response_headers import HEADERS
 from ensemble_ray.serve.rights import Caller
 from ensemble_ray.serve.starting import EndpointPlace, check_keys
+from ensemble_ray.studio.response_headers import HEADERS
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.keys import guarded, make_key
 from tests.serve.teams import pair

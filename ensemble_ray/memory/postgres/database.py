@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from collections.abc import Callable
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, TypeVar
@@ -16,14 +15,13 @@ from ensemble_ray.errors import EnsembleError
 from ensemble_ray.memory.postgres.schema import SCHEMA, ensure_tables, has_tables, vector_schema
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.postgres_server import (
-    BACKOFF_S,
     SESSION,
     SET_SESSION,
     advice_for,
     first_line,
-    is_passing,
     parameters_of,
     place_of,
+    try_patiently,
 )
 
 if TYPE_CHECKING:
@@ -68,31 +66,21 @@ class MemoryDatabase:
         Raises:
             EnsembleError: the server cannot be reached, or refuses.
         """
-        import psycopg
-
         if self._process_id != os.getpid():  # a forked child must not use its parent's
             self._forget_connections()
-        deadline = time.monotonic() + _PATIENCE_S
-        tries = 0
-        while True:
-            has_begun = False
-            try:
-                with self._places:
-                    connection = self._idle_connection() or self._connect()
-                    has_begun = True
-                    try:
-                        return operation(connection)
-                    finally:
-                        self._put_back(connection)
-            except (psycopg.Error, TimeoutError) as error:
-                delay = BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]
-                may_repeat = is_repeatable or not has_begun
-                if not is_passing(error) or not may_repeat or time.monotonic() + delay > deadline:
-                    raise self._failure(error) from error
-                if not tries:
-                    _log.warning("Lost the database %s, trying again: %s", self.place, first_line(error))
-            tries += 1
-            time.sleep(delay)
+
+        def attempt(begin: Callable[[], None]) -> T:
+            with self._places:
+                connection = self._idle_connection() or self._connect()
+                begin()
+                try:
+                    return operation(connection)
+                finally:
+                    self._put_back(connection)
+
+        return try_patiently(
+            attempt, place=self.place, patience_s=_PATIENCE_S, is_repeatable=is_repeatable, failure=self._failure
+        )
 
     def is_made(self) -> bool:
         """Return whether anything was ever remembered there; nothing is changed.

@@ -1,4 +1,4 @@
-"""ResponseHeaders: what every answer says to browsers and caches. Package: serve. Plain ASGI."""
+"""ResponseHeaders: what every answer says to browsers and caches, the page's and the endpoint's. Package: studio. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ HEADERS = {
 
 
 class ResponseHeaders:
-    """Adds headers to all answers, those of refusals included.
+    """Adds headers to all answers of an application, those of refusals and of its own failures included.
 
     Args:
         app: What comes behind it.
+        policy: What its pages may load and do, as `Content-Security-Policy`.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, policy: str = HEADERS["content-security-policy"]) -> None:
         self._app = app
+        self._headers = {**HEADERS, "content-security-policy": policy}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and the answer back with its headers."""
@@ -37,7 +39,7 @@ class ResponseHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in self._headers.items():
                     headers.setdefault(name, value)
             await send(message)
 
