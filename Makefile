@@ -21,6 +21,7 @@ PROGRAMS := demo demo_crash demo_serve examples job local_model site
 #: shares one cluster for all of its tests is in the other half.
 NEAR := tests/ensemble_ray tests/typing tests/architecture tests/chaos tests/serve docs README.md
 NEAR += $(PROGRAMS:%=tests/scenarios/test_%.py)
+NEAR += $(filter-out %/test_neighbours.py,$(wildcard tests/attack/test_*.py))
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))

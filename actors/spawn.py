@@ -26,6 +26,7 @@ __all__ = [
     "existing",
     "existing_journals",
     "existing_schedulers",
+    "existing_shared",
     "journal_actor",
     "namespace_of",
     "on_node",
@@ -119,6 +120,11 @@ def journal_actor(cls: type[object], node_id: str) -> Any:
 def existing_journals() -> list[Any]:
     """Return those that write for processes on other nodes; one per node that has files."""
     return [found for name in _names(_JOURNAL) if (found := existing(name)) is not None]
+
+
+def existing_shared() -> dict[str, Any]:
+    """Return the actors that the cluster has one of by name, of all namespaces of ours; none is started."""
+    return {name: found for name in _names("") if (found := existing(name)) is not None}
 
 
 def _names(prefix: str) -> list[str]:

@@ -64,7 +64,7 @@ TOPICS = (
         ("values", "record.view"),
         first=frozenset({"EnsembleOutput", "TaskOutput", "AgentOutput"}),
     ),
-    Topic("events", "Events", "What listeners, streams and pages are told.", ("events", "dashboard")),
+    Topic("events", "Events", "What listeners, streams and pages are told.", ("events", "dashboard", "telemetry")),
     Topic("tools", "Tools", "What agents can do.", ("tools", "execute.tools")),
     Topic(
         "models",

@@ -15,6 +15,7 @@ _EXPORTS = {
     "ensemble_ray.dashboard.listener": "WebSocketStreamingListener",
     "ensemble_ray.dashboard.reviews": "WebReviewHandler",
     "ensemble_ray.definition.agent": "Agent",
+    "ensemble_ray.definition.remote_agent": "RemoteAgent",
     "ensemble_ray.definition.durability": "Durability OnUnknown",
     "ensemble_ray.definition.ensemble": "RunOptions",
     "ensemble_ray.definition.graph": "Graph MaxStepsAction",
@@ -77,6 +78,7 @@ _EXPORTS = {
     "ensemble_ray.values.reflection": "TaskReflection",
     "ensemble_ray.values.rate_limit": "RateLimit",
     "ensemble_ray.events.listeners": "EnsembleListener",
+    "ensemble_ray.telemetry.listener": "OpenTelemetryListener",
     "ensemble_ray.llm.local": "LocalChatModel",
     "ensemble_ray.llm.openai": "OpenAIChatModel",
     "ensemble_ray.llm.rate_limited": "RateLimitedChatModel",
@@ -91,6 +93,7 @@ _EXPORTS = {
     "ensemble_ray.plan.synthesis": "AgentSynthesizer SynthesisContext",
     "ensemble_ray.plan.templates": "resolve_template",
     "ensemble_ray.ports": "ChatModel CustomToolMetrics StreamingChatModel StructuredChatModel ToolMetrics",
+    "ensemble_ray.ports.runners": "RunsTask",
     "ensemble_ray.ports.memory": """
         EmbeddingModel EmbeddingStore EntityMemory LongTermMemory MemoryOperationListener
     """,
@@ -117,6 +120,7 @@ _EXPORTS = {
     "ensemble_ray.values.reviews": """
         OnTimeoutAction OpenReview Review ReviewDecision ReviewPolicy ReviewRequest ReviewTiming ReviewWait
     """,
+    "ensemble_ray.values.task_request": "TaskAnswer TaskRequest",
     "ensemble_ray.values.trace": """
         AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
         LlmInteraction MapReduceLevelSummary PhaseTrace TaskPrompts TaskTrace ToolCallTrace

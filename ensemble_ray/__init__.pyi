@@ -28,6 +28,7 @@ from ensemble_ray.definition.phase import PhaseReview as PhaseReview
 from ensemble_ray.definition.phase_decision import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.definition.reflection import ReflectionConfig as ReflectionConfig
 from ensemble_ray.definition.reflection_input import ReflectionInput as ReflectionInput
+from ensemble_ray.definition.remote_agent import RemoteAgent as RemoteAgent
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.task import Task as Task
 from ensemble_ray.definition.unit_output import UnitOutput as UnitOutput
@@ -134,6 +135,7 @@ from ensemble_ray.ports.memory import EntityMemory as EntityMemory
 from ensemble_ray.ports.memory import LongTermMemory as LongTermMemory
 from ensemble_ray.ports.memory import MemoryOperationListener as MemoryOperationListener
 from ensemble_ray.ports.reflection import ReflectionStore as ReflectionStore
+from ensemble_ray.ports.runners import RunsTask as RunsTask
 from ensemble_ray.process.context import LogContextFilter as LogContextFilter
 from ensemble_ray.prompts.agent import build_system_prompt as build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
@@ -153,6 +155,7 @@ from ensemble_ray.runs.handle import Run as Run
 from ensemble_ray.runs.map_reduce.handle import MapReduceRun as MapReduceRun
 from ensemble_ray.runs.ports import Runtime as Runtime
 from ensemble_ray.serve.process_control import ProcessControl as ProcessControl
+from ensemble_ray.telemetry.listener import OpenTelemetryListener as OpenTelemetryListener
 from ensemble_ray.tools import AbstractAgentTool as AbstractAgentTool
 from ensemble_ray.tools import AbstractTypedAgentTool as AbstractTypedAgentTool
 from ensemble_ray.tools import AgentTool as AgentTool
@@ -221,6 +224,8 @@ from ensemble_ray.values.reviews import ReviewPolicy as ReviewPolicy
 from ensemble_ray.values.reviews import ReviewRequest as ReviewRequest
 from ensemble_ray.values.reviews import ReviewTiming as ReviewTiming
 from ensemble_ray.values.reviews import ReviewWait as ReviewWait
+from ensemble_ray.values.task_request import TaskAnswer as TaskAnswer
+from ensemble_ray.values.task_request import TaskRequest as TaskRequest
 from ensemble_ray.values.trace import AgentSummary as AgentSummary
 from ensemble_ray.values.trace import CapturedMessage as CapturedMessage
 from ensemble_ray.values.trace import CaptureMode as CaptureMode
@@ -392,6 +397,7 @@ __all__ = [
     "OpenAIChatModel",
     "OpenAIEmbeddingModel",
     "OpenReview",
+    "OpenTelemetryListener",
     "OutputParsingError",
     "ParallelErrorStrategy",
     "ParallelExecutionError",
@@ -417,6 +423,7 @@ __all__ = [
     "ReflectionConfig",
     "ReflectionInput",
     "ReflectionStore",
+    "RemoteAgent",
     "RetryPolicy",
     "Review",
     "ReviewDecidedError",
@@ -432,6 +439,7 @@ __all__ = [
     "RunExistsError",
     "RunOptions",
     "RunState",
+    "RunsTask",
     "Runtime",
     "SqliteMemory",
     "SqliteReflectionStore",
@@ -440,6 +448,7 @@ __all__ = [
     "StructuredChatModel",
     "SynthesisContext",
     "Task",
+    "TaskAnswer",
     "TaskCompleteEvent",
     "TaskDependencyGraph",
     "TaskExecutionError",
@@ -451,6 +460,7 @@ __all__ = [
     "TaskPrompts",
     "TaskReflectedEvent",
     "TaskReflection",
+    "TaskRequest",
     "TaskStartEvent",
     "TaskTrace",
     "TokenEvent",

@@ -16,11 +16,12 @@ from starlette.middleware.cors import CORSMiddleware
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve.answers import add_failure_handlers
 from ensemble_ray.serve.key_check import OPEN_PATHS, KeyCheck
+from ensemble_ray.serve.mcp_api.endpoint import add_mcp
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
 from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
 from ensemble_ray.serve.openai_api.errors import refusal_error
 from ensemble_ray.serve.rights import Callers
-from ensemble_ray.serve.routes import capabilities, control, ensembles, events, health, metrics, reviews, runs
+from ensemble_ray.serve.routes import a2a, capabilities, control, ensembles, events, health, metrics, reviews, runs
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.studio import add_studio, is_page
 from ensemble_ray.studio.response_headers import ResponseHeaders
@@ -40,9 +41,13 @@ ROUTERS: tuple[APIRouter, ...] = (
     model_routes.router,
     chat_routes.router,
     response_routes.router,
+    a2a.router,
 )
 #: What pages of other origins may send, and what they may read of an answer besides its body.
-_SENT = ("authorization", "content-type", "idempotency-key", "last-event-id", "prefer")
+_SENT = (
+    *("authorization", "content-type", "idempotency-key", "last-event-id", "prefer"),
+    *("mcp-method", "mcp-name", "mcp-protocol-version"),
+)
 _READ = ("location", "preference-applied", "retry-after", "www-authenticate", "x-request-id", "x-run-id")
 
 
@@ -56,6 +61,7 @@ def build_api(
     cancel_on_disconnect: bool = True,
     allowed_origins: Sequence[str] = (),
     has_studio: bool = False,
+    public_url: str | None = None,
 ) -> FastAPI:
     """Return the web application of an endpoint.
 
@@ -68,16 +74,23 @@ def build_api(
         cancel_on_disconnect: Whether a run that was asked for through the OpenAI API ends with its connection.
         allowed_origins: Origins, such as `https://team.example.org`, whose pages may ask.
         has_studio: Whether it serves the page over its runs, at `/studio`.
+        public_url: Where clients reach it, for the cards of its teams; None: where their requests for a card came to.
     """
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncGenerator[None, None]:
         async with service as entered:
             api.state.service = entered
-            yield
+            try:
+                yield
+            finally:
+                if mcp is not None:
+                    await mcp.close()
 
     api = FastAPI(title="ensemble-ray", version=package_version(), lifespan=lifespan, docs_url=None, redoc_url=None)
     api.state.cancel_on_disconnect = cancel_on_disconnect
+    api.state.public_url = public_url
+    api.state.asks_for_keys = callers is not None
     # The one that is added last comes first.
     api.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     if callers is not None:
@@ -100,6 +113,7 @@ def build_api(
     add_failure_handlers(api)
     for router in routers:
         api.include_router(router)
+    mcp = add_mcp(api, max_body_bytes=max_body_bytes, allowed_origins=allowed_origins)
     if has_studio:
         add_studio(api, lambda: cast("RunService", api.state.service))
     return api

@@ -57,6 +57,8 @@ class EndpointOptions(BaseModel):
             `required`, all; `none`, none, for something before the endpoint that knows the callers.
         namespace: Of the schedulers that have its runs; None: what `ENSEMBLE_RAY_NAMESPACE` says where it is deployed, else the
             one without a name.
+        public_url: Where clients reach the endpoint, such as `https://teams.example.org`, for the A2A cards of its teams; None: where
+            a request for a card came to.
         studio: Whether the page over the endpoint's runs is served at `/studio`.
         replicas: Processes that answer requests.
         limits: What runs may use, and how many there may be.
@@ -75,6 +77,7 @@ class EndpointOptions(BaseModel):
     allowed_origins: tuple[str, ...] = ()
     keys: KeyPolicy = KeyPolicy.AUTO
     namespace: str | None = None
+    public_url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     studio: bool = True
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
@@ -157,6 +160,7 @@ def app(options: EndpointOptions) -> Application:
             allowed_origins=options.allowed_origins,
             cancel_on_disconnect=options.cancel_on_disconnect,
             has_studio=options.studio,
+            public_url=options.public_url,
         )
 
     replica = ray_serve.ingress(api)()

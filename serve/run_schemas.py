@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, JsonValue
 
+from ensemble_ray.definition.run_tags import LONGEST_WORD, MOST_TAGS
 from ensemble_ray.serve.schemas import Expressible, Failure, FinishedRun, Text, Wire
 from ensemble_ray.serve.task_schemas import TaskOverrides, TaskSelection
 from ensemble_ray.text.foreign_text import whole_data
@@ -38,15 +39,15 @@ __all__ = [
 
 #: Ids that name a record are shorter; the text of a longer one need not be repeated to anybody.
 _LONGEST_NAME = 256
-#: Tags of one run.
-_MOST_TAGS = 64
 #: Digits of money; more are no amount but work for the parser.
 _MOST_DIGITS = 28
 
 _Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME), BeforeValidator(whole_data)]
 _Word = Annotated[str, Field(max_length=_LONGEST_NAME), BeforeValidator(whole_data)]
+_TagName = Annotated[str, Field(min_length=1, max_length=LONGEST_WORD), BeforeValidator(whole_data)]
+_TagValue = Annotated[str, Field(max_length=LONGEST_WORD), BeforeValidator(whole_data)]
 #: Words of the client's own about a run, by name.
-RunTags = Annotated[dict[_Name, _Word], Field(max_length=_MOST_TAGS)]
+RunTags = Annotated[dict[_TagName, _TagValue], Field(max_length=MOST_TAGS)]
 
 
 class RunStatus(StrEnum):
@@ -118,6 +119,7 @@ class NewRun(Wire):
         items: What a map-reduce maps, in place of its own items.
         task_overrides: What is different of the team's tasks, by their names; needs the right `admin`.
         tasks: The tasks of this run, in place of the team's: names of these, and new ones; needs the right `admin`.
+        traceparent: The client's span, as W3C's trace context names it; the request's header of that name says the same.
     """
 
     ensemble: _Name | None = None
@@ -128,6 +130,7 @@ class NewRun(Wire):
     items: Annotated[list[JsonValue], Expressible] | ItemsFile | ItemsDataset | None = None
     task_overrides: TaskOverrides | None = None
     tasks: TaskSelection | None = None
+    traceparent: Annotated[str, Field(max_length=256)] | None = None
 
 
 class AcceptedRun(Wire):

@@ -8,7 +8,7 @@ neither resumed nor forked here: whoever drives the endpoint does that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from ensemble_ray.serve.rights import ANYBODY, Caller
 from ensemble_ray.serve.run_schemas import RunFilter
 from ensemble_ray.serve.run_service import LARGEST_PAGE, RunService
 from ensemble_ray.studio.app import mount_page, mount_studio
+from ensemble_ray.studio.processes import Cluster, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.refusals import StudioRefusal, not_found
 from ensemble_ray.studio.schemas.actions import Decision, NewFork, RunPreview
@@ -33,6 +34,7 @@ from ensemble_ray.studio.service import Studio
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunSummary
     from ensemble_ray.studio.schemas.runs import Review
+    from ensemble_ray.values.descriptions import ClusterDescription
 
 __all__ = ["BASE", "add_studio", "is_page"]
 
@@ -57,13 +59,15 @@ def add_studio(api: FastAPI, service: Callable[[], RunService]) -> None:
         api: The endpoint.
         service: Gives its runs, once it has started.
     """
-    reader = StudioReader(store_at(StoreAddress.of()), can_decide=True)
+    store = store_at(StoreAddress.of())
+    reader = StudioReader(store, can_decide=True)
     studio = Studio(
         reader=reader,
         title="this endpoint",
         guard=_EndpointGuard(service),
         actions=_EndpointActions(service, reader),
         offers=("cancel", "decide"),
+        processes=RunProcesses(store, reader, _OwnCluster()),
     )
     mount_studio(api, studio, BASE)
     mount_page(api, BASE)
@@ -76,10 +80,32 @@ class _CallerOfEndpoint:
     name: str | None
     #: None: all that are recorded
     run_ids: frozenset[str] | None
+    sees_cluster: bool = True
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether every recorded run is the caller's to see."""
+        return self.run_ids is None
 
     def may_see(self, run: RunSummary) -> bool:
         """Whether a run was accepted for one of the caller's teams."""
         return self.run_ids is None or run.run_id in self.run_ids
+
+
+class _OwnCluster:
+    """The cluster that this replica is a part of. Fulfils `Cluster`, and `ClusterList` with itself."""
+
+    async def clusters(self, owners: Sequence[int]) -> Sequence[Cluster]:
+        """Return it, whoever owns runs."""
+        del owners
+        return (self,)
+
+    async def describe(self) -> ClusterDescription:
+        """Return what its actors say."""
+        # Here, since it loads Ray: the interface is built without it.
+        from ensemble_ray.actors.driver.cluster_description import describe_cluster
+
+        return await describe_cluster()
 
 
 class _EndpointGuard:
@@ -87,15 +113,17 @@ class _EndpointGuard:
 
     def __init__(self, service: Callable[[], RunService]) -> None:
         self._service = service
-        #: by teams: when they were listed, and what was found
+        #: By teams: when they were listed, and what was found. No right outlives its request by this: which teams a caller has
+        #: says the key, which is looked at anew for each request; a key whose teams were changed asks under others.
         self._runs: dict[frozenset[str] | None, tuple[float, frozenset[str]]] = {}
 
-    async def admit(self, request: Request, right: Right) -> _CallerOfEndpoint:
+    async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> _CallerOfEndpoint:
         """Return who asks.
 
         Raises:
             StudioRefusal: the caller lacks the right, or sent a change from a page of another site.
         """
+        del is_counted  # `KeyCheck` counts, and ends answers of keys that are revoked meanwhile
         found: object = getattr(request.state, "caller", ANYBODY)
         caller = found if isinstance(found, Caller) else ANYBODY
         if right not in caller.rights:
@@ -104,7 +132,7 @@ class _EndpointGuard:
             if request.method not in {"GET", "HEAD"} and not is_local_origin(headers_of(request.scope, b"origin")):
                 raise StudioRefusal(HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", "Origin not allowed")
             return _CallerOfEndpoint(None, None)
-        return _CallerOfEndpoint(caller.name, await self._runs_of(caller))
+        return _CallerOfEndpoint(caller.name, await self._runs_of(caller), Right.ADMIN in caller.rights)
 
     async def _runs_of(self, caller: Caller) -> frozenset[str]:
         now = time.monotonic()

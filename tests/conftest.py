@@ -45,7 +45,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     """Records of a test's runs go to a directory of its own; what the environment says of runs is not heard."""
     path = str(tmp_path_factory.mktemp("home"))
     monkeypatch.setenv("ENSEMBLE_RAY_HOME", path)
-    for name in ("ENSEMBLE_RAY_RUNTIME", "ENSEMBLE_RAY_STORE", "ENSEMBLE_RAY_CAPTURE_MODE", "RAY_ADDRESS"):
+    for name in (
+        "ENSEMBLE_RAY_RUNTIME", "ENSEMBLE_RAY_STORE", "ENSEMBLE_RAY_CAPTURE_MODE", "ENSEMBLE_RAY_OTEL", "RAY_ADDRESS",
+    ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     return path
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 import warnings
@@ -16,6 +17,9 @@ from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
+
+#: How long it may take to start again, s.
+_PATIENCE_S = 120.0
 
 
 class PostgresServer:
@@ -86,8 +90,17 @@ class PostgresServer:
             time.sleep(0.01)
 
     def start(self) -> None:
-        """Start it again."""
-        self._server.ensure_postgres_running()
+        """Start it again; the package gives it ten seconds for its recovery, and a busy machine takes longer."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self._server.ensure_postgres_running()
+            except (subprocess.SubprocessError, AssertionError):  # it is starting, or says that it is not ready
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
 
     def close(self) -> None:
         """End it and remove what it stored."""

@@ -294,7 +294,7 @@ def _declared_template(key: str, agent: Agent, *, is_declared: bool) -> AgentTem
     return AgentTemplate(
         key=key,
         body=dump(agent, where),
-        category=hashlib.sha256(dump((agent.llm, agent.tools), where)).hexdigest(),
+        category=hashlib.sha256(dump((agent.llm, agent.tools, agent.runner), where)).hexdigest(),
         isolation=agent.isolation,
         replicas=agent.replicas,
         is_declared=is_declared,

@@ -84,6 +84,11 @@ class CallablesDelivery:
         if self._sending is None and self._waiting:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
+    @property
+    def waiting(self) -> int:
+        """How many orders wait for their callables to arrive at the host."""
+        return len(self._waiting)
+
     def withdraw(self, instance: str) -> WireOrder | None:
         """Return an order that still waits, which is handed out no more; None when it does not."""
         for position, order in enumerate(self._waiting):

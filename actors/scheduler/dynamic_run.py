@@ -85,6 +85,11 @@ class DynamicRun:
         """What all its tasks share."""
         return self._opening.context
 
+    @property
+    def waiting(self) -> int:
+        """How many tasks wait here before they are handed to a process."""
+        return self._session.waiting
+
     def resize(self, limits: SessionLimits) -> None:
         """Use the cluster as it is now: nodes came or went."""
         self._session.resize(limits)

@@ -25,6 +25,10 @@ class GroupOwner(Protocol):
         """Return which group does that order."""
         ...
 
+    def roles_of(self, group: str) -> Sequence[str]:
+        """Return the roles of the agents of a group, in the order in which they came."""
+        ...
+
     def process_type(self, group: str) -> ProcessType:
         """Return what a group's processes are for."""
         ...

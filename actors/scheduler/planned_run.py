@@ -163,6 +163,11 @@ class PlannedRun:
     def _warn_of_cluster(self, text: str) -> None:
         self._say([scheduler_line(text, CLUSTER_LOGGER)])
 
+    @property
+    def waiting(self) -> int:
+        """How many tasks wait here before they are handed to a process."""
+        return self._session.waiting
+
     def resize(self, limits: SessionLimits) -> None:
         """Use the cluster as it is now: nodes came or went."""
         self._session.resize(limits)

@@ -8,6 +8,7 @@ dies.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,13 @@ from ensemble_ray.actors.link.packing import pack_dispatch, unpack_report
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.scheduler.group_owner import GroupOwner
 from ensemble_ray.actors.scheduler.lost_orders import cause_of, lost_event, lost_result
-from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, Sharing
+from ensemble_ray.actors.scheduler.processes import Lease, LeaseDescription, ProcessPool, Sharing
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
 from ensemble_ray.plan.requirements import Node
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.descriptions import MOST_AGENTS, MOST_TASKS, RunDescription, TaskDescription
 
 __all__ = ["CALLABLES", "ProcessGroups"]
 
@@ -75,6 +77,8 @@ class ProcessGroups:
         self._orders: dict[str, WireOrder] = {}
         self._tasks = BackgroundTasks()
         self._callables: Lease | None = None
+        #: how many processes of each group died
+        self._lost = Counter[str]()
         #: hosts of callables in succession that died before they were ready
         self._failed_starts = 0
         self.is_closed = False
@@ -263,12 +267,30 @@ class ProcessGroups:
             sharing=self._sharing if self._owner.may_share(group) else None,
         )
         lease.on_death, lease.count_tasks = self._on_death, partial(self._table.load, lease.name)
+        lease.describe = partial(self._describe, group, lease)
         self._groups[group] = [*self.alive(group), lease]
         self._by_name[lease.name] = lease
         lease.starting = self._send(lease, self._bind(group, lease))
         if requirements:
             self._tasks.start(self._tell_of_wait(group, lease))
         return lease
+
+    def _describe(self, group: str, lease: Lease) -> LeaseDescription:
+        """Return what a process has of the run (S-CLU-100)."""
+        alive, roles = self.alive(group), self._owner.roles_of(group)
+        run = RunDescription(
+            run_id=self._run_id,
+            agents=tuple(roles[:MOST_AGENTS]),
+            more_agents=max(0, len(roles) - MOST_AGENTS),
+            replica=alive.index(lease) + 1 if lease in alive else 1,
+            replicas=max(1, len(alive)),
+            lost=self._lost[group],
+        )
+        orders = self._table.orders_of(lease.name, most=MOST_TASKS)
+        tasks = tuple(
+            TaskDescription(run_id=self._run_id, instance=each, deaths=self._table.deaths_of(each)) for each in orders
+        )
+        return LeaseDescription(run, tasks)
 
     async def _bind(self, group: str, lease: Lease) -> None:
         await self._owner.bind(group, lease, None if self._callables is None else self._callables.handle)
@@ -320,6 +342,7 @@ class ProcessGroups:
     def _on_death(self, lease: Lease, error: BaseException) -> None:
         """Hand its tasks out elsewhere, as often as that makes sense (S-DUR-31)."""
         # A death is heard of several times: by the watch and by each call that was on its way.
+        self._lost.update(group for group, leases in self._groups.items() if lease in leases)
         self._sharing = None  # what killed it may be of this run, or of another that had it: each goes on alone
         if lease is self._callables:
             self._failed_starts = 0 if lease.is_ready else self._failed_starts + 1

@@ -26,9 +26,10 @@ from ensemble_ray.limits.steps import HolderGone
 from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements, least_used
 from ensemble_ray.plan.sharing import SharedProcess, choose_shared
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.descriptions import RunDescription, TaskDescription
 from ensemble_ray.values.ids import new_object_id
 
-__all__ = ["Lease", "Process", "ProcessPool", "ProcessType", "Sharing"]
+__all__ = ["Lease", "LeaseDescription", "Process", "ProcessPool", "ProcessType", "Sharing"]
 
 _log = bounded_logger(__name__)
 #: How long an unused process is kept, s.
@@ -80,6 +81,15 @@ class Process:
         return len(self.leases) > 1
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseDescription:
+    """What a process has of a run."""
+
+    run: RunDescription
+    #: tasks that it was handed and has not reported, so many at most as a description has
+    tasks: Sequence[TaskDescription]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
     """A run's use of a process."""
@@ -96,6 +106,8 @@ class Lease:
     on_death: Callable[[Lease, BaseException], None] | None = None
     #: returns how many tasks of the run it is at work on
     count_tasks: Callable[[], int] = int
+    #: returns what it has of the run; None: it is being put back
+    describe: Callable[[], LeaseDescription] | None = None
 
     @property
     def handle(self) -> Any:
@@ -210,7 +222,7 @@ class ProcessPool:
             is_clean: Whether nothing of the run is left in it; else it gets no more runs.
         """
         process = lease.process
-        lease.on_death = None
+        lease.on_death = lease.describe = None
         process.leases.remove(lease)
         process.is_retired = process.is_retired or not is_clean
         if process.leases:
@@ -226,6 +238,15 @@ class ProcessPool:
         """Give a process to no more runs, since something is stuck in it; False: only one run has it, which may end it."""
         process.is_retired = True
         return process.is_shared
+
+    @property
+    def living(self) -> Sequence[Process]:
+        """All processes, those that wait for the next run too."""
+        return tuple(self._living)
+
+    def is_idle(self, process: Process) -> bool:
+        """Return whether a process waits for the next run."""
+        return process in self._idle
 
     def evict_idle(self) -> None:
         """End everything idle."""

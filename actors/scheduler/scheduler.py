@@ -23,6 +23,8 @@ from ensemble_ray.actors.link.packing import load_submission, pack_end, pack_rec
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
 from ensemble_ray.actors.link.wire import SessionOpening, Submission, WireOutcome, WireResult
 from ensemble_ray.actors.scheduler.cluster_nodes import ClusterNodes
+from ensemble_ray.actors.scheduler.describing import ProcessSurvey
+from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
 from ensemble_ray.actors.scheduler.loading import load_everywhere
 from ensemble_ray.actors.scheduler.planned_run import PlannedRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
@@ -32,6 +34,7 @@ from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.actors.scheduler.waiting_runs import WaitingRuns
+from ensemble_ray.actors.shared.describing import describe_this_process
 from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.coordinator.outputs import SpooledOutputs
 from ensemble_ray.errors import RunExistsError, message_of
@@ -43,6 +46,7 @@ from ensemble_ray.record.resume.run_head import head_facts
 from ensemble_ray.runs.claimed import claim_planned
 from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.values.descriptions import ActorDescription, dump_actor
 from ensemble_ray.values.directives import RunDirective
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
@@ -52,6 +56,8 @@ __all__ = ["SchedulerActor"]
 _log = bounded_logger(__name__)
 #: Ended runs whose results nobody has fetched yet.
 KEPT_RESULTS = 64
+#: For how long a description is good for others who ask, s.
+_FRESH_S = 0.5
 
 
 async def _has_ended(submission: Submission) -> bool:
@@ -80,6 +86,9 @@ class SchedulerActor(LineService, SessionService):
         self._planned: dict[str, PlannedRun] = {}
         self._ends: dict[str, RunEnd] = {}
         self._waiting = WaitingRuns(self._go_on, self._store.drop)
+        self._survey = ProcessSurvey(self._pool)
+        self._describing: asyncio.Task[bytes] | None = None
+        self._described_at = 0.0
         self._recovering: asyncio.Task[None] | None = None
         # A constructor runs before the loop does; this call is the first that the loop gets.
         cast("Any", ray.get_runtime_context().current_actor).recovered.remote()
@@ -210,6 +219,21 @@ class SchedulerActor(LineService, SessionService):
     async def states(self) -> dict[str, str]:
         """Return the runs that have not ended."""
         return dict.fromkeys((*self._planned, *self._dynamic), RunState.RUNNING.value)
+
+    async def describe(self) -> bytes:
+        """Return the processes of its runs and what they are at, as `dump_actor` does; those who ask often get what others got."""
+        loop = asyncio.get_running_loop()
+        if self._describing is None or (self._describing.done() and loop.time() - self._described_at > _FRESH_S):
+            self._describing, self._described_at = loop.create_task(self._describe()), loop.time()
+        return await asyncio.shield(self._describing)
+
+    async def _describe(self) -> bytes:
+        processes, more = await self._survey.describe()
+        runs: list[PlannedRun | DynamicRun] = [*self._planned.values(), *self._dynamic.values()]
+        waiting = sum(run.waiting for run in runs)
+        note = f"runs: {len(runs)}, ensemble-ray {package_version()}"
+        process = describe_this_process("scheduler", self._name, note=note, queue=waiting)
+        return dump_actor(ActorDescription(process=process, processes=tuple(processes), more_processes=more))
 
     async def evict_idle(self) -> None:
         """End the processes that are kept for the next run."""

@@ -209,6 +209,11 @@ class RunSession:
             await self._receiver.receive(fresh)
 
     @property
+    def waiting(self) -> int:
+        """How many orders wait for their callables."""
+        return self._callables.waiting
+
+    @property
     def callables_host(self) -> Lease | None:
         """The process of the run's callables; None when there is none."""
         return self._groups.callables
@@ -327,6 +332,12 @@ class RunSession:
         """Return the group of an agent; None: of the handlers."""
         beside = agent_key is None or agent_key in self._beside_callables
         return CALLABLES if beside else self._placement.group_of(agent_key or "")
+
+    def roles_of(self, group: str) -> Sequence[str]:
+        """Return the roles of the agents of a group."""
+        keys = sorted(self._beside_callables) if group == CALLABLES else self._placement.members(group)
+        found = (self._templates.get(key) for key in keys)
+        return list(dict.fromkeys(each.role for each in found if each is not None))
 
     def process_type(self, group: str) -> ProcessType:
         """Return what a group's processes are for."""

@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
+from ensemble_ray.actors.shared.describing import describe_this_process
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.values.descriptions import ActorDescription, dump_actor
 from ensemble_ray.values.ids import new_object_id
 
 __all__ = ["DriverRequest", "EventHub", "EventPage"]
@@ -199,6 +201,15 @@ class EventHub:
     async def mark_driver_gone(self, run_id: str) -> None:
         """Note that the driver answers no more."""
         _mark_driver_gone(self._run(run_id), run_id)
+
+    async def describe(self) -> bytes:
+        """Return how many events it has, as `dump_actor` does."""
+        kept, asked = (
+            sum(run.log.length for run in self._runs.values()),
+            sum(len(r.waiting) for r in self._runs.values()),
+        )
+        note = f"runs: {len(self._runs)}, events kept: {kept}, requests that wait for drivers: {asked}"
+        return dump_actor(ActorDescription(process=describe_this_process("events", "event_hub", note=note)))
 
     def _run(self, run_id: str) -> _HubRun:
         if run_id not in self._runs:

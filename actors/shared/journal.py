@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from ensemble_ray.actors.shared.describing import describe_this_process
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.values.descriptions import ActorDescription, dump_actor
 
 __all__ = ["AppendCall", "JournalActor"]
 
@@ -52,6 +54,12 @@ class JournalActor:
         """Close the journals of a writer that died."""
         for run_id, _ in [key for key in self._journals if key[1] == writer]:
             await self.close(run_id, writer)
+
+    async def describe(self) -> bytes:
+        """Return for how many it writes, as `dump_actor` does."""
+        runs, writers = (len({key[part] for key in self._journals}) for part in (0, 1))
+        note = f"runs: {runs}, processes of other nodes that write here: {writers}"
+        return dump_actor(ActorDescription(process=describe_this_process("journal", "journal", note=note)))
 
     async def _journal(self, address: StoreAddress, run_id: str, writer: str) -> Journal:
         key = (run_id, writer)

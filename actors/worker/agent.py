@@ -7,6 +7,8 @@ it is released, and is replaced instead of used again.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ from ensemble_ray.actors.link.quiet_gc import freeze_modules
 from ensemble_ray.actors.link.run_memory import RemoteRunMemory
 from ensemble_ray.actors.link.run_reflections import RemoteRunReflections
 from ensemble_ray.actors.link.wire import RecordLocation, WireOrder, WireResult
+from ensemble_ray.actors.shared.describing import describe_this_process
 from ensemble_ray.actors.worker.cpu import RayCpuPool
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
@@ -39,6 +42,7 @@ from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.ports.services import Services
 from ensemble_ray.process.threads import threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
+from ensemble_ray.values.descriptions import MOST_TASKS, ActorDescription, TaskDescription, dump_actor
 
 __all__ = ["AgentActor", "SilentSink"]
 
@@ -211,6 +215,20 @@ class AgentActor:
 
     async def answer(self) -> None:
         """Answer, which a process does whose loop is not blocked."""
+
+    async def describe(self) -> bytes:
+        """Return what is at work here, and how this process sees endpoints, as `dump_actor` does (S-CLU-101)."""
+        tasks = list(self._host.activities())
+        shown = heapq.nsmallest(MOST_TASKS, tasks, key=lambda each: each[0] or math.inf)
+        process = describe_this_process(
+            "agent",
+            self._name,
+            tasks=tuple(TaskDescription(run_id=run, instance=name, began_at=at) for at, run, name in shown),
+            more_tasks=len(tasks) - len(shown),
+            queue=sum(at is None for at, _, _ in tasks),
+            endpoints=tuple(process_endpoints().describe()),
+        )
+        return dump_actor(ActorDescription(process=process))
 
     async def watch(self) -> None:
         """Wait for ever; its failure tells the scheduler that this process is gone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -201,6 +201,12 @@ class TaskHost:
     def holds(self, run_id: str, instance: str) -> bool:
         """Return whether that is at work here."""
         return run_id in self._runs and instance in self._runs[run_id].executor.running
+
+    def activities(self) -> Iterator[tuple[float | None, str, str]]:
+        """Yield the tasks that are not reported: when each began, None where it waits for a place, its run, its instance."""
+        for run_id, hosted in self._runs.items():
+            for instance, began_at in hosted.executor.activities():
+                yield began_at, run_id, instance
 
     def stop(self, run_id: str, instances: Sequence[str]) -> None:
         """Stop running tasks of a run."""

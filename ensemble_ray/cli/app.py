@@ -13,6 +13,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from ensemble_ray.cli.commands.actors import actors
 from ensemble_ray.cli.commands.attach import attach
 from ensemble_ray.cli.commands.cancel import cancel
 from ensemble_ray.cli.commands.delete import delete, prune
@@ -77,7 +78,7 @@ def version() -> None:
 
 app.command("map")(map_items)
 for command in (
-    run, submit, attach, plan, runs, trace, reviews, review, resume, fork, cancel, delete, prune, studio, serve, mcp, demo, doctor, schema, version
+    run, submit, attach, plan, runs, trace, actors, reviews, review, resume, fork, cancel, delete, prune, studio, serve, mcp, demo, doctor, schema, version
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(imports, name="import")

@@ -1,6 +1,6 @@
 """Teams as tools of an MCP server, by the official SDK. Package: cli.
 
-In: teams; requests of a client over standard input. Out: the output's text, or why the run failed; progress meanwhile.
+In: teams; requests of a client over standard input. Out: the tools, and what calls of them gave.
 Rules: a call that is cancelled ends its run; so does a client that leaves.
 """
 
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from mcp import MCPError
 from mcp.server import ServerRequestContext
@@ -22,25 +21,26 @@ from mcp_types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
+    InputRequiredResult,
     ListToolsResult,
     PaginatedRequestParams,
-    TextContent,
     Tool,
 )
 
 from ensemble_ray.cli.inputs.arguments import needed_inputs
-from ensemble_ray.cli.view.failures import describe_error
+from ensemble_ray.cli.team_call import TeamCall, failed
 from ensemble_ray.ensemble import Ensemble
-from ensemble_ray.errors import EnsembleError, IllegalStateError, ValidationError
-from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent
-from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors.texts import brief
+from ensemble_ray.values.outputs import EnsembleOutput
 
 __all__ = ["TeamTools"]
 
+#: Characters of a task's description in that of a tool.
+_SHOWN = 120
+
 #: How long runs may take to end when the client has left, s.
 _RELEASE_S = 15.0
-#: Characters of a task's description that a tool's description shows.
-_SHOWN = 120
 
 
 class TeamTools:
@@ -89,48 +89,18 @@ class TeamTools:
 
     async def _call(
         self, context: ServerRequestContext[dict[str, Any]], params: CallToolRequestParams
-    ) -> CallToolResult:
+    ) -> CallToolResult | InputRequiredResult:
         team = self._teams.get(params.name)
         if team is None:
             raise MCPError(INVALID_PARAMS, f"Unknown tool '{params.name}'. Known: {list(self._teams)}")
         arguments = params.arguments or {}
         known = _inputs_of(team)
         if spare := [name for name in arguments if name not in known]:
-            return _failed(f"Unknown inputs {spare}. Known: {list(known)}")
-        # A task of its own: when the call is cancelled, the run needs time to end, which a cancelled scope does not give.
-        run = asyncio.create_task(self._run(team, arguments, context))
-        self._runs.add(run)
-        run.add_done_callback(self._runs.discard)
-        try:
-            output = await asyncio.shield(run)
-        except asyncio.CancelledError:
-            run.cancel()
-            raise
-        except (EnsembleError, IllegalStateError) as error:
-            return _failed(describe_error(error))
-        if output.exit_reason is not ExitReason.COMPLETED:
-            return _failed(f"The run ended early ({output.exit_reason}). It gave so far:\n{output.raw}")
-        return CallToolResult(content=[TextContent(text=output.raw)])
-
-    async def _run(
-        self, team: Ensemble, inputs: Mapping[str, object], context: ServerRequestContext[dict[str, Any]]
-    ) -> EnsembleOutput:
-        """Run a team, and tell how many of its tasks are done; cancelled, it ends the run first."""
-        done = 0
-        # `stream` is a generator, which its own type does not say
-        updates = cast("AsyncGenerator[Event | EnsembleOutput]", team.stream(inputs, runtime=self._runtime))
-        async with aclosing(updates) as stream:
-            async for update in stream:
-                match update:
-                    case EnsembleOutput():
-                        return update
-                    case TaskCompleteEvent() | TaskFailedEvent():
-                        done += 1
-                        text = f"{update.agent_role}: {_cut(update.task_description)}"
-                        await context.session.report_progress(done, max(done, update.total_tasks), text)
-                    case _:
-                        pass
-        raise IllegalStateError("the run's events ended before its output")
+            return failed(f"Unknown inputs {spare}. Known: {list(known)}")
+        call = TeamCall(team, context, self._runs, runtime=self._runtime)
+        if params.request_state is None:
+            return await call.begin(arguments)
+        return await call.go_on(params.request_state, params.input_responses or {})
 
 
 def _inputs_of(team: Ensemble) -> Mapping[str, list[str]]:
@@ -145,7 +115,7 @@ def _tool_of(name: str, team: Ensemble) -> Tool:
         if each in team.inputs:
             shown["default"] = str(team.inputs[each])
         properties[each] = shown
-    tasks = "; ".join(_cut(task.description) for task in team.all_tasks)
+    tasks = "; ".join(brief(task.description, _SHOWN) for task in team.all_tasks)
     return Tool(
         name=name,
         description=f"Runs a team of agents and returns what its last task gave. Its tasks: {tasks}",
@@ -156,12 +126,3 @@ def _tool_of(name: str, team: Ensemble) -> Tool:
             "additionalProperties": False,
         },
     )
-
-
-def _failed(text: str) -> CallToolResult:
-    return CallToolResult(content=[TextContent(text=text)], is_error=True)
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."

@@ -85,7 +85,7 @@ def dashboard_app(parts: DashboardParts) -> ASGIApp:
     app.get("/api/status")(get_status)
     app.get("/api/reviews")(get_reviews)
     app.websocket("/ws")(connect)
-    reader = StudioReader(parts.runs, can_decide=True, is_asked_here=parts.reviews.is_open)
+    reader = StudioReader(parts.runs, can_decide=True, is_asked_here=parts.reviews.is_open, is_of_one=True)
     studio = Studio(
         reader=reader,
         title="the runs of this program",

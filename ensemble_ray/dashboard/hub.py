@@ -3,6 +3,7 @@
 In: messages, from whatever thread they come. Out: texts in the queue of each connection. Rules:
 
 1. A connection gets what late joiners are told, and then every message that is sent behind that: no gap, no repetition (S-WEB-45).
+   What they are told is taken while nothing is sent, and written out beside that: a long past holds no run.
 2. Sending never waits: a connection that takes nothing has a queue, and is given up when that is full (S-WEB-46).
 3. What fails here is logged, and concerns no run (S-WEB-16).
 """
@@ -32,6 +33,8 @@ class Connection:
 
     def __init__(self) -> None:
         """Make one for the running loop."""
+        #: writes what it is told before everything else
+        self._first: Callable[[], str] | None = None
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque()
@@ -47,18 +50,22 @@ class Connection:
         """Whether it was given up, since it took nothing for too long."""
         return self._is_overrun
 
-    def put(self, text: str, *, is_counted: bool = True) -> None:
-        """Queue a text; from any thread.
+    def begin(self, write: Callable[[], str]) -> None:
+        """Let it be told before everything else what this returns, which is never too much.
 
         Args:
-            text: A whole message.
-            is_counted: Whether it may be too much; what late joiners are told is not.
+            write: Is called once, in a thread.
         """
+        self._first = write
+        self._wake()
+
+    def put(self, text: str) -> None:
+        """Queue a whole message; from any thread."""
         with self._lock:
             if self._is_overrun or self._is_closing:
                 return
             self._waiting.append(text)
-            self._characters += len(text) if is_counted else 0
+            self._characters += len(text)
             if self._characters > MOST_WAITING_CHARACTERS:
                 self._is_overrun = True
                 self._waiting.clear()
@@ -72,13 +79,15 @@ class Connection:
 
     async def take(self) -> list[str]:
         """Return what waits, as soon as there is anything; nothing when it is to end."""
+        write, self._first = self._first, None
+        first = [] if write is None or self._is_overrun else [await asyncio.to_thread(write)]
         while True:
             self._changed.clear()
             with self._lock:
                 texts, self._characters = list(self._waiting), 0
                 self._waiting.clear()
-                if texts or self._is_overrun or self._is_closing:
-                    return texts
+                if first or texts or self._is_overrun or self._is_closing:
+                    return [*first, *texts]
             await self._changed.wait()
 
     def _wake(self) -> None:
@@ -126,7 +135,7 @@ class MessageHub:
         """Return a new connection, whose first text is `hello`; on the loop of its server."""
         connection = Connection()
         with self._lock:
-            connection.put(self._snapshot.hello(), is_counted=False)
+            connection.begin(self._snapshot.hello())
             self._connections.add(connection)
         return connection
 

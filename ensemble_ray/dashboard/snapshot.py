@@ -15,8 +15,9 @@ import heapq
 import itertools
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ensemble_ray.events.messages import Message
 
@@ -26,6 +27,8 @@ _STARTED = "ensemble_started"
 _ITERATIONS = {"llm_iteration_started": "started", "llm_iteration_completed": "completed"}
 _REVIEW_ENDS = frozenset({"review_timed_out", "review_decided"})
 _NOT_STORED = frozenset({"token", "heartbeat", "hello", "pong", *_ITERATIONS})
+#: What is stored of one run, characters of all its messages (S-WEB-66).
+MOST_CHARACTERS = 67_108_864
 #: Tasks whose newest requests are kept: those that were heard of last. A map over ten thousand items has as many tasks.
 _KEPT_TASKS = 100
 
@@ -46,7 +49,18 @@ class _Run:
     """What is stored of one run: position and text of each message."""
 
     started_at: object
-    stored: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    stored: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
+    #: of all that is stored
+    characters: int = 0
+
+    def add(self, position: int, text: str) -> None:
+        """Store a message; of very many the oldest are let go behind the first one, which says that the run began."""
+        self.stored.append((position, text))
+        self.characters += len(text)
+        while self.characters > MOST_CHARACTERS and len(self.stored) > 2:  # noqa: PLR2004  the first, and the newest
+            first = self.stored.popleft()
+            self.characters -= len(self.stored.popleft()[1])
+            self.stored.appendleft(first)
 
 
 #: The two messages of a request to a model, by name.
@@ -87,24 +101,20 @@ class Snapshot:
         if kind == "review_decided" or kind not in _NOT_STORED | _REVIEW_ENDS | {"review_requested"}:
             run = self._runs.get(sent.run_id)
             if run is not None:
-                run.stored.append((next(self._positions), sent.text))
+                run.add(next(self._positions), sent.text)
 
-    def hello(self) -> str:
-        """Return the first message on a connection, as JSON (S-WEB-40, S-WEB-41)."""
-        parts = ['"type":"hello"']
-        if self._runs:
-            run_id, latest = next(reversed(self._runs.items()))
-            parts += [f'"ensemble_id":{json.dumps(run_id)}', f'"started_at":{json.dumps(latest.started_at)}']
-        if stored := list(self._stored()):
-            parts.append(f'"snapshot_trace":{_array(stored)}')
-        pairs = (pair for kept in self._iterations.values() for pair in kept)
-        if iterations := [_object(pair) for pair in pairs]:
-            parts.append(f'"recent_iterations":{_array(iterations)}')
-        return f"{{{','.join(parts)}}}"
+    def hello(self) -> Callable[[], str]:
+        """Return what writes the first message on a connection, as JSON, of all that was added until now.
 
-    def _stored(self) -> Iterator[str]:
-        lists = [run.stored for run in self._runs.values()]
-        return (text for _, text in heapq.merge(*lists, sorted(self._reviews.values())))
+        That first message is S-WEB-40 and S-WEB-41. What is returned may be called from any thread.
+        """
+        latest = next(reversed(self._runs.items()), None)
+        return partial(
+            _hello,
+            None if latest is None else (latest[0], latest[1].started_at),
+            [*(list(run.stored) for run in self._runs.values()), sorted(self._reviews.values())],
+            [dict(pair) for kept in self._iterations.values() for pair in kept],
+        )
 
     def _begin(self, run_id: str, started_at: object) -> None:
         self._iterations.clear()
@@ -128,6 +138,19 @@ class Snapshot:
             pairs.append({part: sent.text})
         else:
             pairs[-1][part] = sent.text
+
+
+def _hello(
+    latest: tuple[str, object] | None, stored: Sequence[Sequence[tuple[int, str]]], pairs: Sequence[_Pair]
+) -> str:
+    parts = ['"type":"hello"']
+    if latest is not None:
+        parts += [f'"ensemble_id":{json.dumps(latest[0])}', f'"started_at":{json.dumps(latest[1])}']
+    if texts := [text for _, text in heapq.merge(*stored)]:
+        parts.append(f'"snapshot_trace":{_array(texts)}')
+    if pairs:
+        parts.append(f'"recent_iterations":{_array(map(_object, pairs))}')
+    return f"{{{','.join(parts)}}}"
 
 
 def _array(texts: Iterable[str]) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, SkipValidation, model_validator
 
 from ensemble_ray.definition.fields import (
     ModelField,
@@ -27,11 +27,13 @@ from ensemble_ray.definition.fields import (
 )
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.model_placeholder import TEAM_MODEL
+from ensemble_ray.definition.own_runner import check_runner
 from ensemble_ray.definition.process_fields import AmountsField, LabelsField, check_process_fields
 from ensemble_ray.definition.questions import build_answer, build_ensemble, stream_events
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.ports.runners import RunsTask
 from ensemble_ray.values.agent_output import AgentOutput
-from ensemble_ray.values.messages import OnIncomplete
+from ensemble_ray.values.messages import Effect, OnIncomplete
 from ensemble_ray.values.outputs import EnsembleOutput, Parsed
 from ensemble_ray.values.rate_limit import RateLimit
 
@@ -57,6 +59,10 @@ class Agent(Identified):
         tools: `@tool` functions, objects with `@tool` methods, `AgentTool`s, `DynamicToolProvider`s. Without tools a
             task is one model call.
         llm: Its model, or a string such as `"openai:gpt-4o-mini"` or `"local"`; left out: that of the ensemble it runs in.
+        runner: Does its tasks in place of a model and tools: an object with `run(request)`, such as an agent of another
+            framework; see `RunsTask`.
+        runner_effect: What the runner does to the world, as `Task.effect` of a handler. None: as its attribute `effect`
+            says, else `once`.
         stream: Whether answers stream; None: as the task, then the ensemble say.
         verbose: Whether prompts and answers are logged at INFO.
         max_iterations: Tool requests allowed per task; > 0.
@@ -81,6 +87,8 @@ class Agent(Identified):
     background: StrictText | None = None
     tools: ToolsField = initially(())
     llm: ModelField = initially(TEAM_MODEL)
+    runner: Annotated[RunsTask | None, SkipValidation] = None
+    runner_effect: Effect | None = None
     #: written as `stream=`; read under another name, since `Agent.stream` is what streams a run's events
     is_streaming: bool | None = Field(default=None, alias="stream")
     verbose: bool = False
@@ -118,6 +126,7 @@ class Agent(Identified):
         if arguments.get("response_format", "") is None:
             arguments["response_format"] = ""
         arguments["llm"] = limit_own_model(arguments)
+        check_runner(arguments)
         return arguments
 
     def replace(self, **changes: object) -> Self:

@@ -37,6 +37,7 @@ from ensemble_ray.definition.fields import (
 )
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.retry_policy import RetryPolicy
+from ensemble_ray.definition.run_tags import check_tags
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import ValidationError
@@ -61,6 +62,7 @@ from ensemble_ray.events import (
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.ports import ToolMetrics
 from ensemble_ray.ports.dashboard import Dashboard
+from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason
@@ -164,7 +166,8 @@ class RunOptions(Value):
         durability: How safe facts are before the run goes on: `"effects"`, `"run"` or `"off"`.
         max_tokens: Tokens of input and output together that the run may spend; > 0.
         max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
-        tags: Words of the caller's own about the run, by name. An endpoint keeps and shows them; records have none.
+        tags: Words of the caller's own about the run, by name, to find it again: at most 64, of up to 256 characters each. They are
+            recorded, lists of runs show them, and they change nothing.
     """
 
     context_budget: StrictInt | None = None
@@ -174,7 +177,7 @@ class RunOptions(Value):
     durability: OptionalDurabilityField = initially(None)
     max_tokens: StrictInt | None = None
     max_cost: StrictAmount | None = None
-    tags: Mapping[str, str] | None = None
+    tags: Annotated[Mapping[str, str] | None, BeforeValidator(whole_data)] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -184,6 +187,7 @@ class RunOptions(Value):
             check_positive(arguments.get("context_budget"), "RunOptions context_budget must be > 0 when set")
             check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
             check_budget(arguments, "RunOptions")
+            check_tags(arguments.get("tags"), "RunOptions")
         return data
 
 

@@ -22,7 +22,9 @@ __all__ = ["TeamModels", "uses_team_model", "with_model"]
 
 
 def uses_team_model(agent: Agent) -> bool:
-    """Return whether an agent names no model of its own; it may have a limit of its own."""
+    """Return whether an agent needs a model and names none of its own; it may have a limit of its own."""
+    if agent.runner is not None:
+        return False
     return agent.llm is TEAM_MODEL or (agent.rate_limit is not None and getattr(agent.llm, "delegate", 0) is TEAM_MODEL)
 
 

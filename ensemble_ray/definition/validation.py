@@ -126,8 +126,8 @@ def manager_model(definition: EnsembleDefinition, workers: Sequence[Agent]) -> C
         ValidationError: there is none.
     """
     model = definition.manager_llm
-    if model is None and workers:
-        model = workers[0].llm
+    if model is None:
+        model = next((worker.llm for worker in workers if worker.runner is None), None)
     if model is None and definition.tasks:
         model = definition.tasks[0].llm  # that of the agent that will be made for it (S-DET-20)
     if model is None:

@@ -28,6 +28,7 @@ from ensemble_ray.events import (
     TokenEvent,
     ToolCallEvent,
 )
+from ensemble_ray.events.tracing import TRACED_EVENTS
 from ensemble_ray.values.outputs import ExitReason
 
 __all__ = ["EnsembleListener", "RunEndListener", "call_listener", "wanted_by"]
@@ -108,6 +109,7 @@ def wanted_by(listener: object) -> frozenset[str]:
         own = getattr(type(listener), method, None) or getattr(listener, method, None)
         if own is not None and own is not getattr(EnsembleListener, method):
             wanted.add(method)
+    wanted.update(method for method in TRACED_EVENTS if hasattr(listener, method))
     return frozenset(wanted)
 
 

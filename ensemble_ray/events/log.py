@@ -44,11 +44,11 @@ class EventLog:
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether events of that type are kept."""
-        return self._is_open and bool(kind.method)
+        return self._is_open and kind.method in EVENT_TYPES
 
     def emit(self, event: Event) -> None:
         """Keep the event and wake readers."""
-        if not self._is_open:
+        if not self._is_open or event.method not in EVENT_TYPES:
             return
         with self._changed:
             self._kept.append(event)

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import message_of
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.events.tracing import TaskTracedEvent
 from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.trace import TaskTrace
 
-__all__ = ["announce_completion", "announce_failure", "announce_start", "cut", "log_fields"]
+__all__ = ["announce_completion", "announce_failure", "announce_start", "announce_stop", "cut", "log_fields"]
 
 _log = bounded_logger(__name__)
 
@@ -68,6 +70,7 @@ def announce_completion(scope: TaskScope, output: TaskOutput) -> None:
             instance=order.instance,
         ),
     )
+    _trace(scope, output.trace, "completed")
     if _log.isEnabledFor(logging.INFO):
         seconds = output.duration.total_seconds()
         _log.info("%s completed in %.3f s, %d tool calls", _title(scope), seconds, output.tool_call_count)
@@ -91,7 +94,14 @@ def announce_failure(scope: TaskScope, result: TaskResult) -> None:
             instance=order.instance,
         ),
     )
+    _trace(scope, result.trace, "failed", error)
     _log.info("%s failed: %s", _title(scope), brief(message_of(error)))  # whoever asked for it is told
+
+
+def announce_stop(scope: TaskScope, result: TaskResult) -> TaskResult:
+    """Tell whoever traces the run of a task that ended without an output and did not fail; give its result."""
+    _trace(scope, result.trace, result.status, result.error)
+    return result
 
 
 def log_fields(context: RunContext, order: TaskOrder) -> Mapping[str, str]:
@@ -111,6 +121,29 @@ def log_fields(context: RunContext, order: TaskOrder) -> Mapping[str, str]:
 def _emit(scope: TaskScope, event_type: type[Event], build: Callable[[], Event]) -> None:
     if not scope.order.depth:
         scope.emit(event_type, build)
+
+
+def _trace(scope: TaskScope, trace: TaskTrace | None, status: str, error: BaseException | None = None) -> None:
+    """Tell whoever traces the run of an execution that is over (S-INT-31); of work that was handed on, too."""
+    tracing = scope.context.tracing
+    if tracing is None or trace is None:
+        return
+    order = scope.order
+    scope.emit(
+        TaskTracedEvent,
+        lambda: TaskTracedEvent(
+            run_id=order.run_id,
+            instance=order.instance,
+            tracing=tracing,
+            # What the user's types and others' work have no part in, so that it travels to any process.
+            trace=trace.replace(parsed_output=None, delegations=()),
+            status=status,
+            error_type="" if error is None else type(error).__name__,
+            error_message="" if error is None else message_of(error),
+            call_ids=scope.effects.call_ids,
+            is_handler=scope.effects.is_handler,
+        ),
+    )
 
 
 def _title(scope: TaskScope) -> str:

@@ -40,6 +40,7 @@ from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import FactData
+    from ensemble_ray.facts.sampling import SamplingAnswered
 
 __all__ = ["CallOutcome", "DelegationEffect", "ModelEffect", "TaskEffects", "ToolEffect", "captured", "is_doing"]
 
@@ -74,13 +75,19 @@ class ModelEffect:
     is_final: bool
     #: why each attempt before the answered one failed (S-DUR-66)
     attempts_failed: tuple[str, ...] = ()
+    #: how much of `latency_s`, from its beginning, it waited for permits of rate limits
+    waited_s: float = 0.0
     #: input and output tokens that its run's budget counted in place of what the provider did not count (S-BUD-2)
     estimated: tuple[int, int] | None = None
     tools: list[ToolEffect] = field(default_factory=list[ToolEffect])
     messages: tuple[CapturedMessage, ...] = ()
+    #: the model's name, and who provides it, where it says so
+    model: str | None = None
+    provider: str | None = None
 
     def __post_init__(self) -> None:
         self.latency_s = max(0.0, self.latency_s)  # as for tools
+        self.waited_s = min(self.waited_s, self.latency_s)
 
     @property
     def retries(self) -> int:
@@ -197,6 +204,8 @@ class TaskEffects:
     context_cuts: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
     #: tokens that an endpoint of embeddings read for its memory (S-MEM-128)
     embedding_tokens: int = 0
+    #: what its model answered servers of its tools, by the effect's name
+    sampled: list[tuple[str, SamplingAnswered]] = field(default_factory=list["tuple[str, SamplingAnswered]"])
     #: what it did with memory; None: nobody counts that
     memory: MemoryUse | None = None
     #: hears of what it does with memory while it is at work (S-MEM-100)
@@ -218,14 +227,20 @@ class TaskEffects:
             output_tokens = add_tokens([UNKNOWN_TOKENS if u is None else u.output_tokens for u in usages])
         if self.embedding_tokens:
             input_tokens = add_tokens((input_tokens, self.embedding_tokens))
+        sampled = [answer for _, answer in self.sampled]
+        if sampled:
+            input_tokens = add_tokens((input_tokens, *[each.input_tokens for each in sampled]))
+            output_tokens = add_tokens((output_tokens, *[each.output_tokens for each in sampled]))
         return TaskMetrics(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             total_tokens=add_tokens((input_tokens, output_tokens)),
-            llm_latency=timedelta(seconds=sum([model.latency_s for model in self.models])),
+            llm_latency=timedelta(
+                seconds=sum([model.latency_s for model in self.models] + [each.latency_s for each in sampled])
+            ),
             tool_execution_time=timedelta(seconds=sum([tool.duration_s for tool in tools])),
             prompt_build_time=timedelta(seconds=self.prompt_build_s),
-            llm_call_count=len(self.models),
+            llm_call_count=len(self.models) + len(sampled),
             tool_call_count=self.tool_call_count,
             retry_count=self.retry_count,
             incomplete_answers=sum([incomplete_reason(model.response) is not None for model in self.models]),
@@ -259,6 +274,11 @@ class TaskEffects:
             metadata=self.metadata,
         )
 
+    @property
+    def call_ids(self) -> tuple[tuple[str, ...], ...]:
+        """The models' own ids of their tool requests, by model call and request."""
+        return tuple([tuple([tool.call.id for tool in model.tools]) for model in self.models])
+
     def stopped(self, trace: TaskTrace) -> TaskTrace | None:
         """Return the trace of a task that was stopped; None inside a unit where its record tells of nothing (S-DUR-138)."""
         if is_inside_unit(self.instance) and not self.is_recorded:
@@ -275,6 +295,16 @@ class TaskEffects:
             data["embedding_tokens"] = str(self.embedding_tokens)
         if self.context_cuts:
             data["context"] = list(self.context_cuts)
+        if self.sampled:
+            data["sampling"] = [
+                {
+                    "call": name,
+                    "text": each.text,
+                    "input_tokens": each.input_tokens,
+                    "output_tokens": each.output_tokens,
+                }
+                for name, each in self.sampled
+            ]
         return {**data, "reviews": list(self.reviews)} if self.reviews else data
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:
@@ -290,6 +320,9 @@ class TaskEffects:
             response_type="final_answer" if model.is_final else "tool_calls",
             response_text=model.response.text if model.is_final else None,
             finish_reason=unusual_finish_reason(model.response),
+            model=model.model,
+            provider=model.provider,
+            permit_wait=timedelta(seconds=model.waited_s) if model.waited_s else None,
             tool_calls=tuple([self._tool(tool) for tool in model.tools]),
             messages=model.messages,
         )

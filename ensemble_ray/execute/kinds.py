@@ -39,10 +39,10 @@ OVERRIDE_FIELDS = (
     "on_incomplete",
     "allow_delegation",
 )
-#: What agents of one kind have equal; tools and model are compared as objects.
-_EQUAL_FIELDS = ("isolation", "replicas", "max_concurrency", "rate_limit")
+#: What agents of one kind have equal; tools, model and runner are compared as objects.
+_EQUAL_FIELDS = ("isolation", "replicas", "max_concurrency", "rate_limit", "runner_effect")
 _PROCESS_FIELDS = ("num_cpus", "num_gpus", "resources", "labels")
-_STANDARD_FIELDS = frozenset((*OVERRIDE_FIELDS, *_EQUAL_FIELDS, *_PROCESS_FIELDS, "tools", "llm"))
+_STANDARD_FIELDS = frozenset((*OVERRIDE_FIELDS, *_EQUAL_FIELDS, *_PROCESS_FIELDS, "tools", "llm", "runner"))
 
 Kept = TypeVar("Kept")
 
@@ -175,6 +175,7 @@ def _features(agent: Agent) -> tuple[object, ...]:
     return (
         type(agent),
         id(agent.llm),
+        id(agent.runner),
         tuple(id(entry) for entry in agent.tools),
         # Who says nothing of replicas may be given more of them (S-MR-141).
         "replicas" in agent.model_fields_set,

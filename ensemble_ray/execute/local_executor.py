@@ -7,13 +7,14 @@ in batches: all that finish in one turn of the loop go together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.execute.orders import TaskFailure, TaskResult
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.clock import SystemClock
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -47,6 +48,8 @@ class LocalExecutor:
             if agent.max_concurrency is not None
         }
         self._tasks: dict[str, tuple[TaskOrder, asyncio.Task[None]]] = {}
+        #: when they got a place and began
+        self._began_at: dict[str, float] = {}
         self._stopped: set[str] = set()
         self._finished: list[TaskResult] = []
         #: who waits for the result of an instance, in place of its delivery
@@ -58,6 +61,10 @@ class LocalExecutor:
     def running(self) -> tuple[str, ...]:
         """Instances that have not been reported."""
         return tuple(self._tasks)
+
+    def activities(self) -> Iterator[tuple[str, float | None]]:
+        """Yield the instances that have not been reported, with when each began; None: it waits for a place."""
+        return ((instance, self._began_at.get(instance)) for instance in self._tasks)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
         """Run these; never waits."""
@@ -106,6 +113,7 @@ class LocalExecutor:
 
     async def _run(self, order: TaskOrder) -> None:
         async with Slot(self._places_of(order)) as slot:
+            self._began_at[order.instance] = SystemClock.now()
             result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped, slot=slot)
         self._report(order, asyncio.current_task(), result)
 
@@ -151,6 +159,7 @@ class LocalExecutor:
         if not self._is_current(order, task):
             return
         del self._tasks[order.instance]
+        self._began_at.pop(order.instance, None)
         self._stopped.discard(order.instance)
         asked = self._asked.pop(order.instance, None)
         if asked is not None:

@@ -29,6 +29,7 @@ from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
 from ensemble_ray.values.reviews import OpenReview, Review, ReviewPolicy
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
+from ensemble_ray.values.tracing import RunTracing
 
 __all__ = [
     "Agent_co",
@@ -162,6 +163,8 @@ class RunContext:
     has_reflections: bool = False
     #: models that its tasks can be told to ask in place of their agents' own
     models: RunModels = field(default_factory=RunModels)
+    #: what its spans have in common; None: nobody traces it
+    tracing: RunTracing | None = None
 
 
 class TaskBody(NamedTuple, Generic[Task_co]):

@@ -24,7 +24,13 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.execute.agent.loop import AgentLoop
-from ensemble_ray.execute.announcements import announce_completion, announce_failure, announce_start, log_fields
+from ensemble_ray.execute.announcements import (
+    announce_completion,
+    announce_failure,
+    announce_start,
+    announce_stop,
+    log_fields,
+)
 from ensemble_ray.execute.changes import apply_changes
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects, is_doing
@@ -51,6 +57,7 @@ from ensemble_ray.facts.fact import Fact, FactData, find_fact
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
+from ensemble_ray.telemetry.active import execution_span
 from ensemble_ray.values.directives import model_for
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
@@ -101,7 +108,7 @@ class TaskRunner:
                 announce_start(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
-                with memory_counted(scope):
+                with memory_counted(scope), execution_span(self.context.tracing, order.instance):
                     output = await remember(scope, await self._execute(scope))
                 reviewed = await review_output(scope, output)
                 if not order.is_reflected_later:
@@ -109,7 +116,7 @@ class TaskRunner:
                 return await self._completed(scope, reviewed)
             except asyncio.CancelledError as error:
                 if is_stopped():
-                    return self._unfinished(scope, "cancelled", None)
+                    return announce_stop(scope, self._unfinished(scope, "cancelled", None))
                 # User code raised it, or cancelled its own task; nobody asked this task to end.
                 text = agent_failure(order.agent_role, error)
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
@@ -151,6 +158,8 @@ class TaskRunner:
         if order.agent_key is None:
             return None
         agent = order.agent or self._agents[order.agent_key]
+        if agent.runner is not None:  # it has a model of its own, if it has one
+            return agent
         chosen = model_for(order.switches, agent.role) if order.switches else None
         return agent if chosen is None else with_model(agent, self.context.models.get(chosen))
 
@@ -274,7 +283,7 @@ class TaskRunner:
         result = self._unfinished(scope, "exited", exit_early)
         call, text = scope.effects.leaving
         await scope.note_end(ExitRecorded(reason=result.exit_reason, call=call, text=text))
-        return result
+        return announce_stop(scope, result)
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
         result = self._unfinished(scope, "failed", error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +19,7 @@ from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.limits.endpoints import EndpointService, process_endpoints
 from ensemble_ray.ports import Persistence
+from ensemble_ray.telemetry.active import effect_span
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.messages import ChatMessage
 
@@ -148,6 +150,10 @@ class TaskScope:
             await asyncio.shield(noting)
         except asyncio.CancelledError:
             await noting
+
+    def effect_span(self, name: str) -> AbstractContextManager[None]:
+        """Perform the effect of that name in the block, as its span where the run is traced (S-INT-37)."""
+        return effect_span(self.context.tracing, name)
 
     def emit(self, event_type: type[Event], build: Callable[[], Event]) -> None:
         """Publish an event, building it only if somebody wants its type."""

@@ -76,6 +76,7 @@ class ModelAnswered(FactData):
         "estimated_tokens": Key(list_of(NUMBER), (), is_optional=True, read=tuple, write=list),
         "retries": Key(NUMBER, 0, is_optional=True),
         "attempts_failed": Key(list_of(TEXT), (), is_optional=True, read=tuple, write=list),
+        "waited_s": Key(DURATION, 0.0, is_optional=True),
         "is_copied": Key(ANY, default=False, is_optional=True, read=bool),
     }
 
@@ -94,6 +95,8 @@ class ModelAnswered(FactData):
     retries: int = 0
     #: why each attempt before the answered one failed (S-DUR-66)
     attempts_failed: tuple[str, ...] = ()
+    #: how much of `latency_s`, from its beginning, it waited for permits of rate limits; whole milliseconds (S-RATE-35)
+    waited_s: float = 0.0
     #: whether a fork took it over from the run that it was forked from, which paid for it (S-BUD-9)
     is_copied: bool = False
 

@@ -19,6 +19,7 @@ from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reflection import ReflectionMade, ReflectionRecalled, ReflectionStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
+from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.facts.shapes import INSTANT, NUMBER, TEXT, require
 
 __all__ = ["KINDS", "KINDS_OF_RUN", "UnknownFact", "read_fact"]
@@ -31,7 +32,7 @@ KINDS: Mapping[str, type[FactData]] = {
         OutcomeDecided, DelegationDecided, OutputRecorded, FailureRecorded, ExitRecorded, ItemsRecorded, GroupRecorded,
         AgentsJoined, ItemOutputRecorded, MemoryRecalled, MemoryStored, ReviewRequested, ReviewDecided,
         ReflectionRecalled, ReflectionMade, ReflectionStored, DirectiveGiven, DirectivesShown,
-        ModelSwitched,
+        ModelSwitched, SamplingAnswered,
     )
 }  # fmt: skip
 #: Those that are only told of runs as a whole: a store finds them however many facts a run has.

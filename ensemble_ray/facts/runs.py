@@ -101,6 +101,7 @@ class PlanRecorded(FactData):
         "forked_from": Key(
             optional(object_of(run=TEXT, task=TEXT)), is_optional=True, read=_read_fork, write=_write_tuple
         ),
+        "traceparent": _key(optional(TEXT)),
     }
 
     #: what will run, as `Plan.to_dict` has it; of a run whose tasks are made while it runs, its rules
@@ -127,6 +128,8 @@ class PlanRecorded(FactData):
     capture_mode: str | None = None
     started_at: float | None = None
     forked_from: RecordedFork | None = None
+    #: the span of another program that asked for it, as W3C's `traceparent` names it
+    traceparent: str | None = None
 
     @property
     def is_empty(self) -> bool:

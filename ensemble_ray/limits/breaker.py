@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum, auto
+from typing import Literal
 
 __all__ = ["FAILURES_TO_OPEN", "FIRST_OPEN_S", "LONGEST_OPEN_S", "SHARE_TO_OPEN", "WINDOW", "Admission", "Breaker"]
 
@@ -66,6 +67,12 @@ class Breaker:
     def is_calm(self) -> bool:
         """Whether nothing has happened that a breaker would remember."""
         return self._open_s is None and not self._failures
+
+    def state(self, at: float) -> Literal["closed", "open", "half_open"]:
+        """Return whether calls go, wait, or wait for a probe that is on its way or may go."""
+        if self._open_s is None:
+            return "closed"
+        return "half_open" if self._is_probing or at >= self._probe_at else "open"
 
     def enter(self, at: float) -> Admission:
         """Whether a call may go; the call that gets `PROBE` is the probe."""

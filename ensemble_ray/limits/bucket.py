@@ -105,15 +105,24 @@ class TokenBucket:
     @property
     def tokens(self) -> int:
         """Whole tokens present as of the last stimulus."""
-        if not self._is_ready:
+        return self.tokens_at(self._now)
+
+    def tokens_at(self, at: float) -> int:
+        """Return the whole tokens of an instant at or behind the last stimulus, if nothing happens until then."""
+        if at < self._ready_at - self._slack_s:
             return 0
-        whole = int((self._now - self._ready_at + self._slack_s) / self._interval_s) + 1
+        whole = int((at - self._ready_at + self._slack_s) / self._interval_s) + 1
         return min(whole, self._capacity - self._unused_leased)
 
     @property
     def waiters(self) -> tuple[str, ...]:
         """Who waits, in order."""
         return tuple(self._queue)
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Who asked, those that were forgotten since left out."""
+        return tuple(self._holders)
 
     @property
     def leases(self) -> Mapping[str, int]:

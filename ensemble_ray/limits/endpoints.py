@@ -22,6 +22,7 @@ from ensemble_ray.limits.adaptive import AdaptiveLimit
 from ensemble_ray.limits.breaker import Admission, Breaker
 from ensemble_ray.limits.waiting import MonotonicClock, Wakeup
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.descriptions import MOST_ENDPOINTS, EndpointDescription
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock
@@ -32,6 +33,8 @@ _log = bounded_logger(__name__)
 
 #: How much longer than the process that sent the update others wait before they probe, s: at least, at most.
 _EXTRA_S = (0.1, 1.0)
+#: Characters of a failure that a description has.
+_MOST_FAILURE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,12 +150,12 @@ class Visit:
         self._service.refused(self._endpoint, self, self._generation, is_probe=self._is_probe)
         self._is_probe = False
 
-    def left(self) -> None:
+    def leave(self) -> None:
         """Report that the attempt ended, and nothing is known of the endpoint."""
         endpoint = self._endpoint
         endpoint.sent.discard(self)
         if not endpoint.is_calm:
-            self._service.left(endpoint, is_probe=self._is_probe)
+            self._service.leave(endpoint, is_probe=self._is_probe)
         self._is_probe = False
 
     def end(self) -> None:
@@ -164,7 +167,7 @@ class Visit:
         if self._is_probe:
             self._service.publish(EndpointUpdate(endpoint=self._endpoint.name, category="probing"))
 
-    def begun(self, endpoint: _Endpoint, entry: Admission) -> None:
+    def begin_attempt(self, endpoint: _Endpoint, entry: Admission) -> None:
         """Begin the attempt; called by the service alone, under its lock."""
         self._is_probe = entry is Admission.PROBE
         self._generation = endpoint.limit.generation
@@ -193,6 +196,13 @@ class EndpointService:
         """Say that an answer of that endpoint is wanted."""
         endpoint = self._endpoints.get(name)
         return Visit(self, self._endpoints.setdefault(name, _Endpoint(name)) if endpoint is None else endpoint)
+
+    def describe(self, most: int = MOST_ENDPOINTS) -> list[EndpointDescription]:
+        """Return how the endpoints stand, those that make trouble first."""
+        with self._lock:
+            at = self._clock.now()
+            chosen = sorted(self._endpoints.copy().values(), key=lambda each: (each.is_calm, -len(each.sent)))[:most]
+            return [_describe(each, at) for each in chosen]
 
     def on_update(self, update: EndpointUpdate) -> None:
         """Take over what another process found out; a process gets no update of its own."""
@@ -224,7 +234,7 @@ class EndpointService:
             entry = self._entry(endpoint, self._clock.now())
             if entry is Admission.WAIT:
                 return False
-            visit.begun(endpoint, entry)
+            visit.begin_attempt(endpoint, entry)
         visit.announce_probe()
         return True
 
@@ -270,7 +280,7 @@ class EndpointService:
         if is_change:
             self.publish(EndpointUpdate(endpoint=endpoint.name, category="refused"))
 
-    def left(self, endpoint: _Endpoint, *, is_probe: bool) -> None:
+    def leave(self, endpoint: _Endpoint, *, is_probe: bool) -> None:
         """Let go of a call that ended, and of which nothing is known."""
         with self._lock:
             if is_probe:
@@ -318,7 +328,7 @@ class EndpointService:
     def _abandon(self, endpoint: _Endpoint, waiter: _Waiter) -> None:
         """Take a waiter that gives up out of the queue, or end the attempt that it was admitted to."""
         if waiter.may_go:
-            waiter.visit.left()
+            waiter.visit.leave()
             return
         with self._lock:
             endpoint.waiters.remove(waiter)
@@ -339,7 +349,7 @@ class EndpointService:
                 break
             waiter = endpoint.waiters.popleft()
             waiter.may_go = True
-            waiter.visit.begun(endpoint, entry)
+            waiter.visit.begin_attempt(endpoint, entry)
             if not waiter.wakeup.wake():  # nobody is there any more
                 endpoint.sent.discard(waiter.visit)
                 endpoint.wanted.discard(waiter.visit)
@@ -358,6 +368,19 @@ class EndpointService:
         """Send an update to the other processes."""
         if self.share is not None:
             self.share(update)
+
+
+def _describe(endpoint: _Endpoint, at: float) -> EndpointDescription:
+    state, wakes_at = endpoint.breaker.state(at), endpoint.breaker.wakes_at()
+    return EndpointDescription(
+        name=endpoint.name,
+        state=state,
+        probe_in_s=wakes_at - at if state == "open" and wakes_at is not None else None,
+        last_failure="" if state == "closed" else endpoint.breaker.last_failure[:_MOST_FAILURE],
+        limit=endpoint.limit.limit,
+        sent=len(endpoint.sent),
+        waiting=len(endpoint.waiters),
+    )
 
 
 def _open_error(endpoint: _Endpoint, waited_s: float) -> CircuitOpenError:

@@ -97,7 +97,7 @@ class LeaseStock:
         """Add the lease that came with a grant; `size` is without the first permit."""
         self._leases[lease] = _Leased(size=size, expires_at=expires_at)
 
-    def used(self, lease: str) -> int | None:
+    def count_used(self, lease: str) -> int | None:
         """Return the permits used of a lease; None when it has ended."""
         found = self._leases.get(lease)
         return None if found is None else found.used
@@ -236,7 +236,7 @@ class LeasingLimiter:
     async def _report(self) -> None:
         while self._unreported:
             bucket, lease = self._unreported.pop()
-            used = self._stocks[bucket].used(lease)
+            used = self._stocks[bucket].count_used(lease)
             # An ended lease was given back with its final count.
             if used is not None:
                 await self._send(BucketUpdate(bucket, Used(lease=lease, used=used)))

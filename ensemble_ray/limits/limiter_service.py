@@ -10,6 +10,7 @@ the time on its own loop, and the next one takes over when it leaves. A caller w
 from __future__ import annotations
 
 import asyncio
+import heapq
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
@@ -33,6 +34,7 @@ from ensemble_ray.limits.steps import (
     WakeAt,
 )
 from ensemble_ray.limits.waiting import MonotonicClock, Wakeup
+from ensemble_ray.values.descriptions import MOST_BUCKETS, MOST_HOLDERS, BucketDescription
 from ensemble_ray.values.rate_limit import RateLimit
 
 if TYPE_CHECKING:
@@ -136,6 +138,25 @@ class LimiterService:
             case _:
                 assert_never(message)
         return None
+
+    def describe(self, most: int = MOST_BUCKETS) -> tuple[list[BucketDescription], int]:
+        """Return how the buckets stand, those with the longest queues first, and how many are left out."""
+        with self._lock:
+            now = self._clock.now()
+            chosen = heapq.nlargest(most, self._buckets.items(), key=lambda each: len(each[1].waiters))
+            described = [
+                BucketDescription(
+                    name=name,
+                    requests=bucket.limit.requests,
+                    period_s=bucket.limit.period.total_seconds(),
+                    tokens=bucket.machine.tokens_at(now),
+                    waiting=len(bucket.waiters),
+                    leased=sum(bucket.machine.leases.values()),
+                    holders=bucket.machine.holders[:MOST_HOLDERS],
+                )
+                for name, bucket in chosen
+            ]
+            return described, len(self._buckets) - len(described)
 
     # Waiting.
 

@@ -7,10 +7,26 @@ from __future__ import annotations
 
 from urllib.parse import unquote, unquote_plus, urlsplit
 
-__all__ = ["flaw_of", "secrets_of", "shown_url"]
+__all__ = ["flaw_of", "provider_of", "secrets_of", "shown_url"]
 
 #: Stands for a query or a fragment.
 _MORE = "?..."
+#: What OpenTelemetry calls who answers at a host, or below one.
+_PROVIDERS = {
+    "api.openai.com": "openai",
+    "openai.azure.com": "azure.ai.openai",
+    "services.ai.azure.com": "azure.ai.inference",
+    "api.anthropic.com": "anthropic",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+    "aiplatform.googleapis.com": "gcp.vertex_ai",
+    "amazonaws.com": "aws.bedrock",
+    "api.mistral.ai": "mistral_ai",
+    "api.groq.com": "groq",
+    "api.deepseek.com": "deepseek",
+    "api.perplexity.ai": "perplexity",
+    "api.x.ai": "x_ai",
+    "api.cohere.ai": "cohere",
+}
 
 
 def shown_url(url: str) -> str:
@@ -40,6 +56,21 @@ def flaw_of(url: str) -> str:
     except ValueError:
         return "is no URL: its host or its port cannot be read. Signs such as / ? # @ in a password are written %2F %3F %23 %40"
     return "" if parts.hostname else "is no URL: it names no host"
+
+
+def provider_of(url: str) -> str:
+    """Return who answers at a URL: OpenTelemetry's name where it has one, else the host's; empty where there is no host.
+
+    Examples:
+        >>> provider_of("https://team.openai.azure.com/openai/v1"), provider_of("http://10.0.0.7:8000/v1")
+        ('azure.ai.openai', '10.0.0.7')
+    """
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+    known = (name for end, name in _PROVIDERS.items() if host == end or host.endswith(f".{end}"))
+    return next(known, host)
 
 
 def secrets_of(url: str) -> set[str]:

@@ -74,6 +74,16 @@ class LocalChatModel:
         self._prefix = encode_prefix("local", self._request_options, "LocalChatModel")
 
     @property
+    def model_name(self) -> str:
+        """The model's name: that of its file."""
+        return "local" if self._path is None else Path(self._path).stem
+
+    @property
+    def provider_name(self) -> str:
+        """Who answers (S-INT-32): this machine."""
+        return "local"
+
+    @property
     def path(self) -> Path:
         """The model file.
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
+from ensemble_ray.llm.endpoint_urls import flaw_of, provider_of, shown_url
 from ensemble_ray.llm.protocol.answer_limits import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
 from ensemble_ray.llm.protocol.endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from ensemble_ray.llm.protocol.errors import Origin
@@ -122,6 +122,14 @@ class OpenAIChatModel:
     def model(self) -> str:
         """The model's name at the endpoint."""
         return self._model
+
+    @property
+    def provider_name(self) -> str:
+        """Who answers, in the words of OpenTelemetry where they have one; else the host's name (S-INT-32)."""
+        try:
+            return provider_of(self.base_url)
+        except ValidationError:  # what the call itself will tell
+            return ""
 
     @property
     def base_url(self) -> str:

@@ -19,6 +19,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel
 from ensemble_ray.ports.services import services
+from ensemble_ray.process.context import waiting_for_permit
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
@@ -112,6 +113,18 @@ class RateLimitedChatModel:
         return self._bucket
 
     @property
+    def model_name(self) -> str:
+        """The name of the model behind it; empty: it has none."""
+        found: object = getattr(self._delegate, "model_name", None) or getattr(self._delegate, "model", "")
+        return found if isinstance(found, str) else ""
+
+    @property
+    def provider_name(self) -> str:
+        """Who answers; empty: the model behind it does not say."""
+        found: object = getattr(self._delegate, "provider_name", "")
+        return found if isinstance(found, str) else ""
+
+    @property
     def endpoint_id(self) -> str:
         """That of the model behind it; empty where it has none."""
         return str(getattr(self._delegate, "endpoint_id", ""))
@@ -141,7 +154,8 @@ class RateLimitedChatModel:
     async def _permit(self) -> None:
         here = services()
         limiter: Limiter = process_limiter() if here is None else here.limiter
-        await limiter.acquire(self._bucket, self._rate_limit, timeout_s=self._wait_timeout.total_seconds())
+        with waiting_for_permit():
+            await limiter.acquire(self._bucket, self._rate_limit, timeout_s=self._wait_timeout.total_seconds())
 
     def __eq__(self, other: object) -> bool:
         return self._bucket == other._bucket if isinstance(other, RateLimitedChatModel) else NotImplemented

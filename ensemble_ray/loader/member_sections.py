@@ -17,8 +17,9 @@ from ensemble_ray.loader.kinds import Number, Text, mapping
 from ensemble_ray.loader.memory import ScopeNames
 from ensemble_ray.loader.reading import refuse
 from ensemble_ray.loader.reflection import ReflectionName
+from ensemble_ray.loader.secret_values import Headers
 from ensemble_ray.loader.section import Section, key
-from ensemble_ray.loader.user_code import GuardrailNames, HandlerName, OutputTypeName
+from ensemble_ray.loader.user_code import GuardrailNames, HandlerName, OutputTypeName, RunnerName
 from ensemble_ray.loader.value_sections import keys_of
 
 __all__ = [
@@ -51,12 +52,25 @@ def _each(section: type[Section]) -> str:
     return f"each {section.called.partition(' ')[0]}"
 
 
+class _RemoteKeys(Section):
+    """An agent of another system, asked by the A2A protocol."""
+
+    called = "the section 'a2a'"
+    url: Text = key("Where its card is found: the part before /.well-known/agent-card.json.", is_required=True)
+    headers: Headers = key("Headers: text, or {env: NAME} for what must not stand in a file.")
+    hosts: list[Text] = key("Hosts that its card may name besides the one of the URL.")
+    timeout: Number = key("Seconds that a task may take.")
+    connect_timeout: Number = key("Seconds until a connection must stand.")
+
+
 @keys_of(Agent)
 class AgentKeys(Member):
     """An agent."""
 
     called = "agent '{name}'"
     role: Text = key("Who it is; shown in prompts, events and traces. Default: its name.")
+    runner: RunnerName = key("Does its tasks in place of a model, as module:attribute: an object or class with 'run'.")
+    a2a: _RemoteKeys = key("Does its tasks in place of a model: an agent of another system, asked by the A2A protocol.")
     resources: Annotated[dict[str, Number], mapping("must be a mapping of names to numbers")] = key()
     labels: Annotated[dict[str, Text], mapping("must be a mapping of names to texts")] = key()
 

@@ -222,7 +222,7 @@ def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:
     agents: dict[str, Agent] = {}
 
     def agent_replace_models(agent: Agent) -> Agent:
-        return agents.setdefault(agent.object_id, agent.rewritten(llm=model))
+        return agents.setdefault(agent.object_id, agent if agent.runner is not None else agent.rewritten(llm=model))
 
     tasks: dict[str, Task] = {}
     for task in TaskDependencyGraph(ensemble.all_tasks).in_dependency_order():

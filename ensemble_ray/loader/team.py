@@ -40,6 +40,8 @@ __all__ = ["load_team_file"]
 V = TypeVar("V", bound=Value)
 S = TypeVar("S", bound=Section)
 _MAP_REDUCE = "map_reduce"
+#: Key of an agent that is asked by A2A.
+_REMOTE = "a2a"
 #: Sections of a map-reduce that stand for factories.
 _SIDES = ("map", "reduce", "direct")
 #: Sections that say what a team does; a map-reduce takes the place of all of them.
@@ -134,7 +136,7 @@ class _Team:
             values["llm"] = self._reading.llm
         for member in (*members.agents, *members.work):
             member.values = _values_at(section, member.path)
-        agents = [self._make(Agent, _agent_values(each), each.path) for each in members.agents]
+        agents = [self._make_agent(each) for each in members.agents]
         made = self._make_work(dict(zip((each.name for each in members.agents), agents, strict=True)))
         if self._problems:
             return None
@@ -189,7 +191,8 @@ class _Team:
     def _look_up(self) -> None:
         has_llm = self._reading.llm is not None or _gives(self._root, "llm")
         for agent in self._members.agents:
-            if not has_llm and not self._is_refused(agent) and not _gives(agent.node, "llm"):
+            has_own = any(_gives(agent.node, name) for name in ("llm", "runner", _REMOTE))
+            if not has_llm and not self._is_refused(agent) and not has_own:
                 text = "it has no llm: give it one, or one to the whole team (key 'llm' at the top), or use --llm"
                 place = locate(self._root, agent.path)
                 self._problems.add(place.key_spot, place.path, text)
@@ -240,6 +243,16 @@ class _Team:
                     Task, {"expected_output": _EXPECTED_OUTPUT, **values, "context": context}, member.path
                 )
 
+    def _make_agent(self, agent: Member) -> Agent | None:
+        given = {name: value for name, value in agent.values.items() if name != "name"}
+        values: dict[str, Any] = {"role": agent.name, **given}
+        remote = values.pop(_REMOTE, None)
+        if remote is None:
+            return self._make(Agent, values, agent.path)
+        from ensemble_ray.definition.remote_agent import RemoteAgent  # a team without one does not pay for it
+
+        return self._make(RemoteAgent, {**values, **remote.values()}, (*agent.path, _REMOTE), agent.path)
+
     def _make(self, kind: type[V], values: Mapping[str, object], *paths: Loc) -> V | None:
         """Make an object of what stands at these paths; None: the class refused it, which is noted."""
         try:
@@ -270,7 +283,3 @@ def _values_at(section: Section, path: Sequence[str | int]) -> dict[str, Any]:
     for step in path:
         found = getattr(found, str(step)) if isinstance(found, Section) else found[step]
     return cast("Section", found).values()
-
-
-def _agent_values(agent: Member) -> dict[str, Any]:
-    return {"role": agent.name, **{name: value for name, value in agent.values.items() if name != "name"}}

@@ -30,30 +30,11 @@ from ensemble_ray.loader.problems import list_known_names, suggestion
 from ensemble_ray.loader.provenance import Expected
 from ensemble_ray.loader.reading import Reading, context_of, refuse
 from ensemble_ray.loader.references import is_reference
+from ensemble_ray.loader.secret_values import Headers, Variables
 from ensemble_ray.loader.section import Section, is_null, key
 from ensemble_ray.values.reviews import OnTimeoutAction
 
 __all__ = ["Tool"]
-
-
-class _HeaderKey(Section):
-    called = "a header"
-    env: Text = key("Environment variable that holds the value.", is_required=True)
-
-
-class _VariableKey(_HeaderKey):
-    called = "a variable"
-
-
-def _secret(section: type[_HeaderKey]) -> PlainValidator:
-    """Read a text, or `{env: NAME}` for what must not stand in a file."""
-
-    def read(node: object, info: ValidationInfo) -> str:
-        if not isinstance(node, Entries):
-            return require_text(node)
-        return context_of(info).read_key(section.model_validate(node, context=info.context).env)
-
-    return PlainValidator(read, json_schema_input_type=str | section)
 
 
 def _read_inherit(node: object) -> bool | list[str]:
@@ -141,9 +122,7 @@ class _Http(_Outside):
     class_name = "HttpAgentTool"
     url: Text = key("The address.", is_required=True)
     method: Text = key("POST unless told.")
-    headers: Annotated[
-        dict[str, Annotated[str, _secret(_HeaderKey)]], mapping("must be a mapping of header names to values")
-    ] = key("Headers: text, or {env: NAME} for what must not stand in a file.")
+    headers: Headers = key("Headers: text, or {env: NAME} for what must not stand in a file.")
     timeout: Number = key("Seconds.")
     max_response_bytes: Whole = key("Larger answers are refused.")
     require_approval: Flag = key(_APPROVAL)
@@ -156,9 +135,9 @@ class _Process(_Outside):
     command: list[Text] = key("The program and its arguments; no shell.", is_required=True)
     timeout: Number = key("Seconds.")
     max_output_bytes: Whole = key("That much of each stream is kept.")
-    environment: Annotated[
-        dict[str, Annotated[str, _secret(_VariableKey)]], mapping("must be a mapping of variable names to values")
-    ] = key("Variables that the program gets: text, or {env: NAME} for what must not stand in a file.")
+    environment: Variables = key(
+        "Variables that the program gets: text, or {env: NAME} for what must not stand in a file."
+    )
     inherit: _Inherit = key("Names of further variables that it gets of this process; true: all, keys of models too.")
     require_approval: Flag = key(_APPROVAL)
 
@@ -184,20 +163,31 @@ class _Mcp(_ToolKeys):
 
     class_name = "MCP"
     server: Text = key("stdio:COMMAND ARGUMENTS, or the URL of a server.", is_required=True)
-    headers: Annotated[
-        dict[str, Annotated[str, _secret(_HeaderKey)]], mapping("must be a mapping of header names to values")
-    ] = key("Headers for a URL: text, or {env: NAME} for what must not stand in a file.")
-    env: Annotated[
-        dict[str, Annotated[str, _secret(_VariableKey)]], mapping("must be a mapping of variable names to values")
-    ] = key("Variables that the program gets: text, or {env: NAME} for what must not stand in a file.")
+    headers: Headers = key("Headers for a URL: text, or {env: NAME} for what must not stand in a file.")
+    env: Variables = key("Variables that the program gets: text, or {env: NAME} for what must not stand in a file.")
     cwd: PathText = key("Where the program runs; relative to this file's directory.")
     tools: list[Text] = key("Names of the tools that are offered; all unless told.")
     prefix: Text = key("Put before each name.")
     effect: _Effect = key("What calls do: none, idempotent or once; or a mapping by name. Else the server's hints.")
     resources: Flag = key("Whether two tools list and read the server's resources.")
     prompts: Flag = key("Whether each prompt of the server is a tool.")
+    sampling: Flag = key("Whether the server may ask the agent's model.")
     timeout: Number = key("Seconds that a call may take.")
     connect_timeout: Number = key("Seconds until the server must have answered first.")
+
+
+class _A2a(_ToolKeys):
+    """An agent of another system, asked by the A2A protocol."""
+
+    class_name = "A2ATool"
+    url: Text = key("Where its card is found: the part before /.well-known/agent-card.json.", is_required=True)
+    name: Text = key("What the model calls it by; default ask_ and the last part of the URL.")
+    description: Text = key("What the model is told of it.")
+    headers: Headers = key("Headers: text, or {env: NAME} for what must not stand in a file.")
+    hosts: list[Text] = key("Hosts that its card may name besides the one of the URL.")
+    effect: Text = key("What asking it does: none, idempotent or once.")
+    timeout: Number = key("Seconds that a question may take.")
+    connect_timeout: Number = key("Seconds until a connection must stand.")
 
 
 def _describe_entry(schema: dict[str, Any]) -> None:
@@ -224,6 +214,7 @@ class _Entry(BaseModel):
     http: _Http = key(_Http.__doc__)
     process: _Process = key(_Process.__doc__)
     mcp: _Mcp = key(_Mcp.__doc__)
+    a2a: _A2a = key(_A2a.__doc__)
 
 
 _BUILT_IN = tuple(_Entry.model_fields)

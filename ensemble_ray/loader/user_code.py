@@ -5,7 +5,7 @@ Each says what will do there, and what an installed package may bring (S-SEC-71,
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, PlainValidator, TypeAdapter, ValidationInfo
 
@@ -15,6 +15,7 @@ from ensemble_ray.loader.document import Items
 from ensemble_ray.loader.kinds import ReferenceText, has_method, reference, text_in
 from ensemble_ray.plan.synthesis import AgentSynthesizer
 from ensemble_ray.ports.dashboard import Dashboard
+from ensemble_ray.values.messages import Effect
 
 __all__ = [
     "CallableName",
@@ -25,6 +26,7 @@ __all__ = [
     "ListenerName",
     "MetricsName",
     "OutputTypeName",
+    "RunnerName",
     "StrategyName",
     "SynthesizerName",
     "object_with",
@@ -39,6 +41,11 @@ def _is_intended_as_handler(found: object) -> bool:
 
 def _is_intended_as_strategy(found: object) -> bool:
     return has_method("build_system_prompt")(found) and has_method("build_user_prompt")(found)
+
+
+def _is_intended_as_runner(found: object) -> bool:
+    # Many classes of others have a `run`; one that says its effect is made to be a runner.
+    return has_method("run")(found) and getattr(found, "effect", None) in get_args(Effect)
 
 
 def _is_data_type(found: object) -> bool:
@@ -134,4 +141,7 @@ StrategyName = Annotated[
         accepts=lambda found: isinstance(found, ManagerPromptStrategy),
         is_intended=_is_intended_as_strategy,
     ),
+]
+RunnerName = Annotated[
+    object, reference("an object with 'run'", makes=True, accepts=has_method("run"), is_intended=_is_intended_as_runner)
 ]

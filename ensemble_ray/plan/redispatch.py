@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ensemble_ray.values.epochs import REDISPATCH_STEP
 
@@ -90,9 +91,9 @@ class DispatchTable:
         """Return how many orders a process is at work on."""
         return len(self._busy.get(process, ()))
 
-    def orders_of(self, process: str) -> list[str]:
-        """Return the orders that a process is at work on."""
-        return list(self._busy.get(process, ()))
+    def orders_of(self, process: str, *, most: int | None = None) -> list[str]:
+        """Return the orders that a process is at work on; where `most` is given, so many of them."""
+        return list(islice(self._busy.get(process, ()), most))
 
     def stop(self, instances: Iterable[str]) -> dict[str, list[str]]:
         """Note that these orders are to end; return those that are at work, by process."""

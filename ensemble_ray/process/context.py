@@ -1,4 +1,4 @@
-"""What travels with a piece of work inside a process: log fields, and the effect that is performed.
+"""What travels with a piece of work inside a process: log fields, the effect that is performed, its span, and what it waited for.
 
 Layer: above errors and ids (ports are named in annotations only). Context variables do not cross processes; the actor
 or the inline runtime sets them when work arrives, from the message's envelope (S-CONV-35).
@@ -7,18 +7,23 @@ or the inline runtime sets them when work arrives, from the message's envelope (
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from typing import Generic, TypeVar
 
 __all__ = [
     "LogContextFilter",
+    "PermitWait",
     "ScopedVariable",
     "current_effect_key",
     "current_log_context",
+    "current_traceparent",
     "log_context",
     "use_effect_key",
+    "use_permit_wait",
+    "use_traceparent",
+    "waiting_for_permit",
 ]
 
 T = TypeVar("T")
@@ -87,3 +92,55 @@ def current_effect_key() -> str:
 def use_effect_key(key: str) -> AbstractContextManager[None]:
     """Perform an effect of that id in the block."""
     return ScopedVariable(_effect_key, key)
+
+
+_traceparent: ContextVar[str] = ContextVar("ensemble_ray_traceparent")
+
+
+def current_traceparent() -> str:
+    """Return the `traceparent` of the span that work here is part of; empty where nothing is traced (S-INT-37)."""
+    return _traceparent.get("")
+
+
+def use_traceparent(traceparent: str) -> AbstractContextManager[None]:
+    """Do the work of the block as part of that span."""
+    return ScopedVariable(_traceparent, traceparent)
+
+
+class PermitWait:
+    """How long a piece of work waited for permits of rate limits."""
+
+    __slots__ = ("_now", "_waited_s")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """Begin with nothing; `now` is the clock of the work."""
+        self._now = now
+        self._waited_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Whole milliseconds, in seconds: a permit that is there costs less than one."""
+        return int(self._waited_s * 1000) / 1000
+
+    @contextmanager
+    def measure(self) -> Generator[None]:
+        """Count the time of the block."""
+        began = self._now()
+        try:
+            yield
+        finally:
+            self._waited_s += max(0.0, self._now() - began)
+
+
+_permit_wait: ContextVar[PermitWait | None] = ContextVar("ensemble_ray_permit_wait", default=None)
+
+
+def use_permit_wait(wait: PermitWait) -> AbstractContextManager[None]:
+    """Count there what the block waits for permits."""
+    return ScopedVariable(_permit_wait, wait)
+
+
+def waiting_for_permit() -> AbstractContextManager[None]:
+    """Count the block as waiting for a permit, where somebody asks for that."""
+    wait = _permit_wait.get()
+    return nullcontext() if wait is None else wait.measure()

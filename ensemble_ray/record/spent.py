@@ -6,7 +6,7 @@ that another run paid for; a request without a recorded answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,18 +14,20 @@ from ensemble_ray.execute.spending import answer_tokens
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reflection import ReflectionMade
+from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.values.amounts import NOTHING, Amount, price
 from ensemble_ray.values.ids import new_object_id
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunContext
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.values.messages import ToolCall
     from ensemble_ray.values.metrics import CostConfiguration
 
 __all__ = ["PAID", "SpentTally", "spent_of", "with_account"]
 
-#: What is paid for: answers of models, what memory embeds, and reflections.
-PAID = (ModelAnswered, MemoryRecalled, MemoryStored, ReflectionMade)
+#: What is paid for: answers of models, to tasks and to servers of their tools, what memory embeds, and reflections.
+PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionMade)
 
 
 def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
@@ -55,13 +57,15 @@ class SpentTally:
                 self.total += price(self._costs, fact.data.embedding_tokens, 0)
             if isinstance(fact.data, ReflectionMade):
                 self.total += price(self._costs, fact.data.input_tokens, fact.data.output_tokens)
+            if isinstance(fact.data, SamplingAnswered):
+                self.total += price(self._costs, *_tokens(fact.data, ()))
             if not isinstance(fact.data, ModelAnswered) or fact.data.is_copied:
                 continue
             if is_making_agent(fact):
                 if (fact.name, fact.at) in self._seen:
                     continue
                 self._seen.add((fact.name, fact.at))
-            self.total += price(self._costs, *_tokens(fact.data))
+            self.total += price(self._costs, *_tokens(fact.data, fact.data.tool_calls))
 
 
 def with_account(context: RunContext, spent: Amount) -> RunContext:
@@ -77,10 +81,10 @@ def with_account(context: RunContext, spent: Amount) -> RunContext:
     return replace(context, budget=replace(context.budget, spent=spent, account=account))
 
 
-def _tokens(answer: ModelAnswered) -> tuple[int, int]:
+def _tokens(answer: ModelAnswered | SamplingAnswered, calls: Sequence[ToolCall]) -> tuple[int, int]:
     """Return input and output tokens; of what neither the provider nor a budget counted, what the answer's text says."""
     counted = (_count(answer.input_tokens), _count(answer.output_tokens))
-    estimated = answer.estimated_tokens or (0, answer_tokens(answer.text, answer.tool_calls))
+    estimated = answer.estimated_tokens or (0, answer_tokens(answer.text, calls))
     return (
         counted[0] if counted[0] >= 0 else max(0, estimated[0]),
         counted[1] if counted[1] >= 0 else max(0, estimated[-1]),

@@ -35,6 +35,7 @@ from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reflection import ReflectionMade, ReflectionRecalled, ReflectionStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import StimulusRecorded
+from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
 from ensemble_ray.record.review_fold import GateFold
 from ensemble_ray.values.ids import delegating_call, node_key
@@ -48,8 +49,8 @@ _V = TypeVar("_V", bound=Value)
 __all__ = ["NO_RESULT", "TaskFold"]
 
 _OUTCOMES = get_args(CallOutcome)
-#: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`; a task's key may hold anything.
-_EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+)|(?P<handler>handler))", re.DOTALL)
+#: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`, `search#0/1/runner`; a task's key may hold anything.
+_EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+)|(?P<whole>handler|runner))", re.DOTALL)
 #: What a tool call shows that was begun and never came back.
 NO_RESULT = "No result was recorded: the run ended during this call"
 
@@ -76,7 +77,7 @@ class TaskFold:
     output: Mapping[str, object] | TaskOutput | None = None
     failure: Fact[FailureRecorded] | None = None
     _turns: dict[int, _Turn] = field(default_factory=dict[int, _Turn])
-    #: newest result of its handler, which is no turn of a model, and whether there are facts of it
+    #: newest result of its handler or runner, which is no turn of a model, and whether there are facts of it
     _handler: ToolReturned | None = None
     _has_handler: bool = False
     #: whether it asked for the end of the run, and whether it was stopped and did nothing since
@@ -89,6 +90,8 @@ class TaskFold:
     _workers: dict[str, TaskFold] = field(default_factory=dict[str, "TaskFold"])
     _first_at: float | None = None
     _embedding_tokens: int = 0
+    #: newest answers to servers of its tools, by name
+    _sampled: dict[str, SamplingAnswered] = field(default_factory=dict[str, SamplingAnswered])
     _last_at: float = 0.0
 
     @property
@@ -130,16 +133,24 @@ class TaskFold:
                 pass
 
     def _apply_effect(self, fact: Fact) -> None:
+        if isinstance(fact.data, SamplingAnswered):  # within a call
+            self._sampled[fact.name] = fact.data
+            return
         named = _EFFECT_NAME.fullmatch(fact.name)
         if named is None:
             msg = f"The record is damaged: '{fact.name}' is no name of an effect"
             raise RecordError(msg)
-        if named["handler"]:
+        if named["whole"]:
             self._has_handler = True
-            self._handler = fact.data if isinstance(fact.data, ToolReturned) else self._handler
+            if isinstance(fact.data, ToolReturned):
+                self._handler = fact.data
+            elif isinstance(fact.data, ToolIntended):  # a runner may be asked again after it answered
+                self._handler = None
             return
-        turn = self._turns.setdefault(int(named["turn"]), _Turn())
-        call = int(named["call"] or 0)
+        self._apply_to_turn(self._turns.setdefault(int(named["turn"]), _Turn()), int(named["call"] or 0), fact)
+
+    @staticmethod
+    def _apply_to_turn(turn: _Turn, call: int, fact: Fact) -> None:
         match fact.data:
             case ModelAnswered() as answer:
                 turn.model, turn.at = answer, fact.at
@@ -163,6 +174,11 @@ class TaskFold:
         """Whether the task did anything that the record tells of."""
         did = self._turns or self._has_handler or self._workers or self._gates
         return self.output is not None or self.failure is not None or bool(did)
+
+    @property
+    def is_handler(self) -> bool:
+        """Whether a function did it, and no agent."""
+        return self._has_handler
 
     @property
     def is_unfinished(self) -> bool:
@@ -333,11 +349,12 @@ class TaskFold:
             reviews=[entry for gate in self._gates.values() if (entry := gate.entry) is not None],
             instance=self.instance,
             embedding_tokens=self._embedding_tokens,
+            sampled=list(self._sampled.items()),
         )
 
     @property
     def _is_handler_unknown(self) -> bool:
-        """Whether its handler was called, and nobody knows what came of it (S-DUR-26)."""
+        """Whether its handler or runner was called, and nobody knows what came of it (S-DUR-26)."""
         if self._handler is None:
             return self._has_handler and not self._has_exited  # which it did by asking for the end of the run
         return self._handler.is_unknown

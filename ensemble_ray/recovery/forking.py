@@ -29,7 +29,7 @@ from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
-from ensemble_ray.record.resume.run_budget import recorded_options
+from ensemble_ray.record.resume.run_budget import options_of_fork, recorded_options
 from ensemble_ray.record.resume.run_head import located, origin_in, read_head
 from ensemble_ray.record.resume.unit_fork import plan_unit_fork
 from ensemble_ray.record.stores import RunStore, RunSummary
@@ -68,6 +68,7 @@ def fork(
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
+    tags: Mapping[str, str] | None = None,
 ) -> EnsembleOutput:
     """Begin a new run that uses what is recorded before a task, and wait for its output.
 
@@ -85,6 +86,7 @@ def fork(
         runtime: Where it runs; default: where the other one ran.
         new_run_id: Id of the new run; default a fresh UUID.
         allow_changes: Use recorded outputs also of tasks that are defined otherwise now.
+        tags: Of the new run; those of the other one are not taken over.
 
     Raises:
         ValidationError: there is no such run or task, or what would be used is defined otherwise now.
@@ -100,6 +102,7 @@ def fork(
         runtime=runtime,
         new_run_id=new_run_id,
         allow_changes=allow_changes,
+        tags=tags,
     )
     return join(run_blocking(asked))
 
@@ -113,6 +116,7 @@ async def afork(
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
+    tags: Mapping[str, str] | None = None,
 ) -> EnsembleOutput:
     """`fork` for async code, with the same contract; cancelling it ends the new run first."""
     asked = begin_fork(
@@ -123,6 +127,7 @@ async def afork(
         runtime=runtime,
         new_run_id=new_run_id,
         allow_changes=allow_changes,
+        tags=tags,
     )
     return await joined(await bridge(asked))
 
@@ -160,12 +165,13 @@ async def begin_fork(
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
+    tags: Mapping[str, str] | None = None,
     is_watched: bool = False,
 ) -> Run | MapReduceRun:
     """Begin a fork and give its handle; see `fork`. On the library's loop."""
     offer = await offer_fork(run_id, from_task, ensemble, inputs=inputs, runtime=runtime)
     return await accept_fork(
-        offer, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes, is_watched=is_watched
+        offer, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes, tags=tags, is_watched=is_watched
     )
 
 
@@ -252,16 +258,18 @@ async def accept_fork(
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
+    tags: Mapping[str, str] | None = None,
     listeners: Sequence[object] = (),
     is_watched: bool = False,
 ) -> Run | MapReduceRun:
     """Begin the run that was offered and give its handle; `listeners` hear of it too. On the library's loop.
 
     Raises:
-        ValidationError: what would be used is defined otherwise now, or the new run would have no record.
+        ValidationError: what would be used is defined otherwise now, the new run would have no record, or its tags are too many or too long.
         RunExistsError: there is a run of the new id.
         RecordError: the store cannot be written.
     """
+    options = options_of_fork(offer.header, tags)
     if offer.differences and not allow_changes:
         more = f" and {len(offer.differences) - _NAMED} more" if len(offer.differences) > _NAMED else ""
         raise ValidationError(
@@ -279,7 +287,7 @@ async def accept_fork(
         "Run %s: a fork of %s from task '%s'; used: %d tasks, done again: %s",
         chosen, offer.run_id, offer.from_task, len(offer.plan.reused), ", ".join(offer.plan.again),
     )  # fmt: skip
-    await _write(offer, chosen)
+    await _write(offer, chosen, options)
     definition = offer.ensemble
     for listener in listeners:
         definition = definition.with_additional_listener(listener)
@@ -287,14 +295,14 @@ async def accept_fork(
     return await begin_again(chosen, definition, runtime=runtime, allow_changes=True, is_watched=is_watched)
 
 
-async def _write(offer: ForkOffer, run_id: str) -> None:
+async def _write(offer: ForkOffer, run_id: str, options: Mapping[str, object] | None) -> None:
     """Write the beginning of the new run's record, as of a run that was interrupted there."""
     source, now = offer.ensemble.source, time.time()
     recorded = offer.header
     header = replace(
         run_data(offer.planned, _as_run(offer.ensemble, offer.header)),
         ensemble_id=run_id,
-        options=recorded.options,
+        options=options,
         budget=recorded.budget,
         origin=source.place or recorded.origin,
         overrides=dict(source.overrides) if source.place else recorded.overrides,

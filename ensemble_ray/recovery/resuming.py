@@ -166,6 +166,8 @@ async def begin_again(
             submission=SubmissionReason.of_resume(takes_over=take_over),
             allows_changes=allow_changes,
             spent=spent,
+            beginning=head.beginnings + 1,
+            ended_at=head.ended_at,
         ),
     )
 

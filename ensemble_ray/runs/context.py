@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.runs.launching import RunScope
     from ensemble_ray.values.trace import CaptureMode
+    from ensemble_ray.values.tracing import RunTracing
 
 __all__ = ["request_of", "run_context_of"]
 
@@ -38,6 +39,7 @@ def run_context_of(
     interest: frozenset[str],
     capture_mode: CaptureMode,
     log_fields: Mapping[str, str],
+    tracing: RunTracing | None = None,
 ) -> RunContext:
     """Return the context of a run.
 
@@ -48,6 +50,7 @@ def run_context_of(
         interest: Listener methods that anybody wants.
         capture_mode: What its trace keeps.
         log_fields: The caller's, carried into every process.
+        tracing: What its spans have in common; None: nobody traces it.
     """
     plan, limit = planned.plan, definition.delegation_timeout
     return RunContext(
@@ -83,6 +86,7 @@ def run_context_of(
         is_detached=definition.is_detached,
         has_reflections=definition.reflection_store is not None or reflects(planned),
         models=RunModels(definition.models),
+        tracing=tracing,
     )
 
 
@@ -110,6 +114,7 @@ def request_of(
         interest=scope.events.interest,
         capture_mode=capture_mode,
         log_fields=scope.log_fields,
+        tracing=scope.tracing,
     )
     store = definition.find_reflection_store(task.reflection_config for task in planned.tasks.values())
     return RunRequest(

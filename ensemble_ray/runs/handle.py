@@ -31,6 +31,7 @@ from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
 from ensemble_ray.runs.run_events import RunEvents
 from ensemble_ray.runs.showing import exit_reason_of, show_run
+from ensemble_ray.runs.tracing import TracedRun
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.directives import ModelSwitch, check_directive
 from ensemble_ray.values.ids import new_run_id
@@ -98,17 +99,20 @@ class Run:
         self._interrupt: _Interrupted | None = None
         is_recorded = definition.durability is not Durability.OFF
         fields = {**current_log_context(), "ensemble.id": self.id}
+        events = RunEvents(definition, fields=fields, is_read=is_watched, on_interrupt=self._on_interrupt)
+        self._traced = TracedRun(self.id, events, origin=self._origin.place, resumption=resumption)
         self._scope = RunScope(
             run_id=self.id,
             runtime=runtime,
             store_address=runtime.store_address if is_recorded else None,
-            events=RunEvents(definition, fields=fields, is_read=is_watched, on_interrupt=self._on_interrupt),
+            events=events,
             log_fields=fields,
             origin=self._origin.place,
             is_named=run_id is not None,
             resumption=resumption,
             cancelled=asyncio.Event(),
             begun=asyncio.Event(),
+            tracing=self._traced.context,
         )
         self._future: concurrent.futures.Future[EnsembleOutput | _Interrupted] = submit(self._execute())
 
@@ -272,9 +276,11 @@ class Run:
                 raise
             except Exception as error:
                 self._state = RunState.FAILED
+                self._traced.fail(error)
                 _log.info("Run failed (%s)", type(error).__name__)
                 raise
             finally:
+                self._traced.end(self._state)
                 await self._scope.events.close(self.id, exit_reason_of(self._state))
                 if (address := self._scope.store_address) is not None:
                     now = asyncio.get_running_loop().time()
@@ -291,6 +297,7 @@ class Run:
             self._announce(prepared, header)
             if (recorded := await self._recorded_output(header, self._describe(prepared, mode))) is not None:
                 self._state, self._is_replayed = RunState.COMPLETED, True
+                self._traced.answer()
                 return recorded
             conclusion = await self._launcher.launch(self._scope, header, mode)
             if isinstance(conclusion, ExitReason):
@@ -337,6 +344,7 @@ class Run:
             overrides=dict(self._origin.overrides),
             runtime=self._scope.runtime.name,
             capture_mode=mode.value,
+            traceparent=self._traced.traceparent,
         )
 
     def _announce(self, prepared: Prepared, header: PlanRecorded) -> None:
@@ -348,6 +356,7 @@ class Run:
         resumption = self._scope.resumption
         if resumption is not None and not resumption.allows_changes:
             check_same(self.id, resumption.header, header, doing="resume")
+        self._traced.begin(prepared.workflow)
         _log.info("Run started: workflow %s, %s", prepared.workflow, prepared.size)
         _log.debug("Inputs: %s", dict(prepared.inputs))
         self._scope.events.emit(

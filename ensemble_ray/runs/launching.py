@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ensemble_ray.values.directives import RunDirective
     from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
     from ensemble_ray.values.trace import CaptureMode
+    from ensemble_ray.values.tracing import RunTracing
 
 __all__ = ["Conclusion", "Launcher", "Prepared", "Resumption", "RunScope"]
 
@@ -48,6 +49,10 @@ class Resumption:
     allows_changes: bool = False
     #: what its recorded answers cost, where it has a budget
     spent: Amount = NOTHING
+    #: how often it was resumed, this time included
+    beginning: int = 1
+    #: when it ended, where it did before this; Unix time, s
+    ended_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ class RunScope:
     cancelled: asyncio.Event
     #: set when its work was handed to the runtime
     begun: asyncio.Event
+    #: what its spans have in common; None: nobody traces it
+    tracing: RunTracing | None = None
 
     @property
     def store(self) -> RunStore:

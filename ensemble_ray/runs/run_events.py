@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.events.delivery import Delivery, listeners_of
 from ensemble_ray.events.log import EventLog, EventStream
+from ensemble_ray.telemetry.switch import tracers_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ensemble_ray.definition.run_rules import Watched
     from ensemble_ray.events import Event
@@ -36,7 +37,8 @@ class RunEvents:
             is_read: Whether a stream may be asked for.
             on_interrupt: Called on the thread of a listener that was interrupted (S-SET-27).
         """
-        self._listeners = listeners_of(definition)
+        declared = listeners_of(definition)
+        self._listeners = (*declared, *tracers_here(declared))
         self._log = EventLog(is_open=is_read)
         self._delivery = Delivery(self._listeners, fields=fields, on_interrupt=on_interrupt)
         #: the listener methods that anybody wants; it does not change
@@ -47,6 +49,11 @@ class RunEvents:
         """The id that a listener gave to what it traces."""
         trace_ids = (getattr(listener, "trace_id", None) for listener in self._listeners)
         return next((str(found) for found in trace_ids if found is not None), None)
+
+    @property
+    def listeners(self) -> Sequence[object]:
+        """All of them, that of the environment included."""
+        return self._listeners
 
     def wants(self, kind: type[Event]) -> bool:
         """Return whether a listener or a reader wants events of that type."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from ensemble_ray.studio.response_headers import ResponseHeaders
-from ensemble_ray.studio.routes import actions, documents, live, runs
+from ensemble_ray.studio.routes import actions, documents, files, live, runs
 from ensemble_ray.studio.routes.answers import add_failure_handlers
 from ensemble_ray.studio.routes.page import POLICY, page_router
 
@@ -32,7 +32,7 @@ def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
     data = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
     data.state.studio = studio
     add_failure_handlers(data)
-    for each in (live, actions, documents, runs):
+    for each in (live, actions, documents, files, runs):
         data.include_router(each.router)
     app.mount(f"{base}/api/studio", ResponseHeaders(data, policy=POLICY))
 

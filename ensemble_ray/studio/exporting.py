@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from ensemble_ray.studio.schemas.actions import Actors
+from ensemble_ray.studio.schemas.actors import Actors
 from ensemble_ray.studio.schemas.flow import Flow
 from ensemble_ray.studio.schemas.runs import RunDetail, StudioInfo
 from ensemble_ray.studio.schemas.steps import Step, StepDetail
@@ -58,11 +58,11 @@ async def export_run(reader: StudioReader, run_id: str, visitor: Visitor, info: 
     steps = (await reader.steps(run_id, visitor, after=0)).steps
     begun = [each for each in steps if each.started_at is not None and each.kind not in _UNITS]
     chosen = sorted(begun, key=lambda each: each.status != "failed")[:_MOST_DETAILS]
-    details = {each.id: await reader.step(run_id, each.id, visitor) for each in chosen}
+    details = await reader.step_details(run_id, [each.id for each in chosen], visitor)
     return ExportedRun(
         version=info.version,
         exported_at=round(time.time() * 1000),
-        info=info.model_copy(update={"actions": [], "has_actors": False}),
+        info=info.model_copy(update={"actions": [], "has_actors": False, "has_files": False}),
         run=run,
         steps=steps,
         details=details,

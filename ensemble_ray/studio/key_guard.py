@@ -43,6 +43,16 @@ class _KeyHolder:
         """Under which name decisions are recorded."""
         return self.key.name
 
+    @property
+    def sees_cluster(self) -> bool:
+        """Whether the key has the right `admin`."""
+        return Right.ADMIN in self.key.rights
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the key is for all teams."""
+        return self.key.teams is None
+
     def may_see(self, run: RunSummary) -> bool:
         """Whether a run is of one of the key's teams."""
         teams = self.key.teams
@@ -66,14 +76,15 @@ class KeyGuard:
                 "Beyond loopback studio asks for a key, and there is none: ensemble-ray keys add NAME --rights read"
             )
 
-    async def admit(self, request: Request, right: Right) -> _KeyHolder:
+    async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> _KeyHolder:
         """Return who asks.
 
         Raises:
             StudioRefusal: no key, one that is not known, too many requests, or a right that the key has not.
         """
         await asyncio.to_thread(self._look)
-        decided = self._admission.decide(Knock(digest=_digest_of(request), is_local=False), at=time.monotonic())
+        knock = Knock(digest=_digest_of(request), is_local=False, is_counted=is_counted)
+        decided = self._admission.decide(knock, at=time.monotonic())
         if not isinstance(decided, Admitted) or decided.key is None:
             wait_s = getattr(decided, "retry_after_s", None)
             if wait_s is not None:

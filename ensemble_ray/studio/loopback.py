@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.access.hosts import headers_of, host_name, is_local_origin, is_loopback
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.studio.response_headers import HEADERS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -62,5 +63,5 @@ async def _refuse(code: str, message: str, scope: Scope, receive: Receive, send:
     from starlette.responses import JSONResponse
 
     failure = {"error": "InvalidRequest", "code": code, "message": message}
-    answer = JSONResponse(failure, status_code=HTTPStatus.FORBIDDEN, headers={"connection": "close"})
+    answer = JSONResponse(failure, status_code=HTTPStatus.FORBIDDEN, headers={**HEADERS, "connection": "close"})
     await answer(scope, receive, send)

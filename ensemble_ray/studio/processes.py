@@ -1,34 +1,44 @@
-"""Which processes there are, and what they are doing: the port, and what records alone tell. Package: studio.
+"""Which processes there are, and what they are doing: by the records, and by what clusters say. Package: studio.
 
-In: the runs that go on, and who owns them. Out: the processes that own runs, by host, with the steps that run there or in processes of
-theirs. Records do not say which process of a cluster has which agent. On the library's loop.
+In: the runs that go on, and who owns them; clusters that can be asked. Out: processes by node. Records say which process owns a run;
+which process of a cluster has which agent is known to its scheduler alone. On the library's loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
-from ensemble_ray.studio.schemas.actions import Actors, NodeActors, ProcessInfo
+from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.studio.schemas.actors import TaskHere
+from ensemble_ray.studio.views.actors_view import ActorsQuestion, OwnedRun, actors_of
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore, RunSummary
     from ensemble_ray.studio.reading import StudioReader
+    from ensemble_ray.studio.schemas.actors import Actors
     from ensemble_ray.studio.visitors import Visitor
+    from ensemble_ray.values.descriptions import ClusterDescription
 
-__all__ = ["OwnerProcesses", "ProcessReader"]
+__all__ = ["Cluster", "ClusterList", "ProcessReader", "RunProcesses"]
 
 #: As stores describe owners.
 _OWNER = re.compile(r"process (?P<pid>\d+) on (?P<host>.+)")
-_NOTE = (
-    "Told by the records: which process owns each run that goes on. Processes of agents on a cluster are not in them."
+_NO_CLUSTER = (
+    "Told by the records: which process owns each run that goes on. Which process of a cluster has which agent is known to the cluster; "
+    "studio asks it where it is started with --address or RAY_ADDRESS, or a run of this machine belongs to it."
 )
 _NOTHING = "No run goes on: nothing is to be told of processes."
+_OTHERS = "Shown are the processes that work for runs of this key's teams."
 #: Steps that are told of one process.
 _MOST_STEPS = 200
+_UNITS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state"})
 
 
 class ProcessReader(Protocol):
@@ -39,15 +49,36 @@ class ProcessReader(Protocol):
         ...
 
 
-class OwnerProcesses:
-    """The processes that own runs of a store, as its records tell. Fulfils `ProcessReader`."""
+class Cluster(Protocol):
+    """A cluster that can be asked."""
 
-    def __init__(self, store: RunStore, reader: StudioReader) -> None:
+    async def describe(self) -> ClusterDescription:
+        """Return what its actors say.
+
+        Raises:
+            EnsembleError: it cannot be asked.
+        """
+        ...
+
+
+class ClusterList(Protocol):
+    """Knows which clusters to ask."""
+
+    async def clusters(self, owners: Sequence[int]) -> Sequence[Cluster]:
+        """Return them; `owners` are the processes of this machine that own runs."""
+        ...
+
+
+class RunProcesses:
+    """The processes that own runs of a store, and those of the clusters that these are in. Fulfils `ProcessReader`."""
+
+    def __init__(self, store: RunStore, reader: StudioReader, clusters: ClusterList) -> None:
         self._store = store
         self._reader = reader
+        self._clusters = clusters
 
     async def actors(self, visitor: Visitor, run_id: str | None = None) -> Actors:
-        """Return the processes that own runs which go on; of a run, its owner.
+        """Return the processes that there are; of a run, its owner and those that have its agents.
 
         Raises:
             StudioRefusal: there is no such run.
@@ -55,37 +86,61 @@ class OwnerProcesses:
         """
         if run_id is not None:
             await self._reader.check_visible(run_id, visitor)
-        runs = [
-            run
-            for run in await self._store.runs()
-            if run.owner and run.state.is_going_on and run_id in {None, run.run_id} and visitor.may_see(run)
-        ]
-        hosts: dict[str, list[ProcessInfo]] = {}
-        for run in runs:
-            host, process = await self._process(run, visitor)
-            hosts.setdefault(host, []).append(process)
-        nodes = [NodeActors(node=host, processes=found) for host, found in sorted(hosts.items())]
-        return Actors(nodes=nodes, note=_NOTE if nodes else _NOTHING)
+        visible = [run for run in await self._store.runs() if visitor.may_see(run)]
+        going_on = [run for run in visible if run.owner and run.state.is_going_on and run_id in {None, run.run_id}]
+        owned = [await self._owned(run, visitor) for run in going_on]
+        here = socket.gethostname()
+        own = {run.pid for run in owned if run.pid is not None and run.host == here}
+        is_asked = run_id is None or bool(going_on)  # nothing works for a run that is over
+        found = await self._clusters.clusters(sorted(own)) if is_asked else ()
+        described, failures = await _describe_all(found)
+        asked = ActorsQuestion(
+            visible=frozenset(run.run_id for run in visible),
+            is_all_seen=visitor.sees_cluster,
+            run_id=run_id,
+            at=time.time(),
+        )
+        told = actors_of(described, owned, asked)
+        notes = [told.note or "", *failures]
+        if not found:
+            notes.append(_NO_CLUSTER if told.nodes else _NOTHING)
+        if not visitor.sees_cluster:
+            notes.append(_OTHERS)
+        return told.model_copy(update={"note": " ".join(each for each in notes if each) or None})
 
-    async def _process(self, run: RunSummary, visitor: Visitor) -> tuple[str, ProcessInfo]:
-        """Return the owner of a run, and its host."""
+    async def _owned(self, run: RunSummary, visitor: Visitor) -> OwnedRun:
+        """Return the owner of a run, and what its steps do."""
         named = _OWNER.fullmatch(run.owner)
         pid, host = (int(named["pid"]), named["host"]) if named else (None, "somewhere")
         steps = (await self._reader.steps(run.run_id, visitor, after=0)).steps
-        running = [step.id for step in steps if step.status == "running" and step.kind not in _UNITS]
-        process = ProcessInfo(
+        running = [step for step in steps if step.status == "running" and step.kind not in _UNITS]
+        return OwnedRun(
+            run_id=run.run_id,
+            host=host,
             pid=pid,
             name=run.owner,
-            run_id=run.run_id,
-            kind="driver",
-            queue=sum(step.status == "ready" for step in steps),
-            in_flight=running[:_MOST_STEPS],
+            running=[
+                TaskHere(run_id=run.run_id, step=step.id, since=step.started_at) for step in running[:_MOST_STEPS]
+            ],
+            more_running=max(0, len(running) - _MOST_STEPS),
+            ready=sum(step.status == "ready" for step in steps),
             memory_mb=_memory_mb(pid) if pid is not None and host == socket.gethostname() else None,
         )
-        return host, process
 
 
-_UNITS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state"})
+async def _describe_all(clusters: Sequence[Cluster]) -> tuple[list[ClusterDescription], list[str]]:
+    """Return what clusters say, and why others say nothing."""
+    answers = await asyncio.gather(*(each.describe() for each in clusters), return_exceptions=True)
+    described: list[ClusterDescription] = []
+    failures: list[str] = []
+    for answer in answers:
+        if isinstance(answer, EnsembleError):
+            failures.append(message_of(answer))
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            described.append(answer)
+    return described, failures
 
 
 def _memory_mb(pid: int) -> float | None:

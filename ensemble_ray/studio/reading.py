@@ -6,7 +6,7 @@ In: a store. Out: rows, runs, steps, reviews; of runs that go on, what changed. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -29,12 +29,12 @@ from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.record.stores import RunReader
+    from ensemble_ray.record.stores import RunReader, RunSummary
     from ensemble_ray.studio.flows import FlowView
     from ensemble_ray.studio.run_list import RunSearch
     from ensemble_ray.studio.run_views import SeenRun
     from ensemble_ray.studio.schemas.flow import Flow
-    from ensemble_ray.studio.schemas.runs import ComparedRuns, Review, RunDetail, RunList
+    from ensemble_ray.studio.schemas.runs import ComparedRuns, Review, RunDetail, RunList, RunSeries
     from ensemble_ray.studio.schemas.steps import StepDetail
     from ensemble_ray.studio.visitors import Visitor
 
@@ -59,7 +59,12 @@ class StudioReader:
     """Recorded runs, for the page."""
 
     def __init__(
-        self, store: RunReader, *, can_decide: bool, is_asked_here: Callable[[str], bool] | None = None
+        self,
+        store: RunReader,
+        *,
+        can_decide: bool,
+        is_asked_here: Callable[[str], bool] | None = None,
+        is_of_one: bool = False,
     ) -> None:
         """Read a store.
 
@@ -67,10 +72,12 @@ class StudioReader:
             store: Has the records.
             can_decide: Whether reviews may be decided here.
             is_asked_here: Whether this process itself asks at a gate, and takes the decision; None: at none.
+            is_of_one: Whether all runs of the store are of one program, and so of one series.
         """
         self._store = store
         self._can_decide = can_decide
         self._is_asked_here = is_asked_here
+        self._is_of_one = is_of_one
         self._views = RunViews(store)
         self._listing = RunListing(store)
         self._flows = FlowDrawer()
@@ -85,7 +92,16 @@ class StudioReader:
         Raises:
             StudioRefusal: there is no such run.
         """
-        return self._detail(await self._see(run_id, visitor))
+        return self._detail(await self._see(run_id, visitor), visitor)
+
+    async def series(self, run_id: str, visitor: Visitor) -> RunSeries:
+        """Return a run among those before and behind it.
+
+        Raises:
+            StudioRefusal: there is no such run.
+        """
+        summary = await self._summary(run_id, visitor)
+        return await self._listing.series(summary, visitor.may_see, is_of_one=self._is_of_one)
 
     async def steps(self, run_id: str, visitor: Visitor, *, after: int) -> StepList:
         """Return the steps of a run that changed behind a position.
@@ -119,7 +135,7 @@ class StudioReader:
         steps = view.steps.rows(after=after)
         if is_over and after >= view.cursor:
             steps = [row for row in view.steps.rows() if row.status == "interrupted"]
-        changes = LiveSteps(steps=steps, run=self._detail(seen, has_texts=False), cursor=view.cursor)
+        changes = LiveSteps(steps=steps, run=self._detail(seen, visitor, has_texts=False), cursor=view.cursor)
         return LiveLook(changes=changes, is_over=is_over, stamp=now)
 
     async def step(self, run_id: str, step_id: str, visitor: Visitor) -> StepDetail:
@@ -130,13 +146,27 @@ class StudioReader:
             RecordError: the record is damaged.
         """
         seen = await self._see(run_id, visitor)
+        return await self._step(seen, step_id, self._reviews(seen))
+
+    async def step_details(self, run_id: str, step_ids: Iterable[str], visitor: Visitor) -> dict[str, StepDetail]:
+        """Return many steps in all detail, by id; see `step`.
+
+        Raises:
+            StudioRefusal: there is no such run, or step.
+            RecordError: the record is damaged.
+        """
+        seen = await self._see(run_id, visitor)
+        reviews = self._reviews(seen)
+        return {each: await self._step(seen, each, reviews) for each in step_ids}
+
+    async def _step(self, seen: SeenRun, step_id: str, reviews: Sequence[Review]) -> StepDetail:
+        run_id = seen.view.run_id
         state = seen.view.steps.states.get(step_id)
         if state is None:
             raise not_found("step", step_id)
         facts = [each for each in await self._store.facts_of(run_id, step_id) if each.instance == step_id]
         call = delegating_call(step_id)
         question = "" if call is None else await self._question(run_id, call)
-        reviews = self._reviews(seen)
         return detail_of(state.row(), facts, seen.view.totals.head.header, reviews=reviews, question=question)
 
     async def flow(self, run_id: str, visitor: Visitor, view: FlowView) -> Flow:
@@ -204,8 +234,18 @@ class StudioReader:
         Raises:
             StudioRefusal: there is none.
         """
-        if not visitor.may_see(await self._views.summary(run_id)):
+        await self._summary(run_id, visitor)
+
+    async def _summary(self, run_id: str, visitor: Visitor) -> RunSummary:
+        """Return how a run stands that the visitor may know of.
+
+        Raises:
+            StudioRefusal: there is none.
+        """
+        summary = await self._views.summary(run_id)
+        if not visitor.may_see(summary):
             raise not_found("run", run_id)
+        return summary
 
     async def _see(self, run_id: str, visitor: Visitor) -> SeenRun:
         """Return a run that the visitor may know of.
@@ -224,7 +264,7 @@ class StudioReader:
         return ""
 
     def _reviews(self, seen: SeenRun) -> Sequence[Review]:
-        return self._detail(seen).reviews if seen.view.totals.gates else ()
+        return self._marked(seen.view.reviews(seen.summary, at=time.time(), can_decide=self._can_decide))
 
     def _marked(self, reviews: Sequence[Review]) -> list[Review]:
         """Return gates, those that this process asks at as ones that may be decided."""
@@ -235,12 +275,12 @@ class StudioReader:
             each.model_copy(update={"decidable": True}) if is_asked_here(each.gate_id) else each for each in reviews
         ]
 
-    def _detail(self, seen: SeenRun, *, has_texts: bool = True) -> RunDetail:
+    def _detail(self, seen: SeenRun, visitor: Visitor, *, has_texts: bool = True) -> RunDetail:
         detail = seen.view.detail(
             seen.summary,
             at=time.time(),
             can_decide=self._can_decide,
-            forks=self._listing.forks_of(seen.summary.run_id),
+            forks=self._listing.forks_of(seen.summary.run_id, visitor.may_see),
             problem=seen.problem,
             has_texts=has_texts,
         )

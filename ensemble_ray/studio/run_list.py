@@ -1,8 +1,8 @@
 """RunListing: the runs of a store as rows, page by page. Package: studio.
 
 In: what is looked for, and where the last page ended. Out: rows, newest first. Rules: a page costs the reading of its own runs;
-of a run that has ended the row is kept. Words are looked for in ids and teams; where none has them, in summaries, of so many runs a
-page. On the library's loop.
+of a run that has ended the row is kept. Words are looked for in ids and teams; where none has them, in summaries, and tags in what
+records tell, of so many runs a page. On the library's loop.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.run_tags import has_tag
 from ensemble_ray.errors import RecordError, message_of
 from ensemble_ray.studio.refusals import StudioRefusal
-from ensemble_ray.studio.schemas.runs import RunList
+from ensemble_ray.studio.schemas.runs import RunList, RunSeries
 from ensemble_ray.studio.views.totals import TOTAL_KINDS, RunTotals
 from ensemble_ray.studio.views.words import team_name, wire_status
 
@@ -35,6 +36,8 @@ _READ_A_PAGE = 200
 _READERS = 8
 #: For how long the list of runs is taken for the one that there is, s.
 _LASTING_S = 1.0
+#: Runs of a series that are told at once.
+_SERIES = 40
 #: Rows that are kept.
 _KEPT = 20_000
 
@@ -48,7 +51,7 @@ class RunSearch:
     statuses: frozenset[str] = frozenset()
     #: a part of the team's name
     ensemble: str = ""
-    #: `key` or `key:value`
+    #: `name` or `name:value`
     tag: str = ""
     #: Unix time, s
     since: float = 0.0
@@ -59,6 +62,7 @@ class _Row:
     """What is known of one run."""
 
     created_at: float
+    summary: RunSummary
     totals: RunTotals = field(default_factory=RunTotals)
     row: RunRow | None = None
 
@@ -97,17 +101,17 @@ class RunListing:
         after = _position_of(cursor) if cursor else None
         left = [each for each in summaries if (after is None or _position(each) < after) and _is_meant(each, search)]
         limit = max(1, min(limit, MOST_ROWS))
-        if not search.text:
-            rows = await self.rows(left[:limit])
-            return _page(rows, left[:limit], len(left) > limit, len(summaries))
         words = search.text.casefold().split()
         named = [each for each in left if _has(words, each.run_id, each.origin)]
-        if named:
+        if named and not search.tag:
             return _page(await self.rows(named[:limit]), named[:limit], len(named) > limit, len(summaries))
-        return await self._found(words, left, limit, len(summaries))
+        # Words that no id and no team has are looked for in what the records tell; tags are in the records alone.
+        return await self._found(() if named else words, search.tag, named or left, limit, len(summaries))
 
-    async def _found(self, words: Sequence[str], left: Sequence[RunSummary], limit: int, total: int) -> RunList:
-        """Return the next rows that have these words."""
+    async def _found(
+        self, words: Sequence[str], tag: str, left: Sequence[RunSummary], limit: int, total: int
+    ) -> RunList:
+        """Return the next rows that have these words and that tag."""
         found: list[RunRow] = []
         read = position = 0
         while position < len(left) and len(found) < limit and read < _READ_A_PAGE:
@@ -115,7 +119,8 @@ class RunListing:
             read += sum(not self._is_known(each) for each in some)
             for summary, row in zip(some, await self.rows(some), strict=True):
                 position += 1
-                if _has(words, row.run_id, summary.origin, row.ensemble, row.summary):
+                is_tagged = not tag or has_tag(row.tags, tag, separator=":")
+                if is_tagged and _has(words, row.run_id, summary.origin, row.ensemble, row.summary):
                     found.append(row)
                     if len(found) == limit:
                         break
@@ -142,7 +147,7 @@ class RunListing:
         created = summary.created_at.timestamp()
         known = self._rows.get(summary.run_id)
         if known is None or known.created_at != created:
-            known = self._rows[summary.run_id] = _Row(created)
+            known = self._rows[summary.run_id] = _Row(created, summary)
             while len(self._rows) > _KEPT:
                 del self._rows[next(iter(self._rows))]
         elif self._is_known(summary) and known.row is not None:
@@ -156,9 +161,40 @@ class RunListing:
         known.row = row
         return row
 
-    def forks_of(self, run_id: str) -> list[str]:
-        """Return the runs that are forks of one, as far as their rows were read."""
-        return [name for name, each in self._rows.items() if each.row is not None and each.row.origin_run == run_id]
+    async def series(self, summary: RunSummary, may_see: Callable[[RunSummary], bool], *, is_of_one: bool) -> RunSeries:
+        """Return a run among those before and behind it (S-VIZ-76).
+
+        Args:
+            summary: The run.
+            may_see: Whether somebody may know of a run.
+            is_of_one: Whether all runs here are of one program, and so of one series; else those of one team are.
+
+        Raises:
+            RecordError: the store cannot be read.
+        """
+        runs = [
+            each
+            for each in reversed(await self.summaries())
+            if may_see(each) and (is_of_one or each.origin == summary.origin)
+        ]
+        ids = [each.run_id for each in runs]
+        # One that began a moment ago is the newest there is.
+        place = ids.index(summary.run_id) if summary.run_id in ids else len(ids)
+        end = min(len(runs), place + _SERIES // 2)
+        begin = max(0, end - _SERIES)
+        rows = await self.rows(runs[begin:end])
+        if not is_of_one and not summary.origin:  # programs that say nothing of where their teams came from
+            name = (await self.row(summary)).ensemble
+            return RunSeries(first=1, runs=[row for row in rows if row.ensemble == name])
+        return RunSeries(first=begin + 1, runs=rows)
+
+    def forks_of(self, run_id: str, may_see: Callable[[RunSummary], bool]) -> list[str]:
+        """Return the runs that are forks of one, as far as their rows were read and somebody may know of them."""
+        return [
+            name
+            for name, each in self._rows.items()
+            if each.row is not None and each.row.origin_run == run_id and may_see(each.summary)
+        ]
 
     def _is_known(self, summary: RunSummary) -> bool:
         """Whether the row of a run is known, and stays as it is."""
@@ -183,8 +219,6 @@ def _has(words: Sequence[str], *texts: str) -> bool:
 
 
 def _is_meant(summary: RunSummary, search: RunSearch) -> bool:
-    if search.tag:  # records have no tags; those of an endpoint have them
-        return False
     return (
         (not search.statuses or wire_status(summary.state) in search.statuses)
         and search.ensemble.casefold() in team_name(summary.origin).casefold()

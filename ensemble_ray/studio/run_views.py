@@ -1,13 +1,15 @@
 """RunViews: the runs of a store as they stand, each folded once and then kept up with its record. Package: studio.
 
 In: a store, ids of runs. Out: views that have all that is recorded. Rules: a record is read from where its view stands; one run is
-read by one reader at a time; views that were not asked for longest are let go. On the library's loop.
+read by one reader at a time; of many views those are let go that nobody asks for any more. On the library's loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RunViews", "SeenRun"]
 
-#: Views that are kept.
+#: Views that are kept; what is followed is kept whatever their number, since it would be folded anew at each look.
 _KEPT = 16
+#: A view that nobody asked for so long is followed by nobody, s: who follows a run looks some times a second.
+_FOLLOWED_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +45,7 @@ class SeenRun:
 class _Kept:
     created_at: datetime
     view: RunView
+    asked_at: float
     problem: str | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -48,8 +53,9 @@ class _Kept:
 class RunViews:
     """Views of a store's runs."""
 
-    def __init__(self, store: RunReader) -> None:
+    def __init__(self, store: RunReader, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
+        self._clock = clock
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     async def see(self, run_id: str) -> SeenRun:
@@ -62,10 +68,10 @@ class RunViews:
         summary = await self.summary(run_id)
         kept = self._kept.get(run_id)
         if kept is None or kept.created_at != summary.created_at:
-            kept = self._kept[run_id] = _Kept(summary.created_at, RunView(run_id))
+            kept = self._kept[run_id] = _Kept(summary.created_at, RunView(run_id), self._clock())
         self._kept.move_to_end(run_id)
-        while len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
+        kept.asked_at = self._clock()
+        self._let_go()
         async with kept.lock:
             await self._catch_up(kept)
             kept.view.settle(summary)
@@ -84,6 +90,14 @@ class RunViews:
         if found is None:
             raise not_found("run", run_id)
         return found
+
+    def _let_go(self) -> None:
+        """Drop views that nobody follows, those that were not asked for longest first, until few are left."""
+        while len(self._kept) > _KEPT:
+            run_id, oldest = next(iter(self._kept.items()))
+            if self._clock() - oldest.asked_at < _FOLLOWED_S:
+                return
+            del self._kept[run_id]
 
     async def _catch_up(self, kept: _Kept) -> None:
         try:

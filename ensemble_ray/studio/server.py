@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.access.hosts import is_loopback
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.process.config import Settings
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.process.notices import give_notice
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.studio.app import studio_app
+from ensemble_ray.studio.files import FilesFolder
 from ensemble_ray.studio.http_server import HttpServer
 from ensemble_ray.studio.key_guard import KeyGuard
 from ensemble_ray.studio.local_actions import LocalActions
+from ensemble_ray.studio.local_clusters import LocalClusters
 from ensemble_ray.studio.loopback import LoopbackCheck
-from ensemble_ray.studio.processes import OwnerProcesses
+from ensemble_ray.studio.processes import RunProcesses
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.service import Studio
 from ensemble_ray.studio.visitors import LocalGuard
@@ -38,7 +42,14 @@ class StudioServer:
     """A page over recorded runs; may be started again after it was stopped."""
 
     def __init__(
-        self, address: StoreAddress, *, host: str = "127.0.0.1", port: int = PORT, has_actions: bool = True
+        self,
+        address: StoreAddress,
+        *,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        has_actions: bool = True,
+        cluster: str | None = None,
+        files: Path | None = None,
     ) -> None:
         """Choose what is shown, and where.
 
@@ -47,9 +58,12 @@ class StudioServer:
             host: Where to listen; beyond loopback every request needs a key of the home.
             port: 0: any that is free.
             has_actions: Whether runs may be cancelled, resumed, forked and decided there.
+            cluster: Address of the cluster whose processes are shown; default `RAY_ADDRESS`, else those that runs of this machine
+                belong to.
+            files: A folder with graphs and traces, which are shown too; None: there is none.
 
         Raises:
-            ValidationError: the port or the host is none, no store speaks that address, or there is no key.
+            ValidationError: the port or the host is none, no store speaks that address, there is no key or no such folder.
         """
         if not 0 <= port <= _HIGHEST_PORT:
             raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {port}")
@@ -59,12 +73,14 @@ class StudioServer:
         store = store_at(address)
         is_local = is_loopback(self._host)
         reader = StudioReader(store, can_decide=has_actions)
+        self._clusters = LocalClusters((cluster or Settings.from_environment().ray_address).strip())
         studio = Studio(
             reader=reader,
-            processes=OwnerProcesses(store, reader),
+            processes=RunProcesses(store, reader, self._clusters),
             title=_title(address),
             guard=LocalGuard() if is_local else KeyGuard(Path(address.home)),
             actions=LocalActions(address) if has_actions else None,
+            files=None if files is None else FilesFolder(files),
             read_only_reason=None if has_actions else "Studio was started with --no-actions",
         )
         app: ASGIApp = studio_app(studio)
@@ -96,6 +112,7 @@ class StudioServer:
     def stop(self) -> None:
         """End all connections and stop listening."""
         self._server.stop()
+        run_blocking(self._clusters.close())
 
 
 def _title(address: StoreAddress) -> str:

@@ -13,6 +13,7 @@ from ensemble_ray.studio.visitors import Guard, LocalGuard
 if TYPE_CHECKING:
     from ensemble_ray.record.following import LiveEvents
     from ensemble_ray.studio.actions import StudioActions
+    from ensemble_ray.studio.files import FilesFolder
     from ensemble_ray.studio.processes import ProcessReader
     from ensemble_ray.studio.reading import StudioReader
 
@@ -36,6 +37,8 @@ class Studio:
     processes: ProcessReader | None = None
     #: gives what happens just now in a run of this process; None: nothing is known
     live: Callable[[str], LiveEvents | None] | None = None
+    #: a folder with graphs and traces; None: there is none
+    files: FilesFolder | None = None
 
     def info(self) -> StudioInfo:
         """Return what the page can do here."""
@@ -43,6 +46,7 @@ class Studio:
             version=version("ensemble-ray"),
             actions=list(self.offers) if self.actions is not None else [],
             has_actors=self.processes is not None,
+            has_files=self.files is not None,
             title=self.title,
             read_only_reason=self.read_only_reason,
         )

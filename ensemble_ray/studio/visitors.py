@@ -21,6 +21,16 @@ class Visitor(Protocol):
         """Under which name decisions are recorded; None: the user of this process."""
         ...
 
+    @property
+    def sees_cluster(self) -> bool:
+        """Whether processes of others' runs, limits and endpoints are theirs to know of."""
+        ...
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether there is nothing that they may not see."""
+        ...
+
     def may_see(self, run: RunSummary) -> bool:
         """Whether a run is theirs to know of."""
         ...
@@ -29,8 +39,13 @@ class Visitor(Protocol):
 class Guard(Protocol):
     """Says who may ask what."""
 
-    async def admit(self, request: Request, right: Right) -> Visitor:
+    async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> Visitor:
         """Return who asks.
+
+        Args:
+            request: What is asked.
+            right: What it needs.
+            is_counted: False: it was let in and counted before, and is looked at again.
 
         Raises:
             StudioRefusal: they may not.
@@ -42,6 +57,8 @@ class _LocalUser:
     """The user of this machine, who may do everything."""
 
     name = None
+    sees_cluster = True
+    sees_all = True
 
     def may_see(self, run: RunSummary) -> bool:
         """Whether a run is theirs to know of."""
@@ -56,7 +73,7 @@ ANYBODY: Visitor = _LocalUser()
 class LocalGuard:
     """Lets everybody in who can reach the port."""
 
-    async def admit(self, request: Request, right: Right) -> Visitor:
+    async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> Visitor:
         """Return who asks."""
-        del request, right
+        del request, right, is_counted
         return ANYBODY

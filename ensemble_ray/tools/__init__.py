@@ -25,6 +25,7 @@ from ensemble_ray.tools.tool import (
 from ensemble_ray.tools.typed import AbstractTypedAgentTool, TypedAgentTool
 
 if TYPE_CHECKING:
+    from ensemble_ray.tools.a2a.tool import A2ATool
     from ensemble_ray.tools.builtin import (
         CalculatorTool,
         DateTimeTool,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MCP",
+    "A2ATool",
     "AbstractAgentTool",
     "AbstractTypedAgentTool",
     "AgentTool",
@@ -69,11 +71,13 @@ __all__ = [
     "tool",
 ]
 
+_REMOTE = {"A2ATool": "ensemble_ray.tools.a2a.tool", "MCP": "ensemble_ray.tools.mcp"}
+
 
 def __getattr__(name: str) -> object:
-    """Find a built-in tool, or `MCP`."""
-    if name == "MCP":
-        return importlib.import_module("ensemble_ray.tools.mcp").MCP
+    """Find a built-in tool, or one that others serve."""
+    if name in _REMOTE:
+        return getattr(importlib.import_module(_REMOTE[name]), name)
     builtin = importlib.import_module("ensemble_ray.tools.builtin")
     if name not in builtin.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

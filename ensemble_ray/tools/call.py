@@ -22,13 +22,14 @@ from ensemble_ray.events import Event
 from ensemble_ray.ports import CpuPool
 from ensemble_ray.ports.services import services
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import current_traceparent
 from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.text.foreign_text import Line, one_line, whole_text
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_result, outcome_of_return
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
 from ensemble_ray.tools.time_limit import TimeLimit
-from ensemble_ray.tools.tool import AbstractAgentTool, ToolContext, as_result, use_tool_context
+from ensemble_ray.tools.tool import AbstractAgentTool, ContextAgentTool, ToolContext, as_result, use_tool_context
 
 __all__ = ["call_tool", "cut_for_log", "truncate_output"]
 
@@ -134,7 +135,8 @@ async def _call_agent_tool(bound: BoundAgentTool, arguments: str, context: ToolC
     if isinstance(bound.tool, AbstractAgentTool):
         with use_tool_context(context):
             return outcome_of_result(await bound.tool.aexecute(text))
-    with use_tool_context(None):  # the bare contract is text in, result out; an outer tool's context is not its own
+    # The bare contract is text in, result out; an outer tool's context is not its own.
+    with use_tool_context(context if isinstance(bound.tool, ContextAgentTool) else None):
         returned: object = await call_user(bound.tool.execute, text)
     return outcome_of_result(as_result(returned))
 
@@ -196,6 +198,7 @@ async def _call_in_pool(
             "named": named,
             "tool_name": bound.name,
             "idempotency_key": context.idempotency_key,
+            "traceparent": current_traceparent(),
         }
         returned = await pool.run(packed, call, timeout_s=bound.timeout_s, may_repeat=bound.effect != "once")
         return cast("ToolOutcome", returned)

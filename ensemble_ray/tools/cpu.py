@@ -22,6 +22,7 @@ from typing import Any, Protocol, cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of
 from ensemble_ray.errors.travel import Chain
+from ensemble_ray.telemetry.active import use_span
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_return
 from ensemble_ray.tools.tool import ToolContext, use_tool_context
 
@@ -87,9 +88,11 @@ def _perform(
     named: Mapping[str, object],
     tool_name: str,
     idempotency_key: str,
+    traceparent: str = "",
 ) -> ToolOutcome:
     """One call of a tool in the other process; of the context only logger and key exist there (S-SET-35)."""
-    with use_tool_context(ToolContext(tool_name=tool_name, idempotency_key=idempotency_key)):
+    context = ToolContext(tool_name=tool_name, idempotency_key=idempotency_key)
+    with use_tool_context(context), use_span(traceparent):
         try:
             returned = function(*positional, **named)
             if inspect.iscoroutine(returned):

@@ -32,6 +32,7 @@ from ensemble_ray.process.threads import is_async_callable, threads
 from ensemble_ray.tools.approval import approval_request, ask, ask_from_thread
 from ensemble_ray.tools.metrics import NoOpToolMetrics
 from ensemble_ray.tools.rendering import render_value
+from ensemble_ray.tools.sampling import AsksModel
 from ensemble_ray.tools.time_limit import TimeLimit
 from ensemble_ray.tools.waiting import run_to_end
 from ensemble_ray.values.messages import Effect
@@ -41,6 +42,7 @@ __all__ = [
     "DEFAULT_TIMEOUT_S",
     "AbstractAgentTool",
     "AgentTool",
+    "ContextAgentTool",
     "CustomSchemaAgentTool",
     "DynamicToolProvider",
     "NoOpToolMetrics",
@@ -129,6 +131,8 @@ class ToolContext:
     log_truncate_length: int = 200
     #: decides what the tool asks a person: the run's, whose answers are recorded; None: there is nobody to ask
     review_handler: object = field(default=None, repr=False)
+    #: the agent's model, for what a tool's server asks of it; None: there is none
+    sampler: AsksModel | None = field(default=None, repr=False)
     #: those of the call, which stand still while a person is asked
     time_limits: list[TimeLimit] = field(default_factory=list[TimeLimit], repr=False, compare=False)
     #: where user code raised during the call; the log line of the call shows them
@@ -244,6 +248,10 @@ class CustomSchemaAgentTool(AgentTool):
     @abstractmethod
     def parameter_schema(self) -> Mapping[str, object]:
         """JSON schema of the arguments: an object with properties."""
+
+
+class ContextAgentTool(CustomSchemaAgentTool):
+    """A tool of the library's own with a schema of its own, which finds the context of its call."""
 
 
 class DynamicToolProvider(ABC):

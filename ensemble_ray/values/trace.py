@@ -165,6 +165,11 @@ class LlmInteraction(Value):
     response_text: str | None = None
     #: why the model stopped, where that is neither ordinary (`stop`, `tool_calls`) nor unknown; `length`: cut off
     finish_reason: str | None = Field(default=None, exclude_if=_is_none)
+    #: the model's name, and who provides it, where the model says so
+    model: str | None = Field(default=None, exclude_if=_is_none)
+    provider: str | None = Field(default=None, exclude_if=_is_none)
+    #: how much of the latency, from its beginning, was spent waiting for permits of rate limits; None: nothing
+    permit_wait: timedelta | None = Field(default=None, exclude_if=_is_none)
     tool_calls: tuple[ToolCallTrace, ...] = ()
     #: capture mode standard and above
     messages: tuple[CapturedMessage, ...] = ()

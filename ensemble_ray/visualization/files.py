@@ -26,7 +26,7 @@ from ensemble_ray.visualization.ran import RanStep
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
 
-__all__ = ["read_dag", "read_trace", "trace_steps"]
+__all__ = ["parse_dag", "parse_trace", "read_dag", "read_trace", "trace_steps"]
 
 V = TypeVar("V", bound=Value)
 
@@ -41,7 +41,7 @@ def read_dag(path: str | Path) -> DagModel:
         OSError: the file cannot be read.
         ValidationError: it is no graph.
     """
-    return _read(DagModel, path)
+    return parse_dag(Path(path).read_text(encoding="utf-8"), name=str(path))
 
 
 def read_trace(path: str | Path) -> ExecutionTrace:
@@ -51,15 +51,36 @@ def read_trace(path: str | Path) -> ExecutionTrace:
         OSError: the file cannot be read.
         ValidationError: it is no trace.
     """
-    return _read(ExecutionTrace, path)
+    return parse_trace(Path(path).read_text(encoding="utf-8"), name=str(path))
 
 
-def _read(kind: type[V], path: str | Path) -> V:
-    text = Path(path).read_text(encoding="utf-8")
+def parse_dag(text: str | bytes, *, name: str) -> DagModel:
+    """Return the graph that a file's text is.
+
+    Args:
+        text: JSON.
+        name: What errors call the file.
+
+    Raises:
+        ValidationError: it is no graph.
+    """
+    return _parse(DagModel, text, name)
+
+
+def parse_trace(text: str | bytes, *, name: str) -> ExecutionTrace:
+    """Return the trace that a file's text is; see `parse_dag`.
+
+    Raises:
+        ValidationError: it is no trace.
+    """
+    return _parse(ExecutionTrace, text, name)
+
+
+def _parse(kind: type[V], text: str | bytes, name: str) -> V:
     try:
         return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
-        raise ValidationError(f"{path}: {explain(error, kind.__name__)}") from error
+        raise ValidationError(f"{name}: {explain(error, kind.__name__)}") from error
 
 
 def trace_steps(trace: ExecutionTrace, plan: Plan | None = None) -> list[RanStep]:

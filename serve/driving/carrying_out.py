@@ -15,6 +15,7 @@ from ensemble_ray import EnsembleError, IllegalStateError, RunExistsError, RunSt
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.context import use_traceparent
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.resuming import begin_again
@@ -140,13 +141,14 @@ class RunsTeam:
         entry, asked = active.entry, active.asked
         if is_recovered and await self._is_recorded(entry.run_id):
             return await begin_again(entry.run_id, definition, runtime=self._runtime)
-        return definition.begin(
-            asked.inputs,
-            runtime=self._runtime,
-            run_id=entry.run_id,
-            options=options_of(asked, active.team.definition, self._limits),
-            is_watched=False,
-        )
+        with use_traceparent(asked.traceparent or ""):  # S-INT-38
+            return definition.begin(
+                asked.inputs,
+                runtime=self._runtime,
+                run_id=entry.run_id,
+                options=options_of(asked, active.team.definition, self._limits),
+                is_watched=False,
+            )
 
     def _definition(self, active: ActiveRun) -> Runnable:
         """Return the team with the items or the tasks of the request, and with who listens to its models."""

@@ -11,7 +11,17 @@ from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.team import TeamName
 
-__all__ = ["DriverConfig"]
+__all__ = ["DriverConfig", "part_of_name"]
+
+
+def part_of_name(endpoint: str) -> str:
+    """Return an endpoint's name as a part of a longer one, whose parts `/` stands between; most names stay as they are.
+
+    Examples:
+        >>> part_of_name("shop"), part_of_name("shop/eu")
+        ('shop', 'shop%2Feu')
+    """
+    return endpoint.replace("%", "%25").replace("/", "%2F")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,14 @@ happened in a run is read from its record. On the library's loop, whatever loop 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from ensemble_ray import RecordError
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.events.wire import LAST_TYPE, WireEvent
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -30,8 +32,10 @@ from ensemble_ray.serve.driving.carrying_out import RunsTeam
 from ensemble_ray.serve.driving.controls import decide_gate, inject_directive, open_gates, switch_run_model
 from ensemble_ray.serve.driving.details import detail_of
 from ensemble_ray.serve.driving.following import open_follower, wire_event
+from ensemble_ray.serve.driving.kept_ends import KeptEnds
+from ensemble_ray.serve.driving.ledger import LedgerLostError
 from ensemble_ray.serve.driving.limits import EndpointLimits
-from ensemble_ray.serve.driving.outcomes import Outcome, outcome_of_defect
+from ensemble_ray.serve.driving.outcomes import Outcome, outcome_of_defect, recorded_outcome
 from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
 from ensemble_ray.serve.driving.views import RunViews
 from ensemble_ray.serve.metrics import RunTally, Sample
@@ -49,7 +53,7 @@ from ensemble_ray.serve.run_schemas import (
 from ensemble_ray.serve.run_service import DEFAULT_PAGE
 
 if TYPE_CHECKING:
-    from ensemble_ray import ChatModel, Runtime
+    from ensemble_ray import ChatModel, RunExistsError, Runtime
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.serve.control_schemas import (
         DecidedReview,
@@ -68,6 +72,8 @@ __all__ = ["DrivenRuns"]
 _log = bounded_logger(__name__)
 #: After how long a client that was refused for want of room may ask again, s.
 _RETRY_S = 5
+#: For how long the end of a run is not told because it is not kept yet, s.
+_KEEPING_S = 20.0
 #: How long a reader of events waits in one go, s.
 _READ_S = 10.0
 
@@ -86,6 +92,7 @@ class DrivenRuns:
         tools: ToolCatalog | None = None,
         models: Mapping[str, ChatModel] | None = None,
         datasets: DatasetCatalog | None = None,
+        on_lost: Callable[[RunExistsError], object] | None = None,
     ) -> None:
         """Make it; `recover` begins what was left.
 
@@ -98,6 +105,7 @@ class DrivenRuns:
             models: Those that runs of all teams can be told to ask, by name, beside the teams' own.
             datasets: Those that requests may map; None: there are none.
             tally: Counts what happens; None: one of its own.
+            on_lost: Called on the library's loop when another process has the ledger, and drives the runs from then on.
         """
         self._teams: dict[str, ServedTeam] = {}
         self._models = models or {}
@@ -111,6 +119,8 @@ class DrivenRuns:
         self._active: dict[str, ActiveRun] = {}
         self._turns: dict[str, Turns] = {}
         self._accepting = asyncio.Lock()
+        self._on_lost = on_lost
+        self._ends = KeptEnds(ledger, kept=self._limits.kept_runs, on_lost=self._lose)
         self._followed = SharedEnds(self._store)
         self._views = RunViews(ledger, self._active, lambda: self._store)
         for name, team in teams.items():
@@ -261,6 +271,9 @@ class DrivenRuns:
                 with self._turns[active.entry.ensemble].aside(active):
                     await self._runs_team.wait_for_decision(active)
                 outcome = await self._take_turn(active, is_recovered=True)
+        except LedgerLostError as error:  # what becomes of it is its new driver's business
+            self._lose(error)
+            return
         except Exception as error:  # noqa: BLE001  whatever fails here, whoever waits for the run is told
             _log.error("Run %s cannot be driven: %s", run_id, describe(error))
             outcome = outcome_of_defect(error, run_id)
@@ -271,16 +284,30 @@ class DrivenRuns:
             ended_at=datetime.fromtimestamp(SystemClock().now(), UTC),
             outcome=outcome,
         )
+        await self._keep_end(active, ended)
+
+    async def _keep_end(self, active: ActiveRun, ended: RunDetail) -> None:
+        """Keep how a run ended, and tell whoever waits for it: as soon as it is kept, or when that takes long."""
+        run_id = active.entry.run_id
+        keeping = asyncio.create_task(self._ends.keep(run_id, ended))
         try:
-            await threads.run(self._ledger.end, run_id, ended, kept=self._limits.kept_runs)
-        except Exception as error:  # noqa: BLE001  another process has the ledger now, say: whoever waits is told all the same
-            _log.error("The end of run %s cannot be kept: %s", run_id, describe(error))
-        else:
-            del self._active[run_id]  # else it is told from here, as the ledger knows no better
-        active.ended = ended
-        self._followed.forget(run_id)
-        active.live.close()
-        active.done.set()
+            kept, _ = await asyncio.wait({keeping}, timeout=_KEEPING_S)
+            if kept and keeping.result():
+                del self._active[run_id]  # else it is told from here, as the ledger knows no better
+            active.ended = ended
+            self._followed.forget(run_id)
+            active.live.close()
+            active.done.set()
+            if not kept and await keeping:
+                del self._active[run_id]
+        finally:
+            keeping.cancel()
+
+    def _lose(self, error: RunExistsError) -> None:
+        """Take notice that another process drives the runs from now on."""
+        _log.error("The runs of this endpoint are driven elsewhere now: %s", describe(error))
+        if self._on_lost is not None:
+            self._on_lost(error)
 
     async def _take_turn(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
         """Carry a run out when it is its turn."""
@@ -299,9 +326,20 @@ class DrivenRuns:
         known = [each for each in entries if each.ensemble in self._teams]
         for entry in known:
             self._begin(self._activate(entry), is_recovered=True)
-        if len(known) < len(entries):
-            _log.warning("%d runs of teams that are served no more are left as they stand", len(entries) - len(known))
+        if left := [each for each in entries if each.ensemble not in self._teams]:
+            _log.warning("%d runs of teams that are served no more are left as they stand", len(left))
+            for entry in left:
+                await self._keep_recorded_end(entry)
         return len(known)
+
+    async def _keep_recorded_end(self, entry: LedgerEntry) -> None:
+        """Keep the end of a run that ended while the ledger could not keep it, or nobody drove it: its record says how."""
+        with contextlib.suppress(RecordError):  # what is damaged is left as it stands
+            outcome = await recorded_outcome(self._store, entry.run_id)
+            if outcome is not None:
+                now = datetime.fromtimestamp(SystemClock().now(), UTC)
+                ended = detail_of(entry, status=outcome.status, ended_at=now, outcome=outcome)
+                await self._ends.keep(entry.run_id, ended)
 
     async def _close(self) -> None:
         tasks = [active.task for active in self._active.values() if active.task is not None]
@@ -317,9 +355,8 @@ class DrivenRuns:
             Refusal: there is no such run, or it is over.
         """
         active = self._active.get(run_id)
-        if active is None:
-            entry = await self._views.entry(run_id)
-            text = f"Run '{run_id}' is over: {entry.status}"
+        if active is None or active.ended is not None:
+            text = f"Run '{run_id}' is over: {(await self._views.detail(run_id)).status}"
             raise Refusal(HTTPStatus.CONFLICT, "RUN_OVER", text, run_id=run_id)
         return active
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from ensemble_ray.serve.datasets import load_datasets
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.following import wire_event
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
+from ensemble_ray.serve.driving.ledger import LedgerLostError
 from ensemble_ray.serve.driving.ray_exporter import RayExporter
 from ensemble_ray.serve.driving.run_ledger import open_ledger
 from ensemble_ray.serve.metrics import RunTally, Sample
@@ -63,6 +65,8 @@ T = TypeVar("T")
 _log = bounded_logger(__name__)
 #: Readers of events that are kept between two pages; one that is lost is made again from its cursor.
 _KEPT_READERS = 2000
+#: How long replies have to go out when this process ends itself, s.
+_LEAVING_S = 1.0
 #: How long a request waits for the teams to be loaded and the ledger to be there, s.
 _OPENING_S = 60.0
 
@@ -84,6 +88,7 @@ class RunDriver:
         self._readers: OrderedDict[str, RunFollower] = OrderedDict()
         self._callers = KeptCallers(open_keys(), config.keys)
         self._tally = RunTally(RayExporter())
+        self._is_leaving = False
         self._opening: concurrent.futures.Future[DrivenRuns] = submit(self._open())
 
     async def _open(self) -> DrivenRuns:
@@ -95,7 +100,15 @@ class RunDriver:
         datasets = await threads.run(load_datasets, config.datasets)
         ledger = await self._claim_ledger(runtime.store_address)
         runs = DrivenRuns(
-            teams, runtime, ledger, config.limits, tally=self._tally, tools=tools, models=models, datasets=datasets
+            teams,
+            runtime,
+            ledger,
+            config.limits,
+            tally=self._tally,
+            tools=tools,
+            models=models,
+            datasets=datasets,
+            on_lost=self._leave,
         )
         await runs.recover()
         return runs
@@ -108,12 +121,24 @@ class RunDriver:
             except RunExistsError as error:
                 _log.warning("The endpoint '%s' cannot drive runs yet: %s", self._config.name, error)
 
+    def _leave(self, error: RunExistsError) -> None:
+        """End this process, since another one has the ledger: what it still has at work here is driven there now (S-SRV-46).
+
+        Ray starts it again; the new one waits for the ledger, and refuses requests meanwhile.
+        """
+        if not self._is_leaving:
+            self._is_leaving = True
+            _log.error("What drives the runs of the endpoint '%s' ends here: %s", self._config.name, error)
+            asyncio.get_running_loop().call_later(_LEAVING_S, os._exit, 1)
+
     async def _runs(self) -> DrivenRuns:
         """Return the runs when they are there.
 
         Raises:
             Refusal: they are not, since another endpoint has the ledger; or they will not be, since a team cannot be loaded.
         """
+        if self._is_leaving:
+            raise _driven_elsewhere()
         opening = asyncio.shield(asyncio.wrap_future(self._opening))
         try:
             async with asyncio.timeout(_OPENING_S):
@@ -207,6 +232,9 @@ class RunDriver:
             if follower is None:
                 follower = await runs.follow(run_id, after)
             events = await runs.read(follower, timeout_s)
+        except LedgerLostError as error:
+            self._leave(error)
+            return _driven_elsewhere()
         except Refusal as refusal:
             return refusal
         if not follower.is_over:
@@ -222,6 +250,15 @@ class RunDriver:
     async def _reply(self, call: Callable[[DrivenRuns], Awaitable[T]]) -> T | Refusal:
         try:
             return await call(await self._runs())
-        except Refusal as refusal:
-            self._tally.refuse(refusal.code)
-            return refusal
+        except LedgerLostError as error:
+            self._leave(error)
+            refusal = _driven_elsewhere()
+        except Refusal as refused:
+            refusal = refused
+        self._tally.refuse(refusal.code)
+        return refusal
+
+
+def _driven_elsewhere() -> Refusal:
+    text = "Another process drives the runs of this endpoint now. Runs that were accepted are kept"
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5)

@@ -20,7 +20,7 @@ from ensemble_ray import RunExistsError
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunFilter, RunStatus
 
-__all__ = ["COLUMNS", "FINAL", "Ledger", "LedgerEntry", "entry_of", "text_of"]
+__all__ = ["COLUMNS", "FINAL", "Ledger", "LedgerEntry", "LedgerLostError", "entry_of", "text_of"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -52,6 +52,10 @@ _TRIES, _PAUSE_S = 50, 0.2
 COLUMNS = "seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome"
 #: States that a run stays in.
 FINAL = tuple(each.value for each in RunStatus if each.is_final)
+
+
+class LedgerLostError(RunExistsError):
+    """A process had a ledger, and another one has it now: it drives the runs from now on (S-SRV-46)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ensemble_ray import RunExistsError
-from ensemble_ray.access.endpoint_database import PATIENCE_S, EndpointDatabase
+from ensemble_ray.access.endpoint_database import EndpointDatabase
 from ensemble_ray.record.postgres.group import text_of_name
-from ensemble_ray.serve.driving.ledger import COLUMNS, FINAL, LedgerEntry, entry_of, text_of
+from ensemble_ray.serve.driving.ledger import COLUMNS, FINAL, LedgerEntry, LedgerLostError, entry_of, text_of
 from ensemble_ray.serve.run_schemas import RunDetail, RunFilter, RunStatus
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ T = TypeVar("T")
 #: How often, and after which pause, s, a ledger is asked for that another process has: a server notices within some 15 s that
 #: a whole machine is gone.
 _TRIES, _PAUSE_S = 100, 0.5
-#: How long the end of a run waits for a server that cannot be reached, s: it has nowhere else to go.
-_LONG_PATIENCE_S = 3600.0
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ensemble_ray_endpoint:' || %s, 0))"
 _CLAIM = """
 INSERT INTO ensemble_ray_endpoint.endpoints AS e VALUES (%s, 1, %s)
@@ -71,7 +69,7 @@ class PostgresLedger:
         self._name = text_of_name(name)
         self._epoch: int | None = None
         self._database = EndpointDatabase(url, greet=self._lock)
-        self._epoch = self._claimed()
+        self._epoch = self._claim_patiently()
 
     def add(self, entry: LedgerEntry) -> None:
         """Keep a run that is accepted; when this returns it survives the process, and a loss of this machine."""
@@ -105,7 +103,7 @@ class PostgresLedger:
         self._write(lambda connection: connection.execute(query, values))
 
     def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
-        """Note what became of a run, however long the database is away; see `RunLedger.end`."""
+        """Note what became of a run; see `RunLedger.end`."""
         ended_at = text_of(outcome.ended_at or outcome.created_at)
         values = [outcome.status, ended_at, outcome.model_dump_json(), self._name, text_of_name(run_id)]
 
@@ -113,7 +111,7 @@ class PostgresLedger:
             connection.execute(_END, values)
             connection.execute(_FORGET, [self._name, list(FINAL), kept])
 
-        self._write(operation, patience_s=_LONG_PATIENCE_S)
+        self._write(operation)
 
     def find(self, run_id: str) -> LedgerEntry | None:
         """Return the run of that id; None when there is none."""
@@ -159,11 +157,11 @@ class PostgresLedger:
 
         return [entry_of(row) for row in self._database.run(operation)]
 
-    def _write(self, operation: Callable[[Connection], object], *, patience_s: float = PATIENCE_S) -> None:
+    def _write(self, operation: Callable[[Connection], object]) -> None:
         """Change the ledger, as long as it is this process's.
 
         Raises:
-            RunExistsError: another process has it now.
+            LedgerLostError: another process has it now.
         """
 
         def fenced(connection: Connection) -> None:
@@ -171,7 +169,7 @@ class PostgresLedger:
                 raise self._conflict(connection)
             operation(connection)
 
-        self._database.run(fenced, patience_s=patience_s)
+        self._database.run(fenced)
 
     def _lock(self, connection: Connection) -> None:
         """Hold the ledger with a connection.
@@ -187,7 +185,7 @@ class PostgresLedger:
             raise TimeoutError("the server still holds the connection that was lost")
         raise self._conflict(connection)
 
-    def _claimed(self) -> int:
+    def _claim_patiently(self) -> int:
         """Claim the ledger, as soon as a process that is just ending has let it go; return the epoch to write under."""
         for _ in range(_TRIES - 1):
             with contextlib.suppress(RunExistsError):
@@ -203,7 +201,8 @@ class PostgresLedger:
     def _conflict(self, connection: Connection) -> RunExistsError:
         query = "SELECT driver FROM ensemble_ray_endpoint.endpoints WHERE name = %s"
         row = connection.execute(query, [self._name]).fetchone()
-        return RunExistsError(
+        kind = RunExistsError if self._epoch is None else LedgerLostError
+        return kind(
             f"Another endpoint of the name '{self._name}' ({'a process' if row is None else row[0]}) drives its runs in "
             f"{self._database.place}: stop it, or choose another name"
         )

@@ -29,7 +29,7 @@ from ensemble_ray.serve.control_schemas import (
     ReviewConflict,
     ReviewOfEnsemble,
 )
-from ensemble_ray.serve.driving.config import DriverConfig
+from ensemble_ray.serve.driving.config import DriverConfig, part_of_name
 from ensemble_ray.serve.driving.driver_actor import EventPage, RunDriver
 from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.refusals import Refusal
@@ -52,7 +52,8 @@ _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 8.0)
 
 def driver_name(endpoint: str, namespace: str = "") -> str:
     """Return the name of the actor that drives the runs of an endpoint; two namespaces may have one of the same name."""
-    return f"{namespace}/endpoint-{endpoint}" if namespace else f"endpoint-{endpoint}"
+    own = f"endpoint-{part_of_name(endpoint)}"
+    return f"{namespace}/{own}" if namespace else own
 
 
 class RemoteRuns:

@@ -147,8 +147,8 @@ def accepted(entry: LedgerEntry) -> AcceptedRun:
 
 
 def _digest(asked: NewRun, team: ServedTeam) -> str:
-    """Return a digest of what decides what a run does; its id does not, and its team is the one that is meant."""
-    data = asked.model_dump(mode="json", exclude={"run_id", "ensemble"})
+    """Return a digest of what decides what a run does; its id and who traces it do not, and its team is the one that is meant."""
+    data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent"})
     for name in ("task_overrides", "tasks"):  # requests that were kept before there were such are still the same
         if data[name] is None:
             del data[name]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.serve.driving.config import part_of_name
 from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
 from ensemble_ray.serve.run_schemas import RunDetail, RunFilter, RunStatus
 
@@ -18,7 +19,10 @@ __all__ = ["RunLedger", "open_ledger"]
 
 
 class RunLedger(Protocol):
-    """The runs of one endpoint, in the one process that drives them."""
+    """The runs of one endpoint, in the one process that drives them.
+
+    Each call raises `LedgerLostError` where another process has it now, and `EnsembleError` where it cannot be reached.
+    """
 
     def add(self, entry: LedgerEntry) -> None:
         """Keep a run that is accepted; when this returns it survives the process, and a loss of power."""
@@ -65,8 +69,9 @@ def open_ledger(address: StoreAddress, name: str, namespace: str = "") -> RunLed
         RunExistsError: another process has it, and does not end.
         EnsembleError: the database cannot be reached, or refuses.
     """
+    own = part_of_name(name)
     if not address.url:
-        return Ledger(Path(address.home) / "endpoint" / namespace / f"{name}.sqlite")
+        return Ledger(Path(address.home) / "endpoint" / namespace / f"{own}.sqlite")
     from ensemble_ray.serve.driving.postgres_ledger import PostgresLedger
 
-    return PostgresLedger(address.url, f"{namespace}/{name}" if namespace else name)
+    return PostgresLedger(address.url, f"{namespace}/{own}" if namespace else own)

@@ -7,7 +7,8 @@ run that is told as interrupted because it was accepted, or ended, between two l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -114,14 +115,35 @@ class RunViews:
         size = min(size, LARGEST_PAGE)
         before = None if cursor is None else int(cursor)
         there = set(self._active)  # before the look: one that ends meanwhile has its outcome at the next one
-        entries = await threads.run(self._ledger.page, wanted, before=before, size=size + 1)
-        shown = [await self._settled(each, there) for each in entries[:size]]
+        entries = await self._entries(wanted, before, size + 1)
+        shown = [await self._read_again(each, there) for each in entries[:size]]
         more = str(shown[-1].seq) if len(entries) > size else None
         return RunPage(
             runs=[summary_of(each, is_active=each.run_id in self._active) for each in shown], next_cursor=more
         )
 
-    async def _settled(self, entry: LedgerEntry, there: set[str]) -> LedgerEntry:
+    async def _entries(self, wanted: RunFilter, before: int | None, size: int) -> Sequence[LedgerEntry]:
+        """Return entries, newest first; a run whose end the ledger does not have yet is one that ended."""
+        if wanted.status is None or all(active.ended is None for active in self._active.values()):
+            entries = await threads.run(self._ledger.page, wanted, before=before, size=size)
+            return [self._with_end(each) for each in entries]
+        found: list[LedgerEntry] = []
+        all_states = wanted.model_copy(update={"status": None})
+        while len(found) < size:
+            some = await threads.run(self._ledger.page, all_states, before=before, size=LARGEST_PAGE)
+            found += [each for each in map(self._with_end, some) if each.status is wanted.status]
+            if len(some) < LARGEST_PAGE:
+                break
+            before = some[-1].seq
+        return found[:size]
+
+    def _with_end(self, entry: LedgerEntry) -> LedgerEntry:
+        active = self._active.get(entry.run_id)
+        if active is None or active.ended is None:
+            return entry
+        return replace(entry, status=active.ended.status, ended_at=active.ended.ended_at, outcome=active.ended)
+
+    async def _read_again(self, entry: LedgerEntry, there: set[str]) -> LedgerEntry:
         """Return an entry with the outcome that came since it was read."""
         if entry.status.is_final or entry.run_id in self._active or entry.run_id not in there:
             return entry

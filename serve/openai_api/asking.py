@@ -10,12 +10,13 @@ from typing import Annotated
 from fastapi import Depends, Header, Request
 from pydantic import JsonValue
 
-from ensemble_ray.serve.openai_api.asked_run import AskedRun
+from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.rights import Caller, CallerDependency, Right
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.run_schemas import EnsembleInfo, NewRun
 from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.serve.trace_context import traceparent_of
 
 __all__ = ["Asking", "AskingDependency", "find_models", "model_of"]
 
@@ -39,7 +40,12 @@ class Asking:
         key = None if self.idempotency_key is None else f"{self.caller.name}:{self.idempotency_key}"
         return await AskedRun.begin(
             self.service,
-            NewRun(ensemble=info.name, inputs=dict(inputs), tags=dict(tags)),
+            NewRun(
+                ensemble=info.name,
+                inputs=dict(inputs),
+                tags=dict(tags),
+                traceparent=traceparent_of(self.request),
+            ),
             idempotency_key=key,
             ends_with_client=bool(self.request.app.state.cancel_on_disconnect),
         )

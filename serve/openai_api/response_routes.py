@@ -12,7 +12,7 @@ from sse_starlette import ServerSentEvent
 
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.serve.answers import answer
-from ensemble_ray.serve.openai_api.asked_run import AskedRun
+from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.openai_api.asking import AskingDependency, model_of
 from ensemble_ray.serve.openai_api.bodies import MessageBody, ResponseBody
 from ensemble_ray.serve.openai_api.endings import Answer, answer_of

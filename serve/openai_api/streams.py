@@ -20,7 +20,7 @@ from ensemble_ray.serve.routes.events import HEARTBEAT_S, SEND_TIMEOUT_S, STREAM
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from ensemble_ray.serve.openai_api.asked_run import AskedRun
+    from ensemble_ray.serve.asked_run import AskedRun
     from ensemble_ray.serve.run_schemas import RunDetail
     from ensemble_ray.serve.schemas import Failure
 

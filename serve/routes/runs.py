@@ -17,6 +17,7 @@ from ensemble_ray.serve.routes.visible_runs import chosen_ensemble, visible_run
 from ensemble_ray.serve.routes.waiting import LONGEST_WAIT_S, preferred_wait
 from ensemble_ray.serve.run_schemas import AcceptedRun, NewRun, RunDetail, RunFilter, RunPage, RunStatus
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
+from ensemble_ray.serve.trace_context import traceparent_of
 
 __all__ = ["router"]
 
@@ -50,7 +51,9 @@ async def post_run(
     ensemble = await chosen_ensemble(service, caller, asked.ensemble)
     # Keys of several callers must not meet.
     key = None if idempotency_key is None else f"{caller.name}:{idempotency_key}"
-    taken = await service.start(asked.model_copy(update={"ensemble": ensemble}), idempotency_key=key)
+    span = asked.traceparent or traceparent_of(request)
+    named = asked.model_copy(update={"ensemble": ensemble, "traceparent": span})
+    taken = await service.start(named, idempotency_key=key)
     headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}
     preferred = preferred_wait(prefer)
     seconds = preferred if wait is None else wait

@@ -35,6 +35,7 @@ def test_contracts_are_the_ones_that_the_design_names() -> None:
     assert seams == {
         "ensemble_ray.runtime -> ensemble_ray.actors.driver.runtime",
         "ensemble_ray.cli.commands.studio -> ensemble_ray.studio.server",
+        "ensemble_ray.cli.commands.actors -> ensemble_ray.studio.current_actors",
     }
 
 

@@ -5,6 +5,7 @@ The routes are those of the OpenAPI document, so that one that is added is tried
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -31,6 +32,12 @@ BODIES: dict[str, object] = {
     "POST /tools/{name}/invoke": {"arguments": {}},
     "POST /v1/chat/completions": {"model": "secret", "messages": [{"role": "user", "content": "Ray"}]},
     "POST /v1/responses": {"model": "secret", "input": "Ray"},
+    "POST /a2a/{team}": {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "message/send",
+        "params": {"message": {"messageId": "m", "role": "user", "parts": [{"kind": "data", "data": INPUTS}]}},
+    },
 }
 #: The rights of which a route asks for one; the first is the one that it names.
 RIGHTS: dict[str, tuple[Right, ...]] = {
@@ -52,13 +59,24 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
     "POST /v1/chat/completions": (Right.RUN,),
     "POST /v1/responses": (Right.RUN,),
     "GET /v1/responses/{response_id}": (Right.READ,),
+    "GET /.well-known/agent-card.json": (Right.READ,),
+    "GET /a2a/{team}/.well-known/agent-card.json": (Right.READ,),
+    "POST /a2a/{team}": (Right.RUN,),
 }
 #: What stands in paths: the other team's run.
-PARAMETERS = {"run_id": "theirs", "response_id": "resp_theirs", "gate_id": "gate", "model": "secret", "name": "tool"}
+PARAMETERS = {
+    "run_id": "theirs",
+    "response_id": "resp_theirs",
+    "gate_id": "gate",
+    "model": "secret",
+    "name": "tool",
+    "team": "secret",
+}
 #: What a caller of another team must find nowhere.
 SECRETS = ("secret", "hidden-tag", "swordfish")
 
 
+@functools.cache
 def _document() -> dict[str, Any]:
     return build_api(driven({})).openapi()
 
@@ -97,6 +115,15 @@ async def _ask(client: AsyncClient, operation: str, headers: dict[str, str]) -> 
     return await client.request(method, asked, json=BODIES.get(operation), headers=headers)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def closed(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[tuple[Guarded, str, str]]:
+    """An endpoint with one key, which nobody brings; the key, and what is kept of it."""
+    async with guarded(tmp_path_factory.mktemp("closed"), pair(ScriptedModel())) as opened:
+        key = make_key(opened.file)["authorization"].removeprefix("Bearer ")
+        (kept,) = opened.file.read() or ()
+        yield opened, key, kept.digest
+
+
 def test_every_route_asks_for_a_right() -> None:
     """S-SRV-156: a new route belongs into RIGHTS; the document says that it needs a key."""
     assert sorted(RIGHTS) == OPERATIONS
@@ -126,19 +153,20 @@ def test_every_route_asks_for_a_right() -> None:
     ],
     ids=lambda sent: next((f"{k}: {v[:20]}" for k, v in sent.items()), "nothing"),
 )
-async def test_nobody_is_let_in_without_a_key(home: str, sent: dict[str, str], operation: str) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_nobody_is_let_in_without_a_key(
+    closed: tuple[Guarded, str, str], sent: dict[str, str], operation: str
+) -> None:
     """S-SRV-151, S-SRV-154, S-SRV-159: 401 with a challenge, before anything is looked up; what is kept of a key is none."""
-    async with guarded(Path(home), pair(ScriptedModel())) as endpoint:
-        key = make_key(endpoint.file)["authorization"].removeprefix("Bearer ")
-        (kept,) = endpoint.file.read() or ()
-        headers = {name: value.replace("{key}", key).replace("{digest}", kept.digest) for name, value in sent.items()}
-        method, _, path = operation.partition(" ")
-        answer = await endpoint.client.request(method, path, headers=headers)
-        assert answer.status_code == 401
-        body = answer.json()
-        assert (body["error"]["code"] if path.startswith("/v1/") else body["code"].lower()) == "unauthenticated"
-        assert answer.headers["www-authenticate"].startswith("Bearer realm=")
-        assert ("invalid_token" in answer.headers["www-authenticate"]) == ("authorization" in headers)
+    endpoint, key, digest = closed
+    headers = {name: value.replace("{key}", key).replace("{digest}", digest) for name, value in sent.items()}
+    method, _, path = operation.partition(" ")
+    answer = await endpoint.client.request(method, path, headers=headers)
+    assert answer.status_code == 401
+    body = answer.json()
+    assert (body["error"]["code"] if path.startswith("/v1/") else body["code"].lower()) == "unauthenticated"
+    assert answer.headers["www-authenticate"].startswith("Bearer realm=")
+    assert ("invalid_token" in answer.headers["www-authenticate"]) == ("authorization" in headers)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

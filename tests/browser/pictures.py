@@ -1,4 +1,4 @@
-"""Takes the pictures of the documentation: `python -m tests.browser.pictures docs/pictures/studio`. They are to be looked at."""
+"""Takes the pictures of the documentation: `python -m tests.browser.pictures docs/pictures/studio [NAME...]`. They are to be looked at."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from playwright.sync_api import Page, sync_playwright
 from ensemble_ray import Ensemble, InlineRuntime, TaskExecutionError
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
-from tests.browser import recorded
+from tests.browser import clusters, recorded
 from tests.browser.killed import kill_run
 
 _WIDTH, _HEIGHT = 1240, 740
@@ -67,9 +68,35 @@ def _take(page: Page, url: str, folder: Path, name: str, *, scheme: str = "light
     page.screenshot(path=folder / f"{name}.png")
 
 
-def main(folder: Path) -> None:
-    """Record runs, begin one that goes on, and take a picture of each view."""
+def _take_actors(folder: Path) -> None:
+    """Begin runs on a local Ray, and take a picture of their processes: one was killed, one limit is full, one endpoint fails."""
+    home = Path(tempfile.mkdtemp(prefix="studio-"))
+    server = StudioServer(StoreAddress.of(home), port=0)
+    at_work = clusters.ClusterAtWork(home)
+    with at_work, sync_playwright() as playwright:
+        server.start()
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for scheme, width in (("light", _WIDTH), ("dark", _WIDTH), ("light", 400)):
+            page = browser.new_page(viewport={"width": width, "height": 940}, color_scheme=scheme)  # type: ignore[arg-type]
+            page.goto(f"{server.url}#/actors")
+            page.wait_for_selector(".restarted", timeout=60_000)
+            page.wait_for_selector(".limits .status.is-failed, .limits .status.is-waiting", timeout=60_000)
+            page.evaluate("document.querySelector('.brand small').textContent = ''")
+            page.evaluate("document.querySelector('.node-title-row h2').textContent = 'node-1'")
+            kind = "" if (scheme, width) == ("light", _WIDTH) else f"-{scheme}-{width}"
+            page.screenshot(path=folder / f"actors{kind}.png")
+        browser.close()
+        server.stop()
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def main(folder: Path, names: Collection[str] = ()) -> None:
+    """Record runs, begin one that goes on, and take a picture of each view; where names are given, of these."""
     folder.mkdir(parents=True, exist_ok=True)
+    if not names or "actors" in names:
+        _take_actors(folder)
+    if names and set(names) == {"actors"}:
+        return
     home = Path(tempfile.mkdtemp(prefix="studio-"))
     _record(home)
     server = StudioServer(StoreAddress.of(home), port=0)
@@ -93,6 +120,8 @@ def main(folder: Path) -> None:
             ("budget", "/runs/market-letter-44/budget", "light"),
             ("compare", "/compare?a=market-letter-44&b=market-letter-45&step=edit%230", "light"),
         ):
+            if names and name not in names:
+                continue
             _take(page, f"{server.url}#{path}", folder, name, scheme=scheme)
         browser.close()
     server.stop()
@@ -100,4 +129,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -14,6 +14,7 @@ from ensemble_ray.studio.server import StudioServer
 from tests.browser.conftest import Runs, Watched
 from tests.browser.gates import Gate
 from tests.browser.recorded import blocked_team
+from tests.browser.way import Way
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -68,22 +69,25 @@ async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
 async def test_a_page_comes_back_when_its_server_does(own: Runs, page: Page, gate: Gate, watched: Watched) -> None:
     """S-WEB-80: it says that the connection is lost, tries again, and has all that happened meanwhile."""
     watched.expected.append("ERR_")
-    work = begin(own, gate)
-    await page.goto(own.at("/runs/slow/flow"))
-    await expect(page.locator(".node.is-running")).to_have_count(1)
-    port = int(own.server.url.rstrip("/").rsplit(":", 1)[1])
-    own.server.stop()
-    await expect(page.locator(".notice")).to_contain_text("The connection is lost")
-    gate.open.set()
-    await work
-    again = StudioServer(StoreAddress.of(own.home), port=port)
-    again.start()
-    try:
-        await page.evaluate("window.dispatchEvent(new Event('online'))")
-        await expect(page.locator(".node.is-completed")).to_have_count(3)
-        await expect(page.locator(".notice")).to_be_hidden()
-    finally:
-        again.stop()
+    async with Way().held() as way:
+        way.target = own.server.port
+        work = begin(own, gate)
+        await page.goto(f"http://127.0.0.1:{way.port}/#/runs/slow/flow")
+        await expect(page.locator(".node.is-running")).to_have_count(1)
+        way.cut()
+        own.server.stop()
+        await expect(page.locator(".notice")).to_contain_text("The connection is lost")
+        gate.open.set()
+        await work
+        again = StudioServer(StoreAddress.of(own.home), port=0)
+        again.start()
+        try:
+            way.target = again.port
+            await page.evaluate("window.dispatchEvent(new Event('online'))")
+            await expect(page.locator(".node.is-completed")).to_have_count(3)
+            await expect(page.locator(".notice")).to_be_hidden()
+        finally:
+            again.stop()
 
 
 async def test_waits_between_tries_double_up_to_half_a_minute(own: Runs, page: Page) -> None:
@@ -144,3 +148,22 @@ async def test_an_answer_is_shown_once_after_an_interruption(own: Runs, page: Pa
         }"""
     )
     assert said == "Half an answer"
+
+
+async def test_the_last_look_at_a_run_may_fail(own: Runs, page: Page) -> None:
+    """S-STU-102: where the server is gone when the stream has told the end, the page keeps what it has, without an error."""
+    await page.goto(own.at("/runs"))
+    kept, told = await page.evaluate(
+        """async () => {
+            const {RunModel} = await import("./js/model/run.js");
+            let listener;
+            const gone = () => Promise.reject(new Error("gone"));
+            const source = {live: (run, after, given) => { listener = given; return () => undefined; }, run: gone, steps: gone};
+            const model = new RunModel({source}, {run_id: "r", cursor: 0, is_live: true}, [{id: "a#0"}]);
+            model.follow();
+            const told = new Promise((resolve) => model.watch(() => resolve(true)));
+            listener.onEnd();
+            return [[...model.steps.keys()], await told];
+        }"""
+    )
+    assert (kept, told) == (["a#0"], True)

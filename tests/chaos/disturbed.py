@@ -33,7 +33,7 @@ from tests.chaos.kills import Kill
 from tests.chaos.moments import ASKED, ENDING, OWNED, Moment
 from tests.chaos.report import Report
 from tests.chaos.scenarios import Scenario
-from tests.chaos.team_reviews import decide_one
+from tests.chaos.team_reviews import decide_some
 from tests.chaos.teams import QUESTIONS
 from tests.chaos.victims import Ground, wake_all
 from tests.chaos.world import World
@@ -135,11 +135,13 @@ class Disturbed:
         return any(fact.kind == "plan" for fact in self.facts())
 
     def decide(self) -> None:
-        """Decide at one of the gates that the run waits for; perhaps at none, where somebody was killed before all were asked."""
+        """Decide at some of the gates that the run waits for; perhaps at none, where somebody was killed before all were asked."""
         waiting = open_reviews(asyncio.run(self._store().gates_of(self.run_id)))
         if waiting:
-            asyncio.run(decide_one(self._store(), self.run_id, list(waiting), len(self.report.story)))
-            self.tell(f"decide 1 of {len(waiting)}")
+            most = len(waiting) if self.cluster is None else 1  # on a cluster the first decision lets it go on
+            turn = len(self.report.story)
+            decided = asyncio.run(decide_some(self._store(), self.run_id, list(waiting), turn, most=most))
+            self.tell(f"decide {decided} of {len(waiting)}")
 
     def pick_up(self) -> None:
         """Decide and go on, where the run waits for a decision; on a cluster that stays it goes on by itself."""

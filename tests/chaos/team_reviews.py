@@ -1,6 +1,6 @@
 """A detached team that is killed, and the person who decides at its gates. See `teams` for what it is made of.
 
-The person decides when the run waits, at one gate by lot, and lets it go on: so several are open at a time, are decided in any
+The person decides when the run waits, at gates by lot, and lets it go on: so several are open at a time, are decided in any
 order, and the run comes back to those that are left.
 """
 
@@ -14,7 +14,7 @@ from ensemble_ray.recovery.deciding import record_decision
 from ensemble_ray.values.reviews import OpenReview
 from tests.chaos.teams import join, leave, make_agent, make_task
 
-__all__ = ["decide_one", "decision_of", "reviewed"]
+__all__ = ["decide_some", "decision_of", "reviewed"]
 
 _GATE = Review(prompt="Is it right?", timeout=0)
 
@@ -56,8 +56,10 @@ def decision_of(review: OpenReview) -> ReviewDecision:
     return ReviewDecision.continue_execution()
 
 
-async def decide_one(store: RunStore, run_id: str, reviews: list[OpenReview], turn: int) -> None:
-    """Decide at one of the open gates of a run, by lot."""
+async def decide_some(store: RunStore, run_id: str, reviews: list[OpenReview], turn: int, *, most: int) -> int:
+    """Decide at some of the open gates of a run, by lot; gives at how many."""
     rng = random.Random(f"{run_id}/{turn}")  # noqa: S311  keeps no secret
-    chosen = rng.choice(reviews)
-    await record_decision(store, run_id, chosen.gate_id, decision_of(chosen), by="chaos", comment=None)
+    chosen = rng.sample(reviews, rng.randint(1, min(most, len(reviews))))
+    for each in chosen:
+        await record_decision(store, run_id, each.gate_id, decision_of(each), by="chaos", comment=None)
+    return len(chosen)

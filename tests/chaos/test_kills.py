@@ -12,6 +12,7 @@ import pytest
 
 from tests.chaos.cluster import Cluster, cluster_there
 from tests.chaos.harness import run_with_faults
+from tests.chaos.moments import OWNED, Moment
 from tests.chaos.report import Fault, Report
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.victims import VICTIMS
@@ -54,10 +55,21 @@ def test_units_are_continued_when_their_process_is_killed(scenario: str, seed: i
     assert killed(scenario, ["process"], seed=seed, kills=2).runs == 3
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_reviews_are_decided_once_when_the_process_of_their_run_is_killed(seed: int) -> None:
-    """S-REV-82, S-REV-115 to S-REV-117: before a gate is recorded, after a decision, before what follows from it."""
-    assert killed("reviews", ["process"], seed=seed, kills=3).runs > 4
+def test_reviews_are_decided_once_when_the_process_of_their_run_is_killed() -> None:
+    """S-REV-82, S-REV-115, S-REV-116: before a gate is recorded, and before anything is decided."""
+    assert killed("reviews", ["process"], seed=1, kills=3).runs > 4
+
+
+def test_decisions_hold_when_the_process_that_goes_on_is_killed() -> None:
+    """S-REV-82, S-REV-115, S-REV-117: after decisions, and before what follows from them."""
+    process = VICTIMS["process"]
+    # Five requests are made before anything is decided: the sixth follows from a decision.
+    moments = [Moment(victim=process, kind=kind, more=more, delay_s=0.0) for kind, more in (("arrived", 6), (OWNED, 0))]
+    report = run_with_faults(SCENARIOS["reviews"], [process], 1, len(moments), at=moments)
+    assert (report.violations, report.strikes) == ([], 2), str(report)
+    first, second = (number for number, each in enumerate(report.story) if each.startswith("kill"))
+    assert any(each.startswith("decide") for each in report.story[:first])
+    assert any(each.startswith("decide") for each in report.story[second:])
 
 
 @pytest.mark.parametrize(("scenario", "seed"), [("newsroom", 4), ("peers", 2)])

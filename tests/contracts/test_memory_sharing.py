@@ -60,8 +60,9 @@ def _check_whole(found: Sequence[MemoryEntry]) -> None:
 def test_processes_store_side_by_side(place: Place) -> None:
     """S-MEM-117, S-MEM-142, S-MEM-68: 8 processes, 10,000 entries; nothing is lost or half-read; each writer's are in order."""
     memory = place(_Topics())
-    spawning = multiprocessing.get_context("spawn")
-    writers = [spawning.Process(target=_write, args=(memory, number)) for number in range(_WRITERS)]
+    starting = multiprocessing.get_context("forkserver")  # what they all need is imported once
+    starting.set_forkserver_preload([__name__])
+    writers = [starting.Process(target=_write, args=(memory, number)) for number in range(_WRITERS)]
     for writer in writers:
         writer.start()
     for writer in writers:

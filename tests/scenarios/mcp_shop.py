@@ -1,6 +1,6 @@
 """An MCP server for tests, made with the official SDK: over stdio, or on a port. Its calls are told in a file.
 
-Usage: mcp_shop.py JOURNAL [PORT]
+Usage: mcp_shop.py JOURNAL [PORT | older]
 """
 
 from __future__ import annotations
@@ -8,10 +8,28 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import anyio
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ToolAnnotations
+from mcp.server.runner import serve_loop
+from mcp.server.stdio import stdio_server
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import (
+    CreateMessageRequest,
+    CreateMessageRequestParams,
+    CreateMessageResult,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitRequestURLParams,
+    ElicitResult,
+    ImageContent,
+    InputRequiredResult,
+    SamplingMessage,
+    TextContent,
+    ToolAnnotations,
+)
 
 journal = Path(sys.argv[1])
 server = MCPServer("shop", log_level="WARNING")
@@ -88,13 +106,76 @@ def secret() -> str:
 @server.tool()
 async def sleep() -> str:
     """Never answer, and tell when the call was cancelled."""
-    import anyio
-
     note("sleep")
     try:
         await anyio.sleep_forever()
     finally:
         note("woken")
+
+
+FORM = {
+    "type": "object",
+    "properties": {
+        "count": {"type": "integer", "description": "Pieces"},
+        "gift": {"type": "boolean", "default": False},
+    },
+    "required": ["count"],
+}
+
+
+async def asked(ctx: Context, params: ElicitRequestFormParams | ElicitRequestURLParams) -> Any:
+    """What the client's user answers; in the newer protocol a result that asks, until the call comes again with the answer."""
+    if ctx.session.can_send_request:
+        request, place = ElicitRequest(params=params), ServerMessageMetadata(ctx.request_id)
+        return await ctx.session.send_request(request, ElicitResult, metadata=place)
+    if ctx.input_responses is None:
+        return InputRequiredResult(input_requests={"asked": ElicitRequest(params=params)})
+    return ctx.input_responses["asked"]
+
+
+@server.tool()
+async def order(what: str, ctx: Context) -> Any:
+    """Order something, and ask how many."""
+    note("order")
+    answer = await asked(ctx, ElicitRequestFormParams(message=f"How many of {what}?", requested_schema=FORM))
+    if isinstance(answer, InputRequiredResult):
+        return answer
+    if answer.action == "accept":
+        note("ordered")
+    return f"{answer.action} {answer.content}"
+
+
+@server.tool()
+async def login(ctx: Context) -> Any:
+    """Have somebody open a page."""
+    url = "https://shop.example/"
+    answer = await asked(ctx, ElicitRequestURLParams(message="Log in", url=url, elicitation_id="e"))
+    return answer if isinstance(answer, InputRequiredResult) else answer.action
+
+
+@server.tool()
+async def advise(what: str, ctx: Context) -> Any:
+    """Have the client's model say something of it."""
+    content: Any = TextContent(text=what) if what != "photo" else ImageContent(data="YQ==", mime_type="image/png")
+    messages = [SamplingMessage(role="user", content=content)]
+    request = CreateMessageRequest(
+        params=CreateMessageRequestParams(messages=messages, system_prompt="Advise", max_tokens=9)
+    )
+    if ctx.session.can_send_request:
+        place = ServerMessageMetadata(ctx.request_id)
+        said = await ctx.session.send_request(request, CreateMessageResult, metadata=place)
+    elif ctx.input_responses is None:
+        return InputRequiredResult(input_requests={"asked": request})
+    else:
+        said = ctx.input_responses["asked"]
+    note("advise")
+    return f"{said.content.text} ({said.stop_reason})"
+
+
+@server.tool()
+async def roots(ctx: Context) -> str:
+    """Ask which directories the client shows."""
+    return str(await ctx.session.list_roots())
 
 
 @server.resource("shop://list", description="What there is.")
@@ -109,7 +190,16 @@ def greet(name: str) -> str:
     return f"Hello {name}"
 
 
-if len(sys.argv) > 2:
+async def serve_older() -> None:
+    """Serve on standard input and output, and know nothing of the newer protocol."""
+    lowlevel = server._lowlevel_server
+    async with stdio_server() as (received, sent):
+        await serve_loop(lowlevel, received, sent, lifespan_state={})
+
+
+if len(sys.argv) > 2 and sys.argv[2] == "older":
+    anyio.run(serve_older)
+elif len(sys.argv) > 2:
     server.run("streamable-http", port=int(sys.argv[2]))
 else:
     server.run()

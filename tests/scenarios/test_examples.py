@@ -14,13 +14,13 @@ import pytest
 from ensemble_ray import SqliteMemory
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
-from tests.scenarios import test_shown_examples
+from tests.scenarios import test_agents_of_others, test_shown_examples
 from tests.scenarios.running_examples import EXAMPLES, results_of, run_example
 
 
 def test_every_example_is_run_here() -> None:
     """A new example gets its test."""
-    names = (*globals(), *vars(test_shown_examples))
+    names = (*globals(), *vars(test_shown_examples), *vars(test_agents_of_others))
     tested = {name.removeprefix("test_").removesuffix("_runs") + ".py" for name in names if name.endswith("_runs")}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 

@@ -25,7 +25,9 @@ from ensemble_ray import (
     Review,
     ReviewDecision,
     ReviewRequest,
+    Runtime,
     Task,
+    TaskCompleteEvent,
     TaskExecutionError,
     TaskHandlerContext,
     TaskStartEvent,
@@ -99,6 +101,32 @@ def test_each_item_gives_what_one_task_of_its_loop_gave_last() -> None:
     assert {(each.instance, each.iteration_number) for each in told} == {
         (f"map-{item}#0/loop:refine#{number}", number + 1) for item in range(3) for number in range(item + 1)
     }
+
+
+def test_an_iteration_of_an_item_is_told_between_its_tasks_and_the_next_ones(runtime: Runtime) -> None:
+    """S-MR-195, S-LOOP-107: of each item; items among each other are told in any order."""
+    told: list[tuple[str, str]] = []
+
+    class Ordered:
+        """Keeps what it hears, in order: what, and of which iteration of which item."""
+
+        def on_task_start(self, event: TaskStartEvent) -> None:
+            told.append(("start", event.instance.rpartition("/")[0]))
+
+        def on_task_complete(self, event: TaskCompleteEvent) -> None:
+            told.append(("complete", event.instance.rpartition("/")[0]))
+
+        def on_loop_iteration_completed(self, event: LoopIterationCompletedEvent) -> None:
+            told.append(("iteration", event.instance))
+
+    mapped(Refining(), listeners=[Ordered()]).run(runtime=runtime)
+    for item in range(3):
+        of_item = [each for each in told if each[1].startswith(f"map-{item}#")]
+        assert of_item == [
+            (what, f"map-{item}#0/loop:refine#{number}")
+            for number in range(item + 1)
+            for what in ("start", "complete", "start", "complete", "iteration")
+        ]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,24 +31,29 @@ tasks:
 """
 
 
+GATED = TEAM.replace("context: [facts]", "context: [facts], review: {prompt: Right or wrong}")
+ASKING = f"{GATED}review_handler: console\n"
+
+
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory with the team file."""
     with own_directory() as directory:
         (directory / "news-team.yaml").write_text(TEAM, encoding="utf-8")
+        (directory / "asking.yaml").write_text(ASKING, encoding="utf-8")
         yield directory
 
 
 @asynccontextmanager
-async def served(place: Path, models: ModelServer) -> AsyncGenerator[mcp.Client]:
-    """A client of the server of the team; inline."""
+async def served(place: Path, models: ModelServer, **options: Any) -> AsyncGenerator[mcp.Client]:
+    """A client of the server of the teams; inline."""
     parameters = mcp.StdioServerParameters(
         command=COMMAND[0],
-        args=[*COMMAND[1:], "mcp", "news-team.yaml"],
+        args=[*COMMAND[1:], "mcp", "news-team.yaml", "asking.yaml"],
         env=environment_of(place, models),
         cwd=place,
     )
-    async with mcp.Client(parameters) as client:
+    async with mcp.Client(parameters, **options) as client:
         yield client
 
 
@@ -60,7 +66,7 @@ async def test_a_team_is_a_tool_with_its_inputs(place: Path, model_server: Calla
         told.append((done, total))
 
     async with served(place, model_server(lambda _: left.pop(0))) as client:
-        (tool,) = (await client.list_tools()).tools
+        tool, _ = (await client.list_tools()).tools
         assert tool.name == "news_team"
         assert tool.input_schema["required"] == ["topic"]
         assert tool.input_schema["properties"]["tone"]["default"] == "calm"
@@ -84,6 +90,49 @@ async def test_a_run_that_fails_is_an_error_of_the_tool(place: Path, model_serve
         missing = await client.call_tool("news_team", {})
         assert missing.is_error
         assert "topic" in missing.content[0].text
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_open_reviews_are_forms_for_the_clients_user(
+    place: Path, model_server: Callable[..., ModelServer], mode: str
+) -> None:
+    """S-INT-23: in both protocols, in place of the console; what is closed stays open, what is declined ends the run."""
+    answers: list[tuple[str, dict[str, Any] | None]] = [
+        ("accept", {"decision": "edit", "text": "better"}),
+        ("decline", None),
+        ("cancel", None),
+    ]
+    shown: list[str] = []
+
+    async def fill_in(_context: object, params: Any) -> Any:
+        shown.append(params.message)
+        action, content = answers.pop(0)
+        return mcp.types.ElicitResult(action=action, content=content)
+
+    async with served(place, model_server(lambda _: "fine"), mode=mode, elicitation_callback=fill_in) as client:
+        edited = await client.call_tool("asking", {"topic": "tea"})
+        assert [block.text for block in edited.content] == ["better"]
+        declined = await client.call_tool("asking", {"topic": "tea"})
+        assert "ended early (user_exit_early)" in declined.content[0].text
+        closed = await client.call_tool("asking", {"topic": "tea"})
+        assert closed.is_error
+        assert "waits for a person" in closed.content[0].text
+    assert all("Right or wrong" in each and each.endswith("\nfine") for each in shown)
+    (command,) = [line for line in closed.content[0].text.splitlines() if line.startswith("ensemble-ray")]
+    done = await asyncio.to_thread(
+        run_command, place, environment_of(place, model_server("never")), *command.partition("#")[0].split()[1:]
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(await states(place)) == ["completed"] * 3
+
+
+async def test_a_client_without_forms_is_told_what_to_do(place: Path, model_server: Callable[..., ModelServer]) -> None:
+    """S-INT-23: the console belongs to the protocol, and asks nobody."""
+    async with served(place, model_server(lambda _: "fine")) as client:
+        answer = await client.call_tool("asking", {"topic": "tea"})
+        assert answer.is_error
+        assert "ensemble-ray review" in answer.content[0].text
+    assert await states(place) == [RunState.WAITING]
 
 
 async def test_a_call_that_is_cancelled_ends_its_run(place: Path, model_server: Callable[..., ModelServer]) -> None:

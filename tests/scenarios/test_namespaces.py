@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pytest
@@ -53,19 +54,20 @@ def test_the_environment_says_the_namespace(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_programs_of_two_namespaces_do_not_see_each_other(ray_cluster: str, tmp_path: Path) -> None:
     """S-CLU-80, S-CLU-81: a run of the same id runs in both where nothing is recorded; a second one of a namespace is refused."""
     marks, options = Marks(tmp_path / "marks"), RunOptions(durability="off")
-    blue, green = RayRuntime(namespace="blue"), RayRuntime(namespace="green", shards=2)
-    first = waiting(marks, "blue").start(runtime=blue, run_id="same", options=options)
-    second = waiting(marks, "green").start(runtime=green, run_id="same", options=options)
+    own = uuid.uuid4().hex[:8]  # the schedulers that this test starts stay on the cluster
+    blue, green = f"blue-{own}", f"green-{own}"
+    first = waiting(marks, "blue").start(runtime=RayRuntime(namespace=blue), run_id="same", options=options)
+    second = waiting(marks, "green").start(
+        runtime=RayRuntime(namespace=green, shards=2), run_id="same", options=options
+    )
     until(lambda: {"begun blue", "begun green"} <= set(marks.lines), "both runs")
-    assert set(spawn.existing_schedulers("blue")) == {"blue/scheduler"}
-    assert set(spawn.existing_schedulers("green")) == {"green/scheduler", "green/scheduler-1"}
+    assert set(spawn.existing_schedulers(blue)) == {f"{blue}/scheduler"}
+    assert set(spawn.existing_schedulers(green)) == {f"{green}/scheduler", f"{green}/scheduler-1"}
     assert all(spawn.namespace_of(name) == "" for name in spawn.existing_schedulers())
-    assert [set(await states("blue")), set(await states("green"))] == [{"same"}, {"same"}]
+    assert [set(await states(blue)), set(await states(green))] == [{"same"}, {"same"}]
     assert "same" not in await states("")
     with pytest.raises(RunExistsError):
-        await waiting(marks, "blue").arun(
-            runtime=RayRuntime(namespace="blue", shards=2), run_id="same", options=options
-        )
+        await waiting(marks, "blue").arun(runtime=RayRuntime(namespace=blue, shards=2), run_id="same", options=options)
     marks.add("go blue")
     marks.add("go green")
     assert [(await each.aresult()).raw for each in (first, second)] == ["blue", "green"]

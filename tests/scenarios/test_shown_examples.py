@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ensemble_ray import Agent, Ensemble, Task
+from ensemble_ray.serve.api import build_api
+from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from tests.scenarios.running_examples import EXAMPLES, run_example
+from tests.serve.driving import driven
+from tests.serve.http_server import served_app
 
 
 def test_live_dashboard_runs(tmp_path: Path) -> None:
@@ -41,3 +46,15 @@ def test_drawing_runs(tmp_path: Path) -> None:
             for folder in (path.parent, EXAMPLES.parent / "docs" / "pictures")
         )
         assert drawn == shown, f"draw docs/pictures/{path.name} anew"
+
+
+def test_remote_agent_runs(tmp_path: Path) -> None:
+    """S-INT-80, S-INT-84: its agent is a team behind an endpoint, whose card says its name."""
+    far = Agent(role="Analyst", goal="Know", llm=ScriptedModel(otherwise="Green tea, 42 kg"))
+    team = Ensemble(tasks=[Task(description="{question}", expected_output="A figure", agent=far)])
+    with served_app(build_api(driven({"far": team}))) as url:
+        printed, server = run_example(
+            "remote_agent.py", lambda _: "Green tea won.", tmp_path, f"{url}/a2a/far", "openai:some-model"
+        )
+    assert printed == "Green tea won.\n"
+    assert "Green tea, 42 kg" in server.requests[0].text

@@ -220,6 +220,24 @@ def test_a_run_that_waits_goes_on_when_it_is_decided(endpoint: Endpoint) -> None
     assert [each["text"] for each in tasks] == ["mine", "a line"]
 
 
+async def test_a_served_team_is_a_tool_of_mcp(endpoint: Endpoint) -> None:
+    """S-INT-25, S-INT-26, S-INT-27, S-INT-28: through Serve's proxy, with progress and a form for the review that is open."""
+    mcp = pytest.importorskip("mcp")
+    told: list[float] = []
+
+    async def approve(_context: object, _params: object) -> Any:
+        return mcp.types.ElicitResult(action="accept", content={"decision": "approve"})
+
+    async def progress(done: float, _total: float | None, _message: str | None) -> None:
+        told.append(done)
+
+    async with mcp.Client(f"http://127.0.0.1:{endpoint.port}/mcp", elicitation_callback=approve) as client:
+        answer = await client.call_tool("team", {"topic": "Ray"}, progress_callback=progress)
+        assert ([block.text for block in answer.content], told) == (["a line"], [1, 2])
+        answer = await client.call_tool("asking", {"topic": "Ray"})
+        assert [block.text for block in answer.content] == ["a line"]
+
+
 def test_a_served_team_is_a_model_of_the_openai_api(endpoint: Endpoint, models: ModelServer) -> None:
     """S-SRV-100, S-SRV-110, S-SRV-120: through Serve's proxy; its tokens come as they are said, and a failure is an error."""
     hi: Any = [{"role": "user", "content": "Ray"}]

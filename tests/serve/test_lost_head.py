@@ -14,6 +14,7 @@ import pytest
 
 from ensemble_ray.access.key_store import open_keys
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.serve.driving.run_ledger import open_ledger
 from ensemble_ray.testing import ModelServer
 from tests.postgres_server import PostgresServer
 from tests.processes import Program, free_ports, own_directory, own_environment, program
@@ -61,9 +62,37 @@ def _destroy(running: Program) -> None:
     running.process.wait(PATIENCE_S)
 
 
+def _take_over(postgres: PostgresServer, url: str, endpoint: Endpoint, key: dict[str, str]) -> None:
+    """Have the ledger of a running endpoint, as another process would; let it go, and see the endpoint go on (S-SRV-47)."""
+
+    def asked(path: str) -> tuple[int, bytes]:
+        connection = endpoint.send("GET", path, **key)
+        answer = connection.getresponse()
+        found = answer.status, answer.read()
+        connection.close()
+        return found
+
+    postgres.end_backends(url)
+    other = open_ledger(StoreAddress(home="", url=url), "endpoint")
+    (before,) = endpoint.program.members(named="ray::RunDriver")
+    status, body = asked("/runs")
+    assert (status, b"NOT_READY" in body) == (503, True), endpoint.program.text
+    endpoint.program.until(
+        lambda: endpoint.program.members(named="ray::RunDriver") not in ([], [before]),
+        "another driver",
+        timeout_s=PATIENCE_S,
+    )
+    other.close()
+    endpoint.program.until(lambda: asked("/runs/begun")[0] == 200, "the endpoint again", timeout_s=PATIENCE_S)
+    assert b'"ended"' in asked("/runs")[1]
+
+
 @pytest.mark.usefixtures("home")
 def test_the_next_head_has_what_the_lost_one_accepted(postgres: PostgresServer) -> None:
-    """S-SRV-45, S-SRV-163, S-SRV-41: a run in the middle, one that ended, and the key; nothing recorded is asked again."""
+    """S-SRV-45, S-SRV-163, S-SRV-41: a run in the middle, one that ended, and the key; nothing recorded is asked again.
+
+    S-SRV-47: another process that takes the ledger over is left alone with it, and what drove the runs waits for it.
+    """
     url = postgres.new_database()
     key = make_key(open_keys(StoreAddress(home="", url=url)), teams=["team"])
     with ModelServer(script, api_key=KEY) as models:
@@ -90,5 +119,6 @@ def test_the_next_head_has_what_the_lost_one_accepted(postgres: PostgresServer) 
             connection.close()
             assert listed.index('"begun"') < listed.index('"ended"')
             assert second.ask("GET", "/runs")[0] == 401
+            _take_over(postgres, url, second, key)
         # The call that was on its way when the machine was lost is made again, and no other one.
         assert len(models.requests) == asked_before + 3

@@ -11,7 +11,7 @@ from openai import APIError, APIStatusError, AsyncOpenAI, OpenAI
 from starlette.types import Message
 
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.openai_api.asked_run import AskedRun
+from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.openai_api.said_text import SaidText
 from ensemble_ray.serve.run_schemas import NewRun, RunStatus
 from tests.serve.http_server import served

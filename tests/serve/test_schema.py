@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +35,37 @@ from tests.serve.keys import make_key
 from tests.serve.teams import pair
 
 
-@pytest.fixture
-def key(home: str) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the endpoint's runs and keys are; each operation is asked of the one that others were asked of before."""
+    return tmp_path_factory.mktemp("endpoint")
+
+
+@pytest.fixture(scope="module")
+def key(place: Path) -> dict[str, str]:
     """The header of a key that may do everything."""
-    return make_key(KeyFile(Path(home)))
+    return make_key(KeyFile(place))
 
 
-@pytest.fixture
-def schema(home: str, key: dict[str, str]) -> Any:
+class _Kept:
+    """Runs that are there for longer than the client of a test, which begins and ends the interface."""
+
+    def __init__(self, runs: RunService) -> None:
+        self._runs = runs
+
+    async def __aenter__(self) -> RunService:
+        return self._runs
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def schema(place: Path, key: dict[str, str]) -> Iterator[Any]:
     """The document of an endpoint in this process that asks for keys."""
-    runs = DrivenRuns(
-        {"team": served_team("team", pair(ScriptedModel(otherwise="fine")))}, InlineRuntime(), Ledger(None)
-    )
-
-    @asynccontextmanager
-    async def service() -> AsyncGenerator[RunService]:
-        yield runs
-
-    api = build_api(service(), callers=KeptCallers(KeyFile(Path(home))))
+    team = served_team("team", pair(ScriptedModel(otherwise="fine")))
+    runs = DrivenRuns({"team": team}, InlineRuntime(home=place), Ledger(None))
+    api = build_api(_Kept(runs), callers=KeptCallers(KeyFile(place)))
     api.state.service = runs
     yield schemathesis.openapi.from_asgi("/openapi.json", api, headers=key)
     run_blocking(runs._close())
@@ -73,6 +85,7 @@ OPERATIONS = [
     *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics"),
     *("GET /v1/models", "GET /v1/models/{model}", "POST /v1/chat/completions"),
     *("POST /v1/responses", "GET /v1/responses/{response_id}"),
+    *("GET /.well-known/agent-card.json", "GET /a2a/{team}/.well-known/agent-card.json", "POST /a2a/{team}"),
 ]
 
 

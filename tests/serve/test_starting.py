@@ -4,47 +4,83 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
+from ensemble_ray.cli.app import invoke
+from ensemble_ray.serve import starting
+from ensemble_ray.serve.__main__ import main
 from ensemble_ray.testing import ModelServer
+from tests.command_line import work_in
 from tests.processes import free_ports, own_directory, own_environment, program
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
 
 COMMAND = [str(Path(sys.executable).with_name("ensemble-ray")), "serve"]
 
 
-def refusal(tmp_path: Path, *arguments: str, **variables: str) -> str:
-    """What it says when it refuses; it started nothing."""
-    env = own_environment(tmp_path, **variables)
+Refusal = Callable[..., str]
+
+
+@pytest.fixture
+def refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Generator[Refusal, None, None]:
+    """What it says when it refuses, called in this process; it comes to no start of Ray."""
+
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("it starts Ray")
+
+    def refuse(*arguments: str, **variables: str) -> str:
+        became: list[list[str]] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "execv", lambda _, command: became.append(command))
+            assert invoke(["serve", *arguments]) == 0
+        ((_, *module, options),) = became
+        assert module == ["-m", "ensemble_ray.serve"]
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            assert main(options) == 2
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(starting, "join_or_start", started)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    for _ in work_in(tmp_path, monkeypatch):
+        yield refuse
+
+
+def test_a_wrong_team_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    """S-SRV-61: by the program itself."""
     done = subprocess.run(  # noqa: S603  a command of ours
-        [*COMMAND, *arguments], env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180
-    )
+        [*COMMAND, "taem.yaml"], env=own_environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, check=False,
+        timeout=180,
+    )  # fmt: skip
     assert done.returncode == 2, done.stderr
+    assert "There is no file 'taem.yaml'" in done.stderr
     assert not list(tmp_path.glob("ray*"))
-    return done.stderr
 
 
-def test_a_wrong_team_a_missing_key_and_a_taken_port_are_refused(tmp_path: Path) -> None:
+def test_a_missing_key_a_taken_port_and_unknown_names_are_refused(tmp_path: Path, refusal: Refusal) -> None:
     """S-SRV-61, S-SRV-207, S-SRV-211, S-SRV-213: before anything is started; and tools, models and namespaces that are none."""
     write_team(tmp_path, "http://127.0.0.1:9/v1")
-    assert "There is no file 'taem.yaml'" in refusal(tmp_path, "taem.yaml")
-    assert KEY_VARIABLE in refusal(tmp_path, "team.yaml")
+    assert KEY_VARIABLE in refusal("team.yaml")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         key = {KEY_VARIABLE: KEY}
-        assert "There is no module 'office'" in refusal(tmp_path, "team.yaml", "--tool", "office:look_up", **key)
-        assert "Model 'large': " in refusal(tmp_path, "team.yaml", "--model", "large=nonsense", **key)
-        assert "say NAME=MODEL" in refusal(tmp_path, "team.yaml", "--model", "=openai:a", **key)
-        assert "A namespace has up to 64" in refusal(tmp_path, "team.yaml", "--namespace", "a b", **key)
-        assert f"127.0.0.1:{port}" in refusal(tmp_path, "team.yaml", "--port", port, **{KEY_VARIABLE: KEY})
+        assert "There is no module 'office'" in refusal("team.yaml", "--tool", "office:look_up", **key)
+        assert "Model 'large': " in refusal("team.yaml", "--model", "large=nonsense", **key)
+        assert "say NAME=MODEL" in refusal("team.yaml", "--model", "=openai:a", **key)
+        assert "A namespace has up to 64" in refusal("team.yaml", "--namespace", "a b", **key)
+        assert f"127.0.0.1:{port}" in refusal("team.yaml", "--port", port, **key)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")

@@ -99,3 +99,17 @@ async def test_another_sites_page_changes_nothing(records: Path) -> None:
             answer = await client.post(f"{API}/runs/one/cancel", headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (403, "ORIGIN_NOT_ALLOWED")
         assert (await client.post(f"{API}/runs/one/cancel", headers={"origin": "http://localhost"})).status_code == 409
+
+
+async def test_processes_are_those_of_the_callers_runs(records: Path) -> None:
+    """S-STU-36, S-STU-37: a key learns of no others' but with the right `admin`, and of a run that is not its own nothing."""
+    async with guarded(records, {"a": team(), "b": team()}, KeyPolicy.REQUIRED, has_studio=True) as served:
+        client = served.client
+        everyone, reads = make_key(served.file, "all"), make_key(served.file, "r", rights=[Right.READ], teams=["a"])
+        await client.post("/runs", json={"ensemble": "b", "run_id": "of-b"}, headers={**everyone, "prefer": "wait=30"})
+        assert (await client.get(f"{API}/info", headers=reads)).json()["has_actors"]
+        told = (await client.get(f"{API}/actors", headers=reads)).json()
+        assert told["note"].endswith("Shown are the processes that work for runs of this key's teams.")
+        assert (told["nodes"], told["limiters"], told["breakers"], told["clusters"]) == ([], [], [], [])
+        assert "of this key" not in (await client.get(f"{API}/actors", headers=everyone)).json()["note"]
+        assert (await client.get(f"{API}/runs/of-b/actors", headers=reads)).status_code == 404

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from ensemble_ray import Ensemble, InlineRuntime, Review, RunState, Task, resume
+from ensemble_ray.cli.app import invoke
 from tests.command_line import COMMAND, environment_of
 
 from .conftest import Serve
@@ -190,13 +192,28 @@ def test_a_run_is_forked_with_a_word_before(
 
 
 @pytest.mark.program
-def test_a_run_is_cancelled(place: Path, begin: Callable[[str], subprocess.Popen[bytes]], serve: Serve) -> None:
-    """S-STU-32, S-STU-50: its process is shown; whoever owns it ends it; one that has ended is refused."""
+def test_a_run_is_cancelled(
+    place: Path,
+    begin: Callable[[str], subprocess.Popen[bytes]],
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """S-STU-32, S-STU-38, S-STU-50: its process is shown; whoever owns it ends it; one that has ended is refused."""
     program = begin("long")
     client = serve(home_of(place))
     (node,) = client.get(f"{API}/actors").json()["nodes"]
     (process,) = node["processes"]
-    assert (process["pid"], process["run_id"], process["in_flight"]) == (program.pid, "long", ["waits#0"])
+    assert (process["pid"], [run["run_id"] for run in process["runs"]]) == (program.pid, ["long"])
+    (task,) = process["in_flight"]
+    assert (task["step"], task["since"] is None) == ("waits#0", False)
+    monkeypatch.setenv("ENSEMBLE_RAY_HOME", str(home_of(place)))
+    assert invoke(["actors", "long"]) == 0
+    printed = capsys.readouterr()
+    assert re.search(
+        rf"^  driver  process {program.pid} on \S+ +{program.pid} +- +waits#0 +0 +-", printed.out, re.MULTILINE
+    )
+    assert "Told by the records" in printed.err
     assert process["memory_mb"] > 1
     assert client.post(f"{API}/runs/long/cancel").status_code == 202
     program.wait(PATIENCE_S)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from ensemble_ray import Agent, Ensemble, InlineRuntime, Task
+from ensemble_ray import (
+    Agent,
+    Ensemble,
+    GuardrailInput,
+    GuardrailOutput,
+    GuardrailResult,
+    InlineRuntime,
+    RunOptions,
+    Task,
+)
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.studio.views.step_detail import CUT
 from ensemble_ray.testing import ScriptedModel
@@ -23,12 +33,30 @@ def ids(answer: httpx.Response) -> list[str]:
     return [run["run_id"] for run in answer.json()["runs"]]
 
 
-def one_task(home: Path, run_id: str, model: object, description: str = "Say it") -> None:
+def accept(_: GuardrailInput | GuardrailOutput) -> GuardrailResult:
+    """Let everything pass."""
+    return GuardrailResult.success()
+
+
+def refuse(_: GuardrailInput | GuardrailOutput) -> GuardrailResult:
+    """Let nothing pass."""
+    return GuardrailResult.failure("no names, please")
+
+
+def one_task(
+    home: Path,
+    run_id: str,
+    model: object,
+    description: str = "Say it",
+    *,
+    tags: dict[str, str] | None = None,
+    **fields: Any,
+) -> None:
     """Run a team of one task; a failure is a run, too."""
     agent = Agent(role="Speaker", goal="Speak", llm=model)  # type: ignore[arg-type]
-    team = Ensemble(tasks=[Task(name="say", description=description, expected_output="x", agent=agent)])
+    team = Ensemble(tasks=[Task(name="say", description=description, expected_output="x", agent=agent, **fields)])
     try:
-        team.run(runtime=InlineRuntime(home=home), run_id=run_id)
+        team.run(runtime=InlineRuntime(home=home), run_id=run_id, options=RunOptions(tags=tags))
     except EnsembleError:
         return
 
@@ -58,9 +86,47 @@ def test_runs_are_looked_for(serve: Serve, runs: Path) -> None:
     assert ids(client.get(f"{API}/runs", params={"status": "failed,waiting"})) == []
     assert len(ids(client.get(f"{API}/runs", params={"status": "completed"}))) == 7
     assert ids(client.get(f"{API}/runs", params={"since": "2200-01-01"})) == []
-    assert ids(client.get(f"{API}/runs", params={"tag": "a"})) == []
+    assert client.get(f"{API}/runs", params={"tag": "a"}).json() == {"runs": [], "next_cursor": None, "total_known": 7}
     for since in ("yesterday", "9" * 999):
         assert client.get(f"{API}/runs", params={"since": since}).status_code == 400
+
+
+def test_runs_are_found_by_their_tags(serve: Serve, tmp_path: Path) -> None:
+    """S-STU-3: by name, or name and value, with other words too; rows and runs have them."""
+    for number, tags in enumerate(({"for": "docs:a", "urgent": ""}, {"for": "tests"}, {})):
+        one_task(tmp_path, f"run-{number}", ScriptedModel("ok"), tags=tags)
+    client = serve(tmp_path)
+
+    def found(**params: str) -> list[str]:
+        return ids(client.get(f"{API}/runs", params=params))
+
+    assert found(tag="for") == ["run-1", "run-0"]
+    assert found(tag="for:docs:a") == found(tag="urgent") == ["run-0"]
+    assert found(tag="for:docs") == found(tag="fo") == []
+    assert found(tag="for", q="RUN-1") == found(tag="for", q="run", limit="1") == ["run-1"]
+    assert found(tag="for", q="speaker run-0") == ["run-0"]
+    page = client.get(f"{API}/runs", params={"tag": "for", "limit": 1}).json()
+    assert found(tag="for", limit="1", cursor=page["next_cursor"]) == ["run-0"]
+    assert page["runs"][0]["tags"] == client.get(f"{API}/runs/run-1").json()["tags"] == {"for": "tests"}
+
+
+def test_guardrails_that_accepted_are_told(serve: Serve, tmp_path: Path) -> None:
+    """S-STU-23: by side and name, once the task went past them; of a refusal the side and the reason."""
+    checks = {"input_guardrails": [accept], "output_guardrails": [accept]}
+    one_task(tmp_path, "fine", ScriptedModel("ok"), **checks)
+    one_task(tmp_path, "late", ScriptedModel("ok"), **(checks | {"output_guardrails": [refuse]}))
+    one_task(tmp_path, "early", ScriptedModel("ok"), **(checks | {"input_guardrails": [refuse]}))
+    client = serve(tmp_path)
+
+    def said(run_id: str) -> list[tuple[str, str, bool, str]]:
+        checks = client.get(f"{API}/runs/{run_id}/steps/say%230").json()["guardrails"]
+        return [(each["kind"], each["name"].rpartition(".")[2], each["accepted"], each["message"]) for each in checks]
+
+    assert said("fine") == [("input", "accept", True, ""), ("output", "accept", True, "")]
+    (passed, (kind, name, accepted, message)) = said("late")
+    assert (passed[:3], kind, name, accepted) == (("input", "accept", True), "output", "", False)
+    assert "no names, please" in message
+    assert [(kind, accepted) for kind, _, accepted, _ in said("early")] == [("input", False)]
 
 
 def test_a_run_tells_what_it_was(serve: Serve, runs: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ensemble_ray import EnsembleError, ValidationError
+from ensemble_ray import Ensemble, EnsembleError, InlineRuntime, Review, Task, ValidationError
 from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.access.keys import new_key
 from ensemble_ray.access.rights import Right
@@ -30,6 +30,17 @@ def test_names_of_others_and_pages_of_others_are_refused(serve: Serve, runs: Pat
     for origin in ("http://evil.example", "null", "http://localhost.evil.com", ""):
         answer = client.post(f"{API}/runs/flat/cancel", headers={"origin": origin})
         assert (answer.status_code, answer.json()["code"]) == (403, "ORIGIN_NOT_ALLOWED"), origin
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_step_that_no_program_can_be_told_is_refused(serve: Serve, runs: Path) -> None:
+    """S-STU-77: NUL and halves of surrogate pairs, in addresses and in bodies."""
+    client = serve(runs)
+    asked = client.get(f"{API}/runs/flat/fork-preview?from=a%00b")
+    assert (asked.status_code, asked.json()["code"]) == (422, "INVALID_REQUEST")
+    for text in ('{"from": "a\\u0000b"}', '{"from": "a\\ud800b"}', '{"from": "a", "run_id": "b\\u0000"}'):
+        answer = client.post(f"{API}/runs/flat/fork", content=text, headers={"content-type": "application/json"})
+        assert answer.status_code in {400, 422}, (text, answer.text)
 
 
 def test_only_files_of_the_page_can_be_had(serve: Serve, runs: Path) -> None:
@@ -109,5 +120,31 @@ def test_beyond_loopback_everything_but_files_needs_a_key(runs: Path, tmp_path: 
             assert client.get(f"{API}/runs/flat", headers=other).status_code == 404
             assert client.post(f"{API}/runs/flat/cancel", headers=reads).status_code == 403
             assert client.get("nothing.js").status_code == 404
+    finally:
+        server.stop()
+
+
+def test_who_follows_a_run_is_let_go_when_the_key_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-STU-76: the stream ends without saying that the run did; what is asked after that is refused."""
+    monkeypatch.setattr("ensemble_ray.studio.routes.live._ADMITTED_S", 0.0)
+    task = Task(name="a", description="a", expected_output="x", handler=lambda _: "b", review=Review.required("Well?"))
+    Ensemble(tasks=[task], review_wait="detach").run(runtime=InlineRuntime(home=tmp_path), run_id="asks")
+    text, key = new_key(
+        "reads", rights=frozenset([Right.READ]), teams=["*"], rate=None, created_at=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    KeyFile(tmp_path).add(key)
+    server = StudioServer(StoreAddress.of(tmp_path), host="0.0.0.0", port=0)  # noqa: S104  beyond loopback
+    server.start()
+    try:
+        headers = {"authorization": f"Bearer {text}"}
+        with (
+            httpx.Client(base_url=f"http://127.0.0.1:{server.port}/", trust_env=False, timeout=60) as client,
+            client.stream("GET", f"{API}/runs/asks/live", headers=headers) as stream,
+        ):
+            lines = stream.iter_lines()
+            assert "event: steps" in (next(lines), next(lines))
+            KeyFile(tmp_path).revoke("reads")
+            assert "event: end" not in list(lines)
+            assert client.get(f"{API}/runs/asks", headers=headers).status_code == 401
     finally:
         server.stop()

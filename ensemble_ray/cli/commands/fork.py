@@ -10,6 +10,7 @@ import typer
 from ensemble_ray.cli.commands.resume import AllowChanges, RuntimeAgain, recorded_team, runtime_of
 from ensemble_ray.cli.commands.run import AsJson, Inputs, InputsFile, Quiet, RunId, TraceFile, show_run
 from ensemble_ray.cli.inputs.records import RunName, own_store
+from ensemble_ray.cli.inputs.tags import Tags, read_tags
 from ensemble_ray.cli.view.terminal import FINE, say, screen_line, show, show_json
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def fork(
     run_id: RunId = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done again.")] = False,
     allow_changes: AllowChanges = False,
+    tags: Tags = None,
     runtime: RuntimeAgain = None,
     as_json: AsJson = False,
     trace: TraceFile = None,
@@ -63,7 +65,7 @@ def fork(
     from ensemble_ray.record.resume.run_head import read_head
     from ensemble_ray.recovery.forking import accept_fork, offer_fork
 
-    values = read_inputs(inputs or (), inputs_file)
+    values, own_tags = read_inputs(inputs or (), inputs_file), read_tags(tags or ())
     store = own_store()
     found = run_blocking(store.find(run))
     head = run_blocking(read_head(store, found.run_id))
@@ -82,7 +84,14 @@ def fork(
     title = f"fork of {found.run_id}" + (f" ({Path(found.origin).name})" if found.origin else "") + f" on {chosen}"
     return show_run(
         lambda listener: run_blocking(
-            accept_fork(offer, runtime=chosen, new_run_id=run_id, allow_changes=allow_changes, listeners=(listener,))
+            accept_fork(
+                offer,
+                runtime=chosen,
+                new_run_id=run_id,
+                allow_changes=allow_changes,
+                tags=own_tags,
+                listeners=(listener,),
+            )
         ),
         RunView(title, is_quiet=quiet),
         as_json=as_json,

@@ -22,10 +22,12 @@ from ensemble_ray.cli.commands.run import (
     RuntimeName,
     TraceFile,
 )
+from ensemble_ray.cli.inputs.tags import Tags, run_options
 from ensemble_ray.cli.view.terminal import FINE, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.map_team import MapTeam
+    from ensemble_ray.definition.run_rules import RunOptions
 
 __all__ = ["map_items"]
 
@@ -108,6 +110,7 @@ def map_items(
     ] = None,
     max_tokens: MaxTokens = None,
     max_cost: MaxCost = None,
+    tags: Tags = None,
     input_rate: Annotated[
         float | None, typer.Option("--input-rate", metavar="C", help="Money per million input tokens.")
     ] = None,
@@ -142,9 +145,8 @@ def map_items(
     _check(options, is_dry=dry_run)
     if dry_run:
         return _dry_run(options, as_json=as_json)
-    return _run(
-        options, runtime, run_id, max_tokens=max_tokens, max_cost=max_cost, as_json=as_json, trace=trace, is_quiet=quiet
-    )
+    chosen = run_options(max_tokens, max_cost, tags)
+    return _run(options, runtime, run_id, chosen=chosen, as_json=as_json, trace=trace, is_quiet=quiet)
 
 
 def _check(options: dict[str, object], *, is_dry: bool) -> None:
@@ -217,18 +219,16 @@ def _run(
     runtime: RuntimeName | None,
     run_id: str | None,
     *,
-    max_tokens: int | None,
-    max_cost: float | None,
+    chosen: RunOptions | None,
     as_json: bool,
     trace: Path | None,
     is_quiet: bool,
 ) -> int:
-    from ensemble_ray.cli.commands.run import budget_options, carry_out
+    from ensemble_ray.cli.commands.run import carry_out
     from ensemble_ray.process.config import Settings
     from ensemble_ray.values.ids import new_run_id
 
     run_id = run_id or new_run_id()
-    budget = budget_options(max_tokens, max_cost)
     team = _make_team(options, run_id)
     name = Path(str(options.get("items") or options.get("retry_dead") or options.get("ensemble"))).name
     where = runtime.value if runtime else Settings.from_environment().runtime
@@ -237,7 +237,7 @@ def _run(
         {},
         runtime=runtime,
         run_id=run_id,
-        options=budget,
+        options=chosen,
         title=f"{'standard input' if name == _STANDARD_INPUT else name} on {where}",
         as_json=as_json,
         trace=trace,

@@ -224,7 +224,8 @@ def _agent(key: str, planned: Planned, ensemble: Ensemble) -> dict[str, Any]:
         "key": key,
         "role": agent.role,
         "goal": agent.goal,
-        "model": _model(agent.llm),
+        "model": _model(agent.llm) if agent.runner is None else None,
+        "runner": None if agent.runner is None else type(agent.runner).__name__,
         "tools": _names(agent.tools),
         "max_iterations": agent.max_iterations,
         "allow_delegation": agent.allow_delegation,
@@ -283,7 +284,8 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  {agent['key']:<{width}}  {screen_line(agent['role'], _TEXT)}: {screen_line(agent['goal'], _TEXT)}"
         )
-        lines.append(f"  {'':<{width}}  model {agent['model']}{_tools(agent)}")
+        does = f"model {agent['model']}" if agent["runner"] is None else f"runner {agent['runner']}"
+        lines.append(f"  {'':<{width}}  {does}{_tools(agent)}")
     if data["delegation"] and not data["manager"]:
         lines += peer_lines(data["delegation"])
     if data["missing_inputs"]:

@@ -14,10 +14,10 @@ from ensemble_ray.cli.commands.run import (
     Quiet,
     RuntimeName,
     TraceFile,
-    budget_options,
     show_run,
 )
 from ensemble_ray.cli.inputs.records import RunName, own_store
+from ensemble_ray.cli.inputs.tags import Tags, run_options
 
 if TYPE_CHECKING:
     from ensemble_ray.loader import Runnable
@@ -53,6 +53,7 @@ def resume(
     runtime: RuntimeAgain = None,
     max_tokens: MaxTokens = None,
     max_cost: MaxCost = None,
+    tags: Tags = None,
     as_json: AsJson = False,
     trace: TraceFile = None,
     quiet: Quiet = False,
@@ -69,7 +70,7 @@ def resume(
     from ensemble_ray.record.resume.run_head import read_head
     from ensemble_ray.recovery.resuming import begin_again
 
-    options = budget_options(max_tokens, max_cost)
+    options = run_options(max_tokens, max_cost, tags)
     store = own_store()
     found = run_blocking(store.find(run))
     if allow_loss:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ensemble_ray.cli.inputs.records import say_where
+from ensemble_ray.cli.inputs.tags import Tags, run_options
 from ensemble_ray.cli.view.terminal import (
     FAILED,
     FINE,
@@ -45,7 +46,6 @@ __all__ = [
     "Target",
     "TraceFile",
     "WorkflowName",
-    "budget_options",
     "carry_out",
     "run",
     "show_run",
@@ -115,6 +115,7 @@ def run(
     run_id: RunId = None,
     max_tokens: MaxTokens = None,
     max_cost: MaxCost = None,
+    tags: Tags = None,
     as_json: AsJson = False,
     trace: TraceFile = None,
     nodes_checked: Annotated[
@@ -162,25 +163,12 @@ def run(
         values,
         runtime=runtime,
         run_id=run_id,
-        options=budget_options(max_tokens, max_cost),
+        options=run_options(max_tokens, max_cost, tags),
         title=title,
         as_json=as_json,
         trace=trace,
         is_quiet=quiet,
     )
-
-
-def budget_options(max_tokens: int | None, max_cost: float | None) -> RunOptions | None:
-    """Return the options of a run with that budget; None where there is none.
-
-    Raises:
-        ValidationError: one is not above 0.
-    """
-    if max_tokens is None and max_cost is None:
-        return None
-    from ensemble_ray.definition.run_rules import RunOptions
-
-    return RunOptions(max_tokens=max_tokens, max_cost=max_cost)
 
 
 def carry_out(

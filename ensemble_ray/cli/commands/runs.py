@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from ensemble_ray.cli.inputs.records import age_of, as_data, no_runs, own_store, where
+from ensemble_ray.cli.inputs.tags import TagFilter, format_tags, is_tagged
 from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, show, show_json
 
 if TYPE_CHECKING:
@@ -19,8 +20,21 @@ _LISTED = 20
 #: Runs whose records are read at the same time.
 _READERS = 8
 
-#: Tasks with an output, tasks, what is wrong with the record, run and task of a fork; None: not known, or none
-_Done = tuple[int | None, int | None, str, Mapping[str, str] | None]
+
+class _Listed(NamedTuple):
+    """A run of the list, and what its record tells."""
+
+    run: RunSummary
+    #: tasks with an output; None: not known
+    done: int | None = None
+    #: tasks; None: not known
+    total: int | None = None
+    #: what is wrong with the record
+    damage: str = ""
+    tags: Mapping[str, str] = {}
+    #: run and task of a fork
+    forked_from: Mapping[str, str] | None = None
+
 
 States = Annotated[
     list[str] | None,
@@ -35,10 +49,11 @@ States = Annotated[
 def runs(
     *,
     states: States = None,
+    tags: TagFilter = None,
     is_all: Annotated[bool, typer.Option("--all", help="Leave no run out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> int:
-    """List recorded runs: state, age, tasks done, where they came from.
+    """List recorded runs: state, age, tasks done, where they came from, tags.
 
     Newest first; those that were interrupted can be resumed.
 
@@ -49,29 +64,20 @@ def runs(
     chosen = states_of(states or ())
     store = own_store()
     found = [run for run in run_blocking(store.runs()) if not chosen or run.state.value in chosen]
-    shown = found if is_all else found[:_LISTED]
-    done = run_blocking(_tasks_done(store, shown))
-    damaged = [f"Error: run {run.run_id}: {each[2]}" for run, each in zip(shown, done, strict=True) if each[2]]
+    shown = run_blocking(_read(store, found, tags or (), most=None if is_all else _LISTED))
+    damaged = [f"Error: run {each.run.run_id}: {each.damage}" for each in shown if each.damage]
     if as_json:
-        data = [
-            {
-                **as_data(run),
-                "tasks_done": each[0],
-                "tasks": each[1],
-                **({"damage": each[2]} if each[2] else {}),
-                **({"forked_from": each[3]} if each[3] else {}),
-            }
-            for run, each in zip(shown, done, strict=True)
-        ]
-        show_json(data)
+        show_json([_data(each) for each in shown])
         return FAILED if damaged else FINE
-    if not found:
-        say(f"No run in {where()} is {' or '.join(sorted(chosen))}" if chosen else no_runs())
+    if not shown:
+        say(_nothing_found(chosen, tags or ()))
         return FINE
-    _list(shown, done)
-    if len(found) > len(shown):
-        say(f"and {len(found) - len(shown)} older ones in {where()}; all of them: --all")
-    if any(run.state.value == "interrupted" for run in shown):
+    _list(shown)
+    left = found.index(shown[-1].run) + 1
+    if left < len(found) and not is_all:
+        count = f"{len(found) - left} older ones" if not tags else "older ones were not looked at"
+        say(f"and {count} in {where()}; all of them: --all")
+    if any(each.run.state.value == "interrupted" for each in shown):
         say(f"Interrupted runs go on with: {own_command()} resume RUN")
     for line in damaged:
         say(line)
@@ -94,41 +100,83 @@ def states_of(names: Sequence[str]) -> set[str]:
     return {state.lower() for state in names}
 
 
-def _list(shown: Sequence[RunSummary], done: Sequence[_Done]) -> None:
+def _nothing_found(states: set[str], tags: Sequence[str]) -> str:
+    wanted = [f"is {' or '.join(sorted(states))}"] if states else []
+    wanted += [f"has the tag {' and '.join(tags)}"] if tags else []
+    return f"No run in {where()} {' and '.join(wanted)}" if wanted else no_runs()
+
+
+def _list(shown: Sequence[_Listed]) -> None:
     from ensemble_ray.values.value import utc_now
 
     now = utc_now()
     rows = [
-        (run.run_id, run.state.value, age_of(run.created_at, now), _counted(each), run.origin)
-        for run, each in zip(shown, done, strict=True)
+        (
+            each.run.run_id,
+            each.run.state.value,
+            age_of(each.run.created_at, now),
+            "?" if each.done is None or each.total is None else f"{each.done}/{each.total}",
+            "  ".join(filter(None, (each.run.origin, f"[{format_tags(each.tags)}]" if each.tags else ""))),
+        )
+        for each in shown
     ]
     names, ages, counts = (max(len(row[column]) for row in rows) for column in (0, 2, 3))
-    for name, state, age, count, origin in rows:
-        show(f"{name:<{names}}  {state:<11}  {age:>{ages}}  {count:>{counts}} tasks  {origin}".rstrip())
+    for name, state, age, count, rest in rows:
+        show(f"{name:<{names}}  {state:<11}  {age:>{ages}}  {count:>{counts}} tasks  {rest}".rstrip())
 
 
-def _counted(each: _Done) -> str:
-    done, total, *_ = each
-    return "?" if done is None or total is None else f"{done}/{total}"
+def _data(listed: _Listed) -> dict[str, object]:
+    return {
+        **as_data(listed.run),
+        "tasks_done": listed.done,
+        "tasks": listed.total,
+        "tags": dict(listed.tags),
+        **({"damage": listed.damage} if listed.damage else {}),
+        **({"forked_from": listed.forked_from} if listed.forked_from else {}),
+    }
 
 
-async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[_Done]:
-    """Return how far each run is; unknown where the record cannot be read."""
+async def _read(store: RunStore, runs: Sequence[RunSummary], tags: Sequence[str], *, most: int | None) -> list[_Listed]:
+    """Return the first of these runs that have those tags, with what their records tell.
+
+    Args:
+        store: Where they are.
+        runs: The runs, in the order of the list.
+        tags: What they must have; records alone know it.
+        most: How many are wanted; None: all.
+    """
     import asyncio
 
+    readers = asyncio.Semaphore(_READERS)
+
+    async def read(run: RunSummary) -> _Listed | None:
+        async with readers:
+            return await _read_one(store, run, tags)
+
+    most = len(runs) if most is None else most
+    found: list[_Listed] = []
+    position = 0
+    while position < len(runs) and len(found) < most:
+        some = runs[position : position + most]
+        found += [each for each in await asyncio.gather(*map(read, some)) if each is not None]
+        position += len(some)
+    return found[:most]
+
+
+async def _read_one(store: RunStore, run: RunSummary, tags: Sequence[str]) -> _Listed | None:
+    """Return how far a run is, and how it began; unknown where the record cannot be read. None: it has not those tags."""
     from ensemble_ray.errors import RecordError, message_of
     from ensemble_ray.record.progress import tasks_done
     from ensemble_ray.record.resume.run_head import read_head
 
-    readers = asyncio.Semaphore(_READERS)
-
-    async def count(run: RunSummary) -> _Done:
-        async with readers:
-            try:
-                progress = await tasks_done(store, run.run_id)
-                parent = (await read_head(store, run.run_id)).forked_from
-            except RecordError as error:  # a list shows what there is; a run that was deleted meanwhile is not damaged
-                return None, None, message_of(error) if await store.summary(run.run_id) is not None else "", None
-            return progress.done, progress.total, "", None if parent is None else parent._asdict()
-
-    return list(await asyncio.gather(*(count(run) for run in shown)))
+    try:
+        head = await read_head(store, run.run_id)
+        if not is_tagged(head.tags, tags):
+            return None
+        progress = await tasks_done(store, run.run_id)
+    except RecordError as error:  # a list shows what there is; a run that was deleted meanwhile is not damaged
+        if tags:
+            return None
+        return _Listed(run, damage=message_of(error) if await store.summary(run.run_id) is not None else "")
+    parent = None if head.forked_from is None else head.forked_from._asdict()
+    return _Listed(run, progress.done, progress.total, tags=head.tags, forked_from=parent)

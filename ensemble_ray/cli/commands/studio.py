@@ -28,6 +28,19 @@ def studio(
     records: Annotated[
         str | None, typer.Option("--records", metavar="URL", help="A database whose runs are shown, in place of files.")
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="ADDRESS",
+            help="The cluster whose processes are shown, such as 10.0.0.1:6379.",
+            show_default="RAY_ADDRESS, else those of this machine's runs",
+        ),
+    ] = None,
+    files: Annotated[
+        Path | None,
+        typer.Option("--files", metavar="DIR", help="A folder whose graphs (.dag.json) and traces are shown, too."),
+    ] = None,
     no_actions: Annotated[
         bool, typer.Option("--no-actions", help="Only show: nothing is cancelled, resumed, forked or decided there.")
     ] = False,
@@ -35,8 +48,8 @@ def studio(
 ) -> int:
     """Look at runs in the browser: what they do, why they failed, what they wait for.
 
-    Shows all recorded runs, also while they go on, wherever they were begun. Says the address when it answers; Ctrl-C
-    stops it.
+    Shows all recorded runs, also while they go on, wherever they were begun; with --files also graphs and traces that
+    lie in a folder. Says the address when it answers; Ctrl-C stops it.
 
     Exit codes: 1 nobody can listen there, 2 wrong options.
     """
@@ -56,7 +69,14 @@ def studio(
         raise ValidationError("--home and --records name two places: choose one")
     from ensemble_ray.studio.server import StudioServer
 
-    server = StudioServer(StoreAddress.of(home, records), host=host, port=port, has_actions=not no_actions)
+    server = StudioServer(
+        StoreAddress.of(home, records),
+        host=host,
+        port=port,
+        has_actions=not no_actions,
+        cluster=address,
+        files=files,
+    )
     server.start()
     try:
         show(f"Studio: {server.url}")

@@ -22,6 +22,7 @@ from ensemble_ray.cli.commands.run import (
     Workflow,
     WorkflowName,
 )
+from ensemble_ray.cli.inputs.tags import Tags, run_options
 from ensemble_ray.cli.view.terminal import own_command, say
 
 __all__ = ["JobAddress", "submit"]
@@ -47,6 +48,7 @@ def submit(
     run_id: RunId = None,
     max_tokens: MaxTokens = None,
     max_cost: MaxCost = None,
+    tags: Tags = None,
     working_dir: Annotated[
         Path | None,
         typer.Option(
@@ -94,10 +96,12 @@ def submit(
     from ensemble_ray.values.ids import new_run_id
 
     read_inputs(inputs or (), inputs_file)  # so that what is wrong with them is said before anything is sent
+    run_options(None, None, tags)
     directory, name = ships(target, working_dir)
     chosen = run_id or new_run_id()
     words = ["run", name, "--runtime", "ray", "--run-id", chosen]
     words += [word for each in inputs or () for word in ("--input", each)]
+    words += [word for each in tags or () for word in ("--tag", each)]
     if inputs_file is not None:
         words += ["--inputs-file", path_within(inputs_file, directory, "--inputs-file")]
     options: tuple[tuple[str, WorkflowName | str | float | None], ...] = (

@@ -8,6 +8,7 @@ import typer
 
 from ensemble_ray.cli.inputs.records import as_data, no_runs, own_store, where
 from ensemble_ray.cli.view.pictures import Dag, Mermaid, Pictures, Svg
+from ensemble_ray.cli.view.spans import Otlp, WithContent, send_run
 from ensemble_ray.cli.view.terminal import FINE, say, show, show_json, show_json_text
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = ["trace"]
 _LISTED = 20
 _STYLES = {
     "run": "bold",
+    "tags": "dim",
     "level": "bold cyan",
     "unit": "bold cyan",
     "verdict": "yellow",
@@ -59,11 +61,14 @@ def trace(
     svg: Svg = None,
     mermaid: Mermaid = None,
     dag: Dag = None,
+    otlp: Otlp = None,
+    content: WithContent = False,
 ) -> int:
     """Show a recorded run as a tree.
 
     With times, tokens and tool calls; also a run that is running or was interrupted. A map-reduce whose tasks are made
-    while it runs is shown by its levels. --svg, --mermaid and --dag write it as a graph instead, as it ran.
+    while it runs is shown by its levels. --svg, --mermaid and --dag write it as a graph instead, as it ran; --otlp sends it
+    to an OpenTelemetry receiver.
 
     Exit codes: 1 the record has lost something; what is left of it is shown.
     """
@@ -81,6 +86,9 @@ def trace(
             _list(runs)
         return FINE
     named = run_blocking(store.find(run))
+    if otlp is not None:
+        send_run(store, named, otlp, has_content=content)
+        return FINE
     pictures = Pictures(svg=svg, mermaid=mermaid, dag=dag)
     if pictures.is_asked:
         _draw_run(store, named, pictures)
@@ -100,7 +108,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import RunFold
     from ensemble_ray.record.resume.run_head import located, read_head
-    from ensemble_ray.record.view.directives import directive_rows, directives_in, told_data
+    from ensemble_ray.record.view.directives import directive_data, directive_rows, directives_in
     from ensemble_ray.record.view.reflections import reflection_rows
     from ensemble_ray.record.view.tree import tree_rows
 
@@ -124,11 +132,13 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     with located(named.place):
         fold = RunFold(facts)
         found = fold.trace()
+    if head.tags:
+        found = found.replace(metadata={**found.metadata, "tags": dict(head.tags)})
     if head.forked_from is not None:
         found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from._asdict()})
     told = directives_in(facts)
     if told:
-        found = found.replace(metadata={**found.metadata, **told_data(told)})
+        found = found.replace(metadata={**found.metadata, **directive_data(told)})
     if as_json:
         show_json_text(found.to_json())
     else:

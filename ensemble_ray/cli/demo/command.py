@@ -12,6 +12,7 @@ from ensemble_ray.cli.commands.run import RuntimeName
 from ensemble_ray.cli.view.terminal import say
 
 if TYPE_CHECKING:
+    from ensemble_ray import MapReduceEnsemble
     from ensemble_ray.cli.demo.passages import Selection
     from ensemble_ray.ports import ChatModel
 
@@ -37,6 +38,9 @@ def demo(
     serve: Annotated[
         bool, typer.Option("--serve", help="Serve two teams, ask them over HTTP, decide a review, stop.")
     ] = False,
+    studio: Annotated[
+        bool, typer.Option("--studio", help="Show the run in the browser while it goes on, and until Ctrl-C.")
+    ] = False,
     run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Name of the record.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")] = False,
 ) -> int:
@@ -49,7 +53,10 @@ def demo(
     from ensemble_ray.cli.demo.digest import render_digest
     from ensemble_ray.cli.demo_team import demo_team
     from ensemble_ray.cli.view.run_view import RunView
+    from ensemble_ray.errors import ValidationError
 
+    if serve + crash + studio > 1:
+        raise ValidationError("--serve, --crash and --studio are three demonstrations: choose one")
     if serve:
         from ensemble_ray.cli.demo.serving import serve_and_ask
 
@@ -67,7 +74,15 @@ def demo(
     title = f"demo on {runtime.value}"
     passages = prepared.selection.passages
     view = RunView(title, is_quiet=quiet, render=lambda output: render_digest(passages, output))
-    return carry_out(prepared.team, {}, runtime=runtime, run_id=run_id, title=title, view=view)
+
+    def run(team: MapReduceEnsemble) -> int:
+        return carry_out(team, {}, runtime=runtime, run_id=run_id, title=title, view=view)
+
+    if studio:
+        from ensemble_ray.cli.demo.studio import show_in_studio
+
+        return show_in_studio(prepared.team, run)
+    return run(prepared.team)
 
 
 def _threads() -> int | None:

@@ -32,10 +32,10 @@ _log = bounded_logger(__name__)
 class Attempts:
     """Makes the attempts of one task's model calls, one answer after the other."""
 
-    def __init__(self, scope: TaskScope, model: ChatModel) -> None:
+    def __init__(self, scope: TaskScope, model: ChatModel, *, may_repeat: bool = True) -> None:
         self._scope = scope
         self._model = model
-        self._policy = scope.context.retry
+        self._policy = scope.context.retry if may_repeat else None
         #: of the newest answer: why each attempt before it failed
         self.failed: list[str] = []
 
@@ -143,7 +143,7 @@ def _notify(visit: Visit | None, error: BaseException, fault: Fault | None) -> N
         return
     if fault is None:
         # A refusal shows that somebody is there; a cancelled call shows nothing, nor does a mistake in a model's code.
-        report = visit.left if status_of(error) is None else visit.answered
+        report = visit.leave if status_of(error) is None else visit.answered
         report()
     elif fault.is_refusal_for_now:
         visit.refused()

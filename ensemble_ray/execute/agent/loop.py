@@ -84,7 +84,7 @@ class AgentLoop:
     @property
     def may_ask_again(self) -> bool:
         """Whether a guardrail that refuses the answer may have another one (S-GRD-17)."""
-        return self._asked_again < self._order.task.max_output_retries
+        return self._asked_again < self._order.task.max_output_retries and not self._models.is_answer_lost
 
     async def again(self, why: str) -> tuple[str, object]:
         """Another answer, since a guardrail wants one for that reason; as `run` gives it."""
@@ -99,7 +99,7 @@ class AgentLoop:
 
     async def _answered(self, step: StepInstruction) -> tuple[str, object]:
         text = self._latest = self._checked(await self._loop(step))
-        if self._order.task.output_type is None:
+        if self._order.task.output_type is None or self._models.is_answer_lost:
             return text, None
         return text, await self._structured(text)
 

@@ -22,11 +22,12 @@ from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedE
 from ensemble_ray.execute.agent.attempts import Attempts
 from ensemble_ray.execute.agent.incomplete import MOST_REPEATS, asked_again, incomplete_text, joined
 from ensemble_ray.execute.agent.recorded_model import answer_of, effect_of
+from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.effects import ModelEffect, captured
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.context import use_effect_key
+from ensemble_ray.process.context import PermitWait, use_effect_key, use_permit_wait
 from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.text.foreign_text import WholePieces
 from ensemble_ray.values.ids import effect_name, uuid_of
@@ -60,12 +61,18 @@ class ModelCalls:
         self._scope = scope
         self._order = scope.order
         self._effects = scope.effects
-        self._model = agent.llm
+        #: what answers in place of a model; None: a model does
+        self._runner = None if agent.runner is None else RunnerModel(scope, agent, agent.runner)
+        self._model = self._runner or agent.llm
         self._on_incomplete: OnIncomplete = agent.on_incomplete or scope.context.on_incomplete
+        if self._runner is not None and self._on_incomplete == "retry":
+            self._on_incomplete = "fail"  # what it did, it did; nobody but its task asks it again
         self._has_warned = False
         self._stream = self._streaming_model(scope.order.is_streaming)
         self._structured = self._structured_form(scope.order.task.output_type)
-        self._attempts = Attempts(scope, agent.llm)
+        self._attempts = Attempts(scope, self._model, may_repeat=self._runner is None or self._runner.may_be_repeated)
+        name = _text_of(self._model, "model_name") or _text_of(self._model, "model")
+        self._named = name, _text_of(self._model, "provider_name")
         #: whether a record has its requests' digests, or one is compared with them
         self._needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
         self._digest = hashlib.sha256()
@@ -73,6 +80,11 @@ class ModelCalls:
         self._turn = 0
         #: whether the last answer is on its way to the record, and nothing that follows it has been waited for
         self._is_underway = False
+
+    @property
+    def is_answer_lost(self) -> bool:
+        """Whether the latest answer is lost, and a text that says so stands for it."""
+        return self._runner is not None and self._runner.is_lost
 
     async def call(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], turn: int) -> ChatResponse:
         """Ask with the whole conversation.
@@ -173,10 +185,16 @@ class ModelCalls:
                 compare(name, recorded, request_digest, messages)
             effect = effect_of(recorded.data)
             self._scope.effects.retry_count += effect.retries
+            if self._runner is not None:
+                self._runner.recall(turn)
         else:
             await self._await_record()
-            effect = await self._whole(name, messages, tools, stream)
+            lost = None if self._runner is None else await self._runner.settle(turn)
+            effect = lost or await self._whole(name, messages, tools, stream)
             await self._record(name, request_digest, effect)
+            if self._runner is not None:
+                await self._runner.note_return(turn, effect)
+        effect.model, effect.provider = self._named
         self._effects.models.append(effect)
         return effect.response
 
@@ -216,15 +234,18 @@ class ModelCalls:
         `name` tells one effect from another: an endpoint that keeps answers by key is asked for another answer.
         """
         clock = self._scope.ports.clock
+        effect = effect_name(self._order.instance, self._turn)
         key = uuid_of(f"{self._order.run_id}/{name}")
-        started_at = 0.0
+        started_at, wait = 0.0, PermitWait(clock.now)
         pieces: list[str] = []
 
         async def attempt() -> ChatResponse:
-            nonlocal started_at
-            started_at = clock.now()
+            nonlocal started_at, wait
+            if self._runner is not None:
+                await self._runner.begin(self._turn)
+            started_at, wait = clock.now(), PermitWait(clock.now)
             # The same for every attempt: it is one effect (S-DUR-27).
-            with use_effect_key(key):
+            with use_effect_key(key), use_permit_wait(wait), self._scope.effect_span(effect):
                 if stream is None:
                     return await self._plain(messages, tools)
                 return await self._streamed(stream, messages, tools, pieces)
@@ -237,10 +258,15 @@ class ModelCalls:
             send = partial(request.send, attempt)
         try:
             response = await self._attempts.answer(send, lambda: bool(pieces))
-        except (asyncio.CancelledError, ExitEarlyError):
+        except (asyncio.CancelledError, ExitEarlyError) as stopped:
+            if self._runner is not None:
+                self._runner.stopped(stopped)
             raise
         except USER_ERRORS as error:
-            raise self._failure(error, is_streaming=stream is not None) from error
+            failure = self._failure(error, is_streaming=stream is not None)
+            if self._runner is not None:
+                await self._runner.note_error(str(failure), began=started_at)
+            raise failure from error
         failed = tuple(self._attempts.failed)
         latency_s = clock.now() - started_at
         return ModelEffect(
@@ -249,6 +275,7 @@ class ModelCalls:
             response=response,
             is_final=True,
             attempts_failed=failed,
+            waited_s=wait.waited_s,
             estimated=None if request is None else request.estimated,
         )
 
@@ -302,6 +329,8 @@ class ModelCalls:
             parts.append(rest)
             self._emit_token(rest, turn)
         text = "".join(parts)
+        if self._runner is not None and closing is not None:
+            return closing  # which a structured answer has the JSON of
         if closing is None:  # S-STR-10
             return ChatResponse(text=text)
         return replace(closing, text=text or closing.text)
@@ -352,3 +381,9 @@ class ModelCalls:
             self._digest.update(line.encode())
         self._digested = len(messages)
         return self._digest.hexdigest()
+
+
+def _text_of(model: object, name: str) -> str | None:
+    """Return what a model says of itself; None: it says nothing."""
+    found: object = getattr(model, name, None)
+    return found if isinstance(found, str) and found else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.execute.effects import ModelEffect
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, require_usable
+from ensemble_ray.process.context import PermitWait, use_permit_wait
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.values.messages import (
     ChatMessage,
@@ -42,6 +43,7 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         estimated_tokens=effect.estimated or (),
         retries=effect.retries,
         attempts_failed=effect.attempts_failed,
+        waited_s=effect.waited_s,
     )
 
 
@@ -59,6 +61,7 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         response=response,
         is_final=True,
         attempts_failed=answer.attempts_failed,
+        waited_s=answer.waited_s,
     )
 
 
@@ -97,13 +100,14 @@ class RecordedModel:
         fact = next(self._recorded, None)
         if fact is not None:
             return effect_of(require_usable(fact).data).response
-        started_at = 0.0
+        started_at, wait = 0.0, PermitWait(time.time)
 
         async def ask() -> ChatResponse:
             nonlocal started_at
             started_at = time.time()
             offered = (tools,) if tools else ()
-            return whole_response(await call_user(self._model.chat, messages, *offered))
+            with use_permit_wait(wait):
+                return whole_response(await call_user(self._model.chat, messages, *offered))
 
         estimated: tuple[int, int] | None = None
         if self._spending is None:
@@ -114,7 +118,12 @@ class RecordedModel:
             estimated = request.estimated
         latency_s = time.time() - started_at
         effect = ModelEffect(
-            started_at=started_at, latency_s=latency_s, response=response, is_final=True, estimated=estimated
+            started_at=started_at,
+            latency_s=latency_s,
+            response=response,
+            is_final=True,
+            waited_s=wait.waited_s,
+            estimated=estimated,
         )
         self._keep(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect)))
         return response

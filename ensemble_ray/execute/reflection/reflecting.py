@@ -111,7 +111,8 @@ async def _learn(
     task = scope.order.task
     config, key = task.reflection_config, reflection_key(task.description)
     assert config is not None, "the caller asked"  # noqa: S101  for the type
-    models = (config.model, task.llm, None if agent is None else agent.llm)
+    own = None if agent is None or agent.runner is not None else agent.llm
+    models = (config.model, task.llm, own)
     model = next((each for each in models if each is not None), None)
     if config.strategy is None and model is None:
         _log.warning(

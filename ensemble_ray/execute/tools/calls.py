@@ -28,6 +28,7 @@ from ensemble_ray.execute.effects import CallOutcome, ToolEffect
 from ensemble_ray.execute.exits import describe_exit
 from ensemble_ray.execute.review.tool_reviews import ToolReviews, stands_at_gate, tool_reviews
 from ensemble_ray.execute.review.waiting import ReviewOpenError
+from ensemble_ray.execute.tools.sampling import ToolSampling
 from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
@@ -37,13 +38,14 @@ from ensemble_ray.tools.call import call_tool, truncate_output
 from ensemble_ray.tools.metrics import GuardedToolMetrics
 from ensemble_ray.tools.registry import BoundAgentTool, ResolvedTools, expand_providers, resolve_tools
 from ensemble_ray.tools.time_limit import TimeLimit
-from ensemble_ray.tools.tool import AbstractAgentTool, ToolContext
+from ensemble_ray.tools.tool import AbstractAgentTool, ContextAgentTool, ToolContext, use_tool_context
 from ensemble_ray.values.ids import effect_name
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.ports import ChatModel
     from ensemble_ray.tools.outcome import ToolOutcome
     from ensemble_ray.tools.registry import BoundTool
     from ensemble_ray.values.messages import ToolCall, ToolSpec
@@ -83,8 +85,11 @@ def _result_of(effect: ToolEffect) -> ToolReturned:
 class ToolCalls:
     """Resolves and calls the tools of one task."""
 
-    def __init__(self, scope: TaskScope, tools: ResolvedTools, delegations: Delegations | None = None) -> None:
+    def __init__(
+        self, scope: TaskScope, tools: ResolvedTools, delegations: Delegations | None, model: ChatModel | None
+    ) -> None:
         self._scope = scope
+        self._model = model
         self._order = scope.order
         self._tools = tools
         self._delegations = delegations
@@ -106,10 +111,13 @@ class ToolCalls:
             ValidationError: an entry is no tool, or a name is taken twice (S-ENG-60).
         """
         delegations = Delegations.of(scope, agent)
-        tools = resolve_tools(await expand_providers(agent.tools))
+        # What a provider offers may depend on whether a person can be asked.
+        asking = ToolContext(agent_role=scope.order.agent_role, review_handler=tool_reviews(scope, "", ()))
+        with use_tool_context(asking):
+            tools = resolve_tools(await expand_providers(agent.tools))
         if delegations is not None and tools.get(delegations.spec.name) is not None:
             raise ValidationError(f"Duplicate tool name: '{delegations.spec.name}'")  # S-TOOL-34
-        return cls(scope, tools, delegations)
+        return cls(scope, tools, delegations, agent.llm)
 
     def reminder(self) -> str | None:
         """Return what a model is told that wants to finish too early; None: it may."""
@@ -207,7 +215,7 @@ class ToolCalls:
 
     def _may_take_long(self, call: ToolCall) -> bool:
         bound = self._tools.get(call.name)
-        is_asking = isinstance(bound, BoundAgentTool) and isinstance(bound.tool, AbstractAgentTool)
+        is_asking = isinstance(bound, BoundAgentTool) and isinstance(bound.tool, AbstractAgentTool | ContextAgentTool)
         return self._is_delegation(call) or (is_asking and self._scope.context.review_policy is not None)
 
     def _is_delegation(self, call: ToolCall) -> bool:
@@ -263,7 +271,9 @@ class ToolCalls:
         )
         context, reviews = self._context(call.name, name)
         try:
-            outcome = self._bounded(call, await call_tool(bound, call.arguments, context=context))
+            with self._scope.effect_span(name):
+                called = await call_tool(bound, call.arguments, context=context)
+            outcome = self._bounded(call, called)
         except ExitEarlyError as exit_early:
             self._leave(call, name, started_at, exit_early)
             raise
@@ -335,6 +345,7 @@ class ToolCalls:
         reviews = tool_reviews(self._scope, effect, limits)
         context = ToolContext(
             review_handler=reviews,
+            sampler=None if self._model is None else ToolSampling(self._scope, effect, self._model),
             time_limits=limits,
             tool_name=tool_name,
             agent_role=order.agent_role,

@@ -29,7 +29,7 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
 
-__all__ = ["HANDLER", "Answer", "ask_unknown", "effect_of", "key_of", "lost_call", "resolve_unknown"]
+__all__ = ["HANDLER", "RUNNER", "Answer", "ask_unknown", "effect_of", "key_of", "lost_call", "resolve_unknown"]
 
 _log = bounded_logger(__name__)
 
@@ -37,6 +37,8 @@ _log = bounded_logger(__name__)
 Answer = Literal["done", "repeat", "fail"]
 #: The call of a task's handler: in the name of its effect, and as the name of the tool.
 HANDLER = "handler"
+#: The same of the runner of a task's agent.
+RUNNER = "runner"
 #: Name of the driver's service that asks.
 _SERVICE = "unknown_effect"
 #: Characters of the arguments that a question shows.
@@ -97,7 +99,7 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
         _log.warning("%s, and has no recorded result: nobody knows whether it was done", _begun(unknown))
         how = scope.context.on_unknown
         if how != "ask":
-            if how == "fail" or unknown.tool_name == HANDLER:
+            if how == "fail" or _is_whole_task(unknown):  # then there is no model to tell
                 raise _failure(unknown, "Nobody knows whether it was done")
             return _describe(unknown)
         answer = await _asked(scope, unknown)
@@ -168,8 +170,13 @@ def _checked(answer: object, unknown: UnknownEffect) -> Answer:
 # Texts.
 
 
+def _is_whole_task(unknown: UnknownEffect) -> bool:
+    """Whether it is no tool that a model called, but what does the task."""
+    return unknown.effect.rpartition("/")[2] in {HANDLER, RUNNER}
+
+
 def _begun(unknown: UnknownEffect) -> str:
-    what = "its handler" if unknown.tool_name == HANDLER else f"tool '{unknown.tool_name}'"
+    what = f"its {unknown.tool_name}" if _is_whole_task(unknown) else f"tool '{unknown.tool_name}'"
     if unknown.is_lost:
         return f"Task '{unknown.task}': {what} may have been called in the part of the run's record that is lost"
     return f"Task '{unknown.task}': {what} was called at {_when(unknown)} by a process that ended during the call"
@@ -180,9 +187,10 @@ def _when(unknown: UnknownEffect) -> str:
 
 
 def _failure(unknown: UnknownEffect, why: str) -> UnknownOutcomeError:
+    is_runner = _is_whole_task(unknown) and unknown.tool_name == RUNNER
     text = (
-        f"{_begun(unknown)}. {why}. Check it under its idempotency key {unknown.idempotency_key}; "
-        "a run with on_unknown='ask' asks what to do, and calls declared as effect='idempotent' are repeated"
+        f"{_begun(unknown)}. {why}. Check it under its idempotency key {unknown.idempotency_key}; a run with "
+        f"on_unknown='ask' asks what to do, and calls declared as {'runner_' * is_runner}effect='idempotent' are repeated"
     )
     return UnknownOutcomeError(text, unknown.effect, unknown.tool_name)
 

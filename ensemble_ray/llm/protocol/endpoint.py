@@ -21,7 +21,7 @@ from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
 from ensemble_ray.llm.protocol.wire import WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
-from ensemble_ray.process.context import current_effect_key
+from ensemble_ray.process.context import current_effect_key, current_traceparent
 from ensemble_ray.values.messages import ChatResponse
 
 __all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint", "Transport"]
@@ -30,6 +30,8 @@ __all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint", "Transport"]
 DEFAULT_TIMEOUT_S = 600.0
 #: The header by which a server knows a repeated request.
 IDEMPOTENCY_KEY = "Idempotency-Key"
+#: The header of W3C by which a server knows the trace that a request is part of.
+TRACEPARENT = "traceparent"
 
 #: Endpoints that refused `stream_options` once; they are not asked again by this process.
 _without_usage: set[str] = set()
@@ -144,9 +146,15 @@ class Endpoint:
         raise error
 
     def _sent_headers(self) -> Mapping[str, str]:
-        """Return the headers with the id of the effect that the request is part of (S-DUR-27); a user's own key wins."""
-        key = current_effect_key()
-        return {IDEMPOTENCY_KEY: key, **self.headers} if key else self.headers
+        """Return the headers with the id of the effect that the request is part of (S-DUR-27), and with its span (S-INT-37).
+
+        Headers of the user's own win.
+        """
+        key, span = current_effect_key(), current_traceparent()
+        if not key and not span:
+            return self.headers
+        sent = {IDEMPOTENCY_KEY: key} if key else {}
+        return {**sent, **({TRACEPARENT: span} if span else {}), **self.headers}
 
     async def _send(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
         if self.max_retries:

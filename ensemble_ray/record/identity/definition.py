@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
 
+from ensemble_ray.definition.own_runner import effect_of_runner
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.callables import class_identity, identity_of
 from ensemble_ray.record.identity.digest import digest_of
@@ -123,7 +124,12 @@ def task_data(task: Task) -> dict[str, object]:
 
 def _agent(agent: Agent) -> dict[str, object]:
     """Return what its tasks are done with; role, goal and background stand in the plan."""
-    data: dict[str, object] = {"llm": model_data(agent.llm), "max_iterations": agent.max_iterations}
+    data: dict[str, object]
+    if agent.runner is None:
+        data = {"llm": model_data(agent.llm), "max_iterations": agent.max_iterations}
+    else:
+        effect = effect_of_runner(agent.runner, agent.runner_effect)
+        data = {"runner": {**class_identity(type(agent.runner)), "effect": effect}}
     if agent.response_format:
         data["response_format"] = agent.response_format
     if agent.on_incomplete is not None:

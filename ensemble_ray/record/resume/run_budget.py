@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.definition.run_rules import RunOptions
+from ensemble_ray.definition.run_tags import tags_in
 from ensemble_ray.errors import RecordError, ValidationError, message_of
 from ensemble_ray.facts.runs import PlanRecorded, RecordedBudget, RunResumed
 from ensemble_ray.values.amounts import RunBudget
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.values.amounts import Amount
 
-__all__ = ["budget_of", "check_larger", "options_again", "recorded_budget", "recorded_options"]
+__all__ = ["budget_of", "check_larger", "options_again", "options_of_fork", "recorded_budget", "recorded_options"]
 
 
 def budget_of(budget: RunBudget | None) -> RecordedBudget | None:
@@ -61,6 +62,18 @@ def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
         ) from error
 
 
+def options_of_fork(header: PlanRecorded, tags: Mapping[str, str] | None) -> Mapping[str, object] | None:
+    """Return what a fork records of its options: those of the run that it is of, and tags of its own (S-DUR-142).
+
+    Raises:
+        ValidationError: the tags are too many or too long.
+    """
+    own = RunOptions(tags=tags).model_dump(mode="json", exclude_none=True)
+    if header.options is None:
+        return own or None
+    return {**{name: value for name, value in header.options.items() if name != "tags"}, **own}
+
+
 def check_larger(run_id: str, before: RunBudget | None, now: RunBudget | None, spent: Amount) -> None:
     """Refuse to go on with a run that spent its budget, unless more may be spent now (S-BUD-6).
 
@@ -97,4 +110,7 @@ def _newest(facts: Iterable[Fact]) -> PlanRecorded | RunResumed | None:
 
 
 def _options(header: PlanRecorded | RunResumed | None) -> Mapping[str, Any]:
-    return {} if header is None else cast("Mapping[str, Any]", header.options or {})
+    if header is None or not header.options:
+        return {}
+    options = cast("Mapping[str, Any]", header.options)
+    return {**options, "tags": tags_in(options)} if "tags" in options else options

@@ -7,10 +7,11 @@ whether and with what it goes on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.origin import Origin
+from ensemble_ray.definition.run_tags import tags_in
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.runs import PlanRecorded, RecordedFork, RunEnded, RunResumed
@@ -32,12 +33,18 @@ class RunHead:
     Attributes:
         header: The record's first fact; an empty one when the run recorded nothing.
         end: Its end; None when it has not ended, or went on after it.
+        beginnings: How often somebody went on with it.
+        ended_at: When it ended last, Unix time, s; 0: it never did.
+        tags: Words of its caller's about it, by name, as it began or went on last.
     """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         """Take the facts, in order; others than those of `HEAD_KINDS` are passed over."""
         self.header = PlanRecorded()
         self.end: RunEnded | None = None
+        self.beginnings = 0
+        self.ended_at = 0.0
+        self.tags: Mapping[str, str] = {}
         self._recorded_at = 0.0
         for fact in facts:
             self.apply(fact)
@@ -47,10 +54,14 @@ class RunHead:
         match fact.data:
             case PlanRecorded() as header:
                 self.header, self._recorded_at = header, fact.at
-            case RunResumed():
+                self.tags = tags_in(header.options)
+            case RunResumed(options=options, is_restart=is_restart):
                 self.end = None  # it goes on: a cancelled run ended, and has not ended any more
+                self.beginnings += not is_restart
+                if options is not None and "tags" in options:
+                    self.tags = tags_in(options)
             case RunEnded() as end:
-                self.end = end
+                self.end, self.ended_at = end, fact.at
             case _:
                 pass
 

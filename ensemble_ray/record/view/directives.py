@@ -13,7 +13,7 @@ from ensemble_ray.record.view.tree import TreeRow
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
 
-__all__ = ["directive_rows", "directives_in", "told_data"]
+__all__ = ["directive_data", "directive_rows", "directives_in"]
 
 #: Characters of a text that are shown.
 _TITLE = 200
@@ -29,7 +29,7 @@ def directive_rows(given: Iterable[ToldFact]) -> tuple[TreeRow, ...]:
     return tuple(_row(each) for each in given)
 
 
-def told_data(given: Iterable[ToldFact]) -> dict[str, list[dict[str, object]]]:
+def directive_data(given: Iterable[ToldFact]) -> dict[str, list[dict[str, object]]]:
     """Return `directives` and `model_switches` as JSON data, those of which there are any."""
     directives: list[dict[str, object]] = []
     switches: list[dict[str, object]] = []

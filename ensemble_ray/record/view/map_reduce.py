@@ -24,12 +24,13 @@ from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.run_head import HEAD_KINDS
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
-from ensemble_ray.record.view.directives import directive_rows, told_data
+from ensemble_ray.record.view.directives import directive_data, directive_rows
 from ensemble_ray.record.view.texts import format_count, format_seconds, format_tokens, row_text
 from ensemble_ray.record.view.tree import (
     TreeRow,
     level_row,
     lost_row,
+    tags_row,
 )
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
@@ -140,6 +141,8 @@ class MapReduceView:
             ),
             is_bad=bool(failures) or any(tally.unknown for tally in levels),
         )
+        if head.tags:
+            yield tags_row(head.tags)
         yield from map(lost_row, self._lost)
         yield from map(level_row, levels)
         yield from self._unknown.rows(self._is_over)
@@ -163,8 +166,9 @@ class MapReduceView:
             "levels": tally_data(self.levels),
             "failed": self._recovery.count(RecordedOutcome.FAILED),
             "first_failures": self._standing_failures(),
+            **({"tags": dict(head.tags)} if head.tags else {}),
             **({"lost": self._lost} if self._lost else {}),
-            **told_data(self._recovery.directives),
+            **directive_data(self._recovery.directives),
             "unknown_outcomes": self._unknown.counts(self._is_over).total(),
             "first_unknown_outcomes": self._unknown.describe(self._is_over),
         }

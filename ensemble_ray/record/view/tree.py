@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, cast
 
+from ensemble_ray.facts.lenient import as_mapping
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
 from ensemble_ray.record.view.branch_lines import branch_lines
 from ensemble_ray.record.view.context import context_lines
@@ -39,6 +40,7 @@ __all__ = [
     "lost_row",
     "render_rows",
     "render_tree",
+    "tags_row",
     "tree_rows",
 ]
 
@@ -56,6 +58,7 @@ _DELEGATING = frozenset({"delegate", "delegate_task"})
 
 RowKind = Literal[
     "run",
+    "tags",
     "level",
     "unit",
     "verdict",
@@ -114,6 +117,8 @@ def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRo
         details=tuple(_run_details(trace)),
         is_bad=bool(trace.errors),
     )
+    if tags := as_mapping(trace.metadata.get("tags")):
+        yield tags_row(tags)
     lost: object = trace.metadata.get("lost")
     if isinstance(lost, list | tuple):
         yield from map(lost_row, map(str, cast("list[object]", lost)))
@@ -171,6 +176,12 @@ def _verdict_row(trace: ExecutionTrace, verdict: Verdict, depth: int) -> TreeRow
         details=(f"after {after}",),
         is_bad=verdict.answer is None,
     )
+
+
+def tags_row(tags: Mapping[str, object]) -> TreeRow:
+    """Return the row of a run's tags."""
+    shown = (row_text(f"{name}={value}" if value else name, _TITLE) for name, value in tags.items())
+    return TreeRow(depth=1, kind="tags", title="tags", details=tuple(shown))
 
 
 def _parent(trace: ExecutionTrace) -> str:
@@ -292,13 +303,14 @@ def _input_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
     """Return the rows of a model call and its tool calls; of `left`, the task's delegations in order, theirs are taken."""
     what = "answered" if interaction.response_type == "final_answer" else "asked for tools"
-    reason = _incomplete(interaction)
+    reason, waited = _incomplete(interaction), interaction.permit_wait
     yield TreeRow(
         depth=depth,
         kind="model",
         title=f"model call {interaction.iteration_index + 1}: {what}",
         details=(
             format_seconds(interaction.latency),
+            *(() if waited is None else (f"{format_seconds(waited)} of it for a permit",)),
             format_tokens(interaction.input_tokens, interaction.output_tokens),
             *(() if reason is None else (reason,)),
         ),

@@ -14,13 +14,14 @@ from ensemble_ray.studio.actions import StudioActions
 from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.studio.routes.answers import StudioDependency, answer
 from ensemble_ray.studio.schemas.actions import AcceptedAction, Decision, NewFork
+from ensemble_ray.studio.schemas.wire import Argument
 from ensemble_ray.studio.service import Studio
 from ensemble_ray.studio.visitors import Visitor
 
 __all__ = ["router"]
 
 router = APIRouter()
-_Spec = Annotated[str, Query(alias="from", min_length=1, max_length=1000)]
+_Spec = Annotated[Argument, Query(alias="from", min_length=1, max_length=1000)]
 
 
 @router.get("/runs/{run_id}/resume-preview")

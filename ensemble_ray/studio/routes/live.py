@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,17 +20,20 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from ensemble_ray.access.rights import Right
 from ensemble_ray.events import TokenEvent
 from ensemble_ray.process.loop import bridge
+from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.studio.routes.answers import StudioDependency, json_text
 from ensemble_ray.text.foreign_text import whole_text
 
 if TYPE_CHECKING:
     from ensemble_ray.record.following import LiveEvents
-    from ensemble_ray.studio.reading import StudioReader
+    from ensemble_ray.studio.service import Studio
     from ensemble_ray.studio.visitors import Visitor
 
 __all__ = ["router"]
 
 router = APIRouter()
+#: Who follows is looked at again so often, s: a key may be revoked meanwhile.
+_ADMITTED_S = 10.0
 #: How often a record is looked at, s.
 _POLL_S = 0.3
 #: Comments that keep idle connections open come so often, s; and who takes nothing for so long is let go, s.
@@ -53,7 +57,7 @@ async def get_live(
     begin = int(last_event_id) if last_event_id and _POSITION.fullmatch(last_event_id) else after
     live = None if studio.live is None else studio.live(run_id)
     return EventSourceResponse(
-        _stream(studio.reader, run_id, visitor, begin, live),
+        _stream(studio, request, run_id, visitor=visitor, after=begin, live=live),
         ping=_HEARTBEAT_S,
         send_timeout=_SEND_TIMEOUT_S,
         sep="\n",
@@ -62,11 +66,18 @@ async def get_live(
 
 
 async def _stream(
-    reader: StudioReader, run_id: str, visitor: Visitor, after: int, live: LiveEvents | None
+    studio: Studio, request: Request, run_id: str, *, visitor: Visitor, after: int, live: LiveEvents | None
 ) -> AsyncGenerator[ServerSentEvent]:
-    stamp, tokens = None, 0
+    stamp, tokens, admitted_at = None, 0, time.monotonic()
     while True:
-        look = await bridge(reader.look(run_id, visitor, after=after, stamp=stamp))
+        if time.monotonic() - admitted_at >= _ADMITTED_S:
+            try:
+                visitor = await studio.guard.admit(request, Right.READ, is_counted=False)
+                await bridge(studio.reader.check_visible(run_id, visitor))
+            except StudioRefusal:
+                return  # who comes back with that key is told why
+            admitted_at = time.monotonic()
+        look = await bridge(studio.reader.look(run_id, visitor, after=after, stamp=stamp))
         stamp = look.stamp
         if look.changes is not None:
             after = look.changes.cursor

@@ -14,7 +14,7 @@ from ensemble_ray.process.loop import bridge
 from ensemble_ray.studio.refusals import StudioRefusal, not_found
 from ensemble_ray.studio.routes.answers import StudioDependency, answer
 from ensemble_ray.studio.run_list import RunSearch
-from ensemble_ray.studio.schemas.actions import Actors
+from ensemble_ray.studio.schemas.actors import Actors
 from ensemble_ray.studio.service import Studio
 from ensemble_ray.studio.views.step_detail import cut_detail, text_of
 from ensemble_ray.studio.visitors import Visitor
@@ -64,6 +64,13 @@ async def get_run(run_id: str, studio: StudioDependency, request: Request) -> Re
     """Return a run."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.run(run_id, visitor)))
+
+
+@router.get("/runs/{run_id}/series")
+async def get_series(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    """Return a run among those before and behind it."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.series(run_id, visitor)))
 
 
 @router.get("/runs/{run_id}/steps")

@@ -1,4 +1,4 @@
-"""What the page may do, what it is told before, and which processes there are. Package: studio. Pure."""
+"""What the page may do, and what it is told before. Package: studio. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from ensemble_ray.studio.schemas.wire import Text, Wire
+from ensemble_ray.studio.schemas.wire import Argument, Text, Wire
 
 __all__ = [
     "AcceptedAction",
-    "Actors",
-    "Breaker",
     "Decision",
-    "Limiter",
     "NewFork",
-    "NodeActors",
     "PreviewedCall",
     "PreviewedStep",
-    "ProcessInfo",
     "RunPreview",
 ]
 
@@ -43,7 +38,7 @@ class NewFork(Wire):
         run_id: Name of the new run; null: it gets one.
     """
 
-    from_: str = Field(validation_alias="from", min_length=1, max_length=1000)
+    from_: Argument = Field(validation_alias="from", min_length=1, max_length=1000)
     run_id: str | None = Field(default=None, max_length=128)
 
 
@@ -82,64 +77,3 @@ class RunPreview(Wire):
     asked_again: list[PreviewedStep] = Field(default_factory=list[PreviewedStep])
     unknown_effects: list[PreviewedCall] = Field(default_factory=list[PreviewedCall])
     blocked: Text | None = None
-
-
-class ProcessInfo(Wire):
-    """A process of a cluster.
-
-    Attributes:
-        queue: Work that waits there; null: nobody knows.
-        in_flight: Steps that it is doing.
-    """
-
-    pid: int | None = None
-    name: str
-    agent: Text | None = None
-    run_id: str | None = None
-    kind: Literal["scheduler", "agent", "manager", "callables", "journal", "limiter", "events", "driver"]
-    queue: int | None = None
-    in_flight: list[str] = Field(default_factory=list)
-    restarts: int | None = None
-    alive: bool = True
-    memory_mb: float | None = None
-
-
-class NodeActors(Wire):
-    """A node of a cluster, and the processes on it."""
-
-    node: str
-    address: str | None = None
-    processes: list[ProcessInfo]
-
-
-class Limiter(Wire):
-    """A limit of requests.
-
-    Attributes:
-        queue: Requests that wait for a permit.
-        permits: Permits that are there just now; null: nobody knows.
-    """
-
-    name: str
-    queue: int
-    permits: float | None = None
-
-
-class Breaker(Wire):
-    """Whether an endpoint of models is asked."""
-
-    name: str
-    state: str
-
-
-class Actors(Wire):
-    """Answer to `GET api/studio/actors`.
-
-    Attributes:
-        note: Why nothing, or not all, is known.
-    """
-
-    nodes: list[NodeActors] = Field(default_factory=list[NodeActors])
-    limiters: list[Limiter] = Field(default_factory=list[Limiter])
-    breakers: list[Breaker] = Field(default_factory=list[Breaker])
-    note: str | None = None

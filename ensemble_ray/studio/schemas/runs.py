@@ -22,6 +22,7 @@ __all__ = [
     "RunError",
     "RunList",
     "RunRow",
+    "RunSeries",
     "SpentCost",
     "SpentTokens",
     "StudioInfo",
@@ -37,6 +38,7 @@ class StudioInfo(Wire):
     Attributes:
         actions: What may be done here; none where the page only reads.
         has_actors: Whether processes of a cluster can be shown.
+        has_files: Whether there is a folder with graphs and traces.
         title: Which place this is, for people.
         read_only_reason: Why nothing may be done; null where something may.
     """
@@ -44,6 +46,7 @@ class StudioInfo(Wire):
     version: str
     actions: list[Action]
     has_actors: bool
+    has_files: bool = False
     title: str
     read_only_reason: str | None = None
 
@@ -57,6 +60,8 @@ class RunRow(Wire):
         open_reviews: How many of its gates wait for a person.
         origin_run: Of a fork: the run that it is of.
         place: Where its record lies.
+        workflow: How its tasks are ordered; empty: its record does not say.
+        tasks: How many tasks its plan has; of a run whose tasks are made while it goes on, those that have ended.
     """
 
     run_id: str
@@ -72,6 +77,8 @@ class RunRow(Wire):
     open_reviews: int = 0
     origin_run: str | None = None
     place: str = ""
+    workflow: str = ""
+    tasks: int = 0
 
 
 class RunList(Wire):
@@ -85,6 +92,18 @@ class RunList(Wire):
     runs: list[RunRow]
     next_cursor: str | None = None
     total_known: int
+
+
+class RunSeries(Wire):
+    """Answer to `GET api/studio/runs/ID/series`: a run among those that began before and behind it (S-VIZ-76).
+
+    Attributes:
+        first: Number of the first of them.
+        runs: In the order in which they began.
+    """
+
+    first: int
+    runs: list[RunRow]
 
 
 class RunError(Wire):
@@ -194,7 +213,6 @@ class RunDetail(RunRow):
         problem: Why the record could not be read to its end; null: it could.
     """
 
-    workflow: str
     inputs: dict[str, Data] = Field(default_factory=dict)
     exit_reason: str | None = None
     exit_reason_text: str | None = None

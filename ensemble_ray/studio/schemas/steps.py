@@ -179,9 +179,15 @@ class ToolCallDetail(Wire):
 
 
 class GuardrailCheck(Wire):
-    """What a guardrail said."""
+    """What a guardrail said.
+
+    Attributes:
+        kind: Which side it watches: `input` or `output`.
+        name: Which code it is, as `module.name`; empty: of the one that refused nobody knows.
+    """
 
     kind: str
+    name: Text = ""
     accepted: bool
     message: Text = ""
 

@@ -11,10 +11,19 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Jso
 
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 
-__all__ = ["Cost", "Data", "Failure", "Millis", "RunStatus", "Text", "Wire"]
+__all__ = ["Argument", "Cost", "Data", "Failure", "Millis", "RunStatus", "Text", "Wire"]
+
+
+def _check_argument(text: str) -> str:
+    if "\0" in text or whole_text(text) != text:
+        raise ValueError("it holds a character that no name has: NUL, or half of a surrogate pair")
+    return text
+
 
 #: A text of a model, a tool or a user.
 Text = Annotated[str, AfterValidator(whole_text)]
+#: A text that becomes an argument of a program, which can hold no NUL and no half of a surrogate pair.
+Argument = Annotated[str, AfterValidator(_check_argument)]
 #: JSON data of them.
 Data = Annotated[JsonValue, BeforeValidator(whole_data)]
 #: An instant, ms of Unix time; or a duration, ms, where the name says so.

@@ -106,6 +106,20 @@ class RunView:
         if self.totals.state(summary) is RunState.INTERRUPTED:
             self.steps.interrupt(self.totals.last_at)
 
+    def reviews(self, summary: RunSummary, *, at: float, can_decide: bool) -> list[Review]:
+        """Return its review gates, oldest first, with their texts whole; see `detail`."""
+        totals = self.totals
+        return [
+            review_of(
+                gate,
+                ensemble=team_name(summary.origin, totals.head.header),
+                at=at,
+                is_owned=bool(summary.owner),
+                can_decide=can_decide and not totals.state(summary).is_final,
+            )
+            for gate in totals.gates
+        ]
+
     def detail(
         self,
         summary: RunSummary,
@@ -132,16 +146,7 @@ class RunView:
         failed = self.steps.first_failed()
         if self.steps.left_out:
             problem = problem or f"It has {self.steps.left_out:,} steps more than are shown"
-        reviews = [
-            review_of(
-                gate,
-                ensemble=team_name(summary.origin, totals.head.header),
-                at=at,
-                is_owned=bool(summary.owner),
-                can_decide=can_decide and not state.is_final,
-            )
-            for gate in totals.gates
-        ]
+        reviews = self.reviews(summary, at=at, can_decide=can_decide)
         if not has_texts:
             reviews = [
                 each.model_copy(
@@ -151,7 +156,6 @@ class RunView:
             ]
         return RunDetail(
             **dict(totals.row(summary)),
-            workflow=header.workflow or "",
             inputs={
                 name: str(value) if has_texts else str(value)[:_SHOWN] for name, value in (header.inputs or {}).items()
             },

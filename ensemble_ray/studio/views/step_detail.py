@@ -19,13 +19,13 @@ from ensemble_ray.studio.schemas.steps import (
     Answer,
     ConstraintCheck,
     ContextCut,
-    GuardrailCheck,
     Message,
     RequestedCall,
     StepDetail,
     StepError,
     ToolCallDetail,
 )
+from ensemble_ray.studio.views.step_guardrails import guardrail_checks
 from ensemble_ray.studio.views.step_state import as_millis
 from ensemble_ray.values.ids import task_instance
 from ensemble_ray.values.trace import CaptureMode, TaskTrace, jsonable
@@ -74,7 +74,7 @@ def detail_of(
         tool_calls=_calls(facts),
         output=as_text(data.get("raw")) if data else None,
         structured_output=cast("JsonValue", data.get("parsed_output")) if data else None,
-        guardrails=_guardrails(failure),
+        guardrails=guardrail_checks(facts, header, row.node, _links(failure)),
         constraints=_constraints(facts),
         context_cuts=[] if trace is None else _cuts(trace.metadata),
         directives=[text for fact in facts if isinstance(fact.data, DirectivesShown) for text in fact.data.texts],
@@ -215,6 +215,8 @@ def _calls(facts: Sequence[Fact]) -> list[ToolCallDetail]:
     found: list[ToolCallDetail] = []
     for name, (begun_as, at, again) in begun.items():
         call, given = asked.get(name), results.get(name)
+        if name.endswith("/runner") and given is not None and given.is_success:
+            continue  # its answer is told of as that of a model
         turn = name.rsplit("/", 2)[1]
         effect = "unknown" if given is None or given.is_unknown else "repeated" if again else "recorded"
         decided = f"decided: {decisions[name]}" if name in decisions else None
@@ -251,24 +253,12 @@ def _tools_of(row: Step, header: PlanRecorded) -> list[str]:
 
 
 def _model_of(row: Step, header: PlanRecorded) -> str | None:
-    """Return the model of a step's agent, as far as the definition says."""
+    """Return the model of a step's agent, or its runner, as far as the definition says."""
     key = as_text(_agent_of(row, header).get("key"))
-    model = as_mapping(as_mapping(as_mapping((header.definition or {}).get("agents")).get(key)).get("llm"))
+    agent = as_mapping(as_mapping((header.definition or {}).get("agents")).get(key))
+    model = as_mapping(agent.get("llm") or agent.get("runner"))
     named = (as_text(model.get(name)) for name in ("model", "name", "spec", "class"))
     return next((each for each in named if each), None)
-
-
-def _guardrails(failure: FailureRecorded | None) -> list[GuardrailCheck]:
-    """Return the guardrail that refused; those that accepted are in no record."""
-    found = [each for each in _links(failure) if as_text(each.get("type")).endswith("GuardrailViolationError")]
-    return [
-        GuardrailCheck(
-            kind=as_text(as_mapping(each.get("fields")).get("guardrail_type"), "guardrail"),
-            accepted=False,
-            message=as_text(each.get("text")),
-        )
-        for each in found[:1]
-    ]
 
 
 def _constraints(facts: Sequence[Fact]) -> list[ConstraintCheck]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.facts.effects import ModelAnswered, ToolIntended, ToolReturned
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
+from ensemble_ray.facts.sampling import SamplingAnswered
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
@@ -21,13 +22,9 @@ def apply_effect(state: StepState, fact: Fact) -> None:
     """Take the next fact of a step's work; those that its row does not tell of only say that it began."""
     match fact.data:
         case ModelAnswered() as answer:
-            state.begin(answer.started_at)
-            state.spend("model", answer.started_at, answer.started_at + answer.latency_s)
+            _apply_answer(state, fact.name, answer)
+        case SamplingAnswered() as answer:
             state.count(int(answer.input_tokens), int(answer.output_tokens))
-            turn = fact.name.rpartition("/")[0]
-            for number, call in enumerate(answer.tool_calls):
-                if call.name.startswith(_DELEGATING):  # such a call has no intent
-                    state.asked[f"{turn}/call-{number}"] = call.name
         case ToolIntended() as intent:
             state.begin(fact.at)
             state.is_repeated = state.is_repeated or fact.name in state.intents
@@ -51,11 +48,32 @@ def apply_effect(state: StepState, fact: Fact) -> None:
             state.begin(fact.at)
 
 
+def _apply_answer(state: StepState, name: str, answer: ModelAnswered) -> None:
+    state.begin(answer.started_at)
+    _spend_answer(state, answer)
+    state.count(int(answer.input_tokens), int(answer.output_tokens))
+    turn = name.rpartition("/")[0]
+    for number, call in enumerate(answer.tool_calls):
+        if call.name.startswith(_DELEGATING):  # such a call has no intent
+            state.asked[f"{turn}/call-{number}"] = call.name
+
+
+def _spend_answer(state: StepState, answer: ModelAnswered) -> None:
+    """Tell the wait for permits of rate limits apart from the time that the model took."""
+    asked_at = answer.started_at + min(answer.waited_s, max(0.0, answer.latency_s))
+    if answer.waited_s:
+        state.spend("rate_limit", answer.started_at, asked_at)
+    state.spend("model", asked_at, answer.started_at + answer.latency_s)
+
+
 def _apply_result(state: StepState, name: str, result: ToolReturned) -> None:
     state.open_calls.discard(name)
     ended = result.started_at + max(0.0, result.duration_s)
     if name.endswith("/handler"):
         state.spend("other", result.started_at, ended)
+        return
+    if name.endswith("/runner"):  # its answer is told of as that of a model
+        state.has_unknown = state.has_unknown or result.is_unknown
         return
     outcome = "skipped" if result.outcome.startswith("skipped") else result.outcome
     state.spend("tool", result.started_at, ended)

@@ -17,6 +17,7 @@ from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reflection import ReflectionMade
 from ensemble_ray.facts.reviews import ReviewRequested
 from ensemble_ray.facts.runs import PlanRecorded, RunResumed
+from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.record.open_reviews import END_KINDS, GATE_KINDS, ends_of, fold_gates
 from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
 from ensemble_ray.record.spent import SpentTally
@@ -43,7 +44,15 @@ TOTAL_KINDS = tuple(
         (
             *HEAD_KINDS,
             *GATE_KINDS,
-            *kinds_of(ModelAnswered, OutputRecorded, FailureRecorded, MemoryRecalled, MemoryStored, ReflectionMade),
+            *kinds_of(
+                SamplingAnswered,
+                ModelAnswered,
+                OutputRecorded,
+                FailureRecorded,
+                MemoryRecalled,
+                MemoryStored,
+                ReflectionMade,
+            ),
         )
     )
 )
@@ -69,6 +78,8 @@ class RunTotals:
         self.cursor = 0
         self._spent = SpentTally(None)
         self._first_task = ""
+        self._planned = 0
+        self._ended = 0
         #: keys of tasks whose answers are decisions about phases
         self._reviewers: set[str] = set()
         self._result = ""
@@ -96,6 +107,7 @@ class RunTotals:
                 nodes = [*map(as_mapping, as_sequence((header.plan or {}).get("nodes")))]
                 units = map(as_mapping, as_sequence((header.plan or {}).get("units")))
                 self._reviewers = {as_text(unit.get("review")) for unit in units}
+                self._planned = len(nodes)
                 self._first_task = title_of(as_text(nodes[0].get("description"))) if nodes else ""
             case RunResumed(is_restart=False, budget=budget) if budget is not None:
                 self.budget = budget
@@ -105,6 +117,7 @@ class RunTotals:
             case OutputRecorded() as given:
                 self._take_output(fact, given)
             case FailureRecorded(trace=trace):
+                self._ended += delegating_call(fact.name) is None
                 self._add_cost(as_mapping(as_mapping(trace).get("metrics")).get("cost_estimate"))
             case _:
                 pass
@@ -145,12 +158,16 @@ class RunTotals:
             duration_ms=None if ended is None else max(0, ended - as_millis(self.head.started_at)),
             tokens=self.tokens,
             cost=None if self.cost is None else Cost(amount=f"{self.cost:f}", currency=self.currency),
+            tags=dict(self.head.tags),
             open_reviews=0 if state.is_final else sum(gate.is_open for gate in self.gates),
             origin_run=None if fork is None else fork.run,
             place=summary.place,
+            workflow=self.head.header.workflow or "",
+            tasks=self._planned or self._ended,
         )
 
     def _take_output(self, fact: Fact, given: OutputRecorded) -> None:
+        self._ended += delegating_call(fact.name) is None
         data = given.output_data()
         self._add_cost(as_mapping(data.get("metrics")).get("cost_estimate"))
         if delegating_call(fact.name) is None and node_key(fact.name) not in self._reviewers:

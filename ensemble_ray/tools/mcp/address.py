@@ -33,6 +33,10 @@ class ServerAddress:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     #: longest time until the session stands, s
     connect_timeout_s: float = 30.0
+    #: whether the session offers to ask a person
+    has_reviewer: bool = False
+    #: whether it offers to ask a model
+    has_model: bool = False
 
     @classmethod
     def of(
@@ -43,6 +47,7 @@ class ServerAddress:
         headers: Mapping[str, str],
         cwd: str | None,
         connect_timeout_s: float,
+        has_model: bool,
     ) -> ServerAddress:
         """Read an address.
 
@@ -58,7 +63,13 @@ class ServerAddress:
                 raise ValidationError(f"MCP server has no readable command: {error}") from None
             if not command:
                 raise ValidationError(f"MCP server must be {_FORMS}, got a command without a program")
-            return cls(command=command, env=tuple(env.items()), cwd=cwd, connect_timeout_s=connect_timeout_s)
+            return cls(
+                command=command,
+                env=tuple(env.items()),
+                cwd=cwd,
+                connect_timeout_s=connect_timeout_s,
+                has_model=has_model,
+            )
         parts = urlsplit(server)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValidationError(f"MCP server must be {_FORMS}, got: {server.partition('@')[2] or server!r}")
@@ -66,7 +77,7 @@ class ServerAddress:
             raise ValidationError("MCP server must be a URL without a name or password: give them in headers")
         if env or cwd is not None:
             raise ValidationError("MCP env and cwd are for a program, and not for a URL")
-        return cls(url=server, headers=tuple(headers.items()), connect_timeout_s=connect_timeout_s)
+        return cls(url=server, headers=tuple(headers.items()), connect_timeout_s=connect_timeout_s, has_model=has_model)
 
     @property
     def shown(self) -> str:

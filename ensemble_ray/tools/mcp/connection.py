@@ -22,6 +22,7 @@ from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge
 from ensemble_ray.tools.mcp.address import ServerAddress
+from ensemble_ray.tools.mcp.questions import elicitation_callback, sampling_callback
 
 if TYPE_CHECKING:
     import httpx2
@@ -230,7 +231,12 @@ async def _opened(address: ServerAddress, stderr: _ErrorLines) -> AsyncGenerator
         else:
             http = await stack.enter_async_context(_http_client(address))
             transport = streamable_http_client(address.url, http_client=http)
-        yield await stack.enter_async_context(Client(transport, raise_exceptions=True))
+        asks_person = elicitation_callback if address.has_reviewer else None
+        asks_model = sampling_callback if address.has_model else None
+        client = Client(
+            transport, raise_exceptions=True, elicitation_callback=asks_person, sampling_callback=asks_model
+        )
+        yield await stack.enter_async_context(client)
 
 
 def _http_client(address: ServerAddress) -> httpx2.AsyncClient:

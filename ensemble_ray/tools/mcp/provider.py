@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from ensemble_ray.tools.tool import (
     DynamicToolProvider,
     check_effect,
     check_tool_name,
+    current_tool_context,
     timeout_seconds,
 )
 from ensemble_ray.values.messages import Effect
@@ -47,6 +49,7 @@ class MCP(DynamicToolProvider):
             hints are taken: `readOnlyHint` is `none`, `idempotentHint` is `idempotent`, all others `once`.
         resources: Whether the agent gets two tools more that list and read the server's resources.
         prompts: Whether each prompt of the server is a tool, named `prompt_NAME`.
+        sampling: Whether the server may ask the agent's model in the middle of a call, under the run's budget and the model's limits.
         timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes.
         connect_timeout: How long the server may take to start or to answer first, the same.
 
@@ -70,6 +73,7 @@ class MCP(DynamicToolProvider):
         effect: Effect | Mapping[str, Effect] | None = None,
         resources: bool = False,
         prompts: bool = False,
+        sampling: bool = False,
         timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
         connect_timeout: float | timedelta = 30.0,
     ) -> None:
@@ -77,7 +81,12 @@ class MCP(DynamicToolProvider):
         if connect_timeout_s is None:
             raise ValidationError("MCP connect_timeout must end")
         self._address = ServerAddress.of(
-            server, env=env or {}, headers=headers or {}, cwd=cwd, connect_timeout_s=connect_timeout_s
+            server,
+            env=env or {},
+            headers=headers or {},
+            cwd=cwd,
+            connect_timeout_s=connect_timeout_s,
+            has_model=sampling,
         )
         if prefix and (problem := check_tool_name(prefix)):
             raise ValidationError(f"MCP prefix: {problem}")
@@ -103,20 +112,19 @@ class MCP(DynamicToolProvider):
         Raises:
             ToolConfigurationError: it cannot be started or reached, refuses, or lacks a tool that is named.
         """
+        address = replace(self._address, has_reviewer=current_tool_context().review_handler is not None)
         try:
-            tools, prompts, has_resources = await connection_to(self._address).ask(self._list, may_repeat=True)
+            tools, prompts, has_resources = await connection_to(address).ask(self._list, may_repeat=True)
         except ServerLostError as error:
             raise ToolConfigurationError(str(error)) from error
         offered = [
-            remote_tool(
-                self._address, tool, name=self._named(tool.name), effect=self._effect_of(tool), timeout=self._timeout
-            )
+            remote_tool(address, tool, name=self._named(tool.name), effect=self._effect_of(tool), timeout=self._timeout)
             for tool in self._chosen(tools)
         ]
         if has_resources:
-            offered += resource_tools(self._address, prefix=self._prefix, timeout=self._timeout)
+            offered += resource_tools(address, prefix=self._prefix, timeout=self._timeout)
         offered += [
-            prompt_tool(self._address, prompt, name=self._named(f"prompt_{prompt.name}"), timeout=self._timeout)
+            prompt_tool(address, prompt, name=self._named(f"prompt_{prompt.name}"), timeout=self._timeout)
             for prompt in prompts
         ]
         return offered

@@ -12,14 +12,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.errors import ToolConfigurationError
+from ensemble_ray.process.context import current_traceparent
+from ensemble_ray.telemetry.active import use_span
 from ensemble_ray.tools.mcp.connection import ServerLostError, connection_to
+from ensemble_ray.tools.mcp.questions import CallQuestions
 from ensemble_ray.tools.mcp.texts import prompt_text, resource_list_text, resource_text, result_of
-from ensemble_ray.tools.tool import AgentTool, CustomSchemaAgentTool, ToolResult
+from ensemble_ray.tools.tool import AgentTool, ContextAgentTool, ToolResult, current_tool_context
 from ensemble_ray.values.messages import Effect
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp_types import Prompt, Resource, Tool
+    from mcp_types import Prompt, RequestParamsMeta, Resource, Tool
 
     from ensemble_ray.tools.mcp.address import ServerAddress
 
@@ -34,7 +37,7 @@ _URI: Mapping[str, object] = {
 }
 
 
-class _RemoteTool(CustomSchemaAgentTool):
+class _RemoteTool(ContextAgentTool):
     """One thing that a server can be asked."""
 
     def __init__(
@@ -66,10 +69,15 @@ class _RemoteTool(CustomSchemaAgentTool):
         arguments = _read(text)
         if arguments is None:
             return ToolResult.failure("The arguments must be a JSON object")
+        questions = CallQuestions(self._address, current_tool_context())
+        span = current_traceparent()
+
+        async def work(client: Client) -> ToolResult:
+            with use_span(span):  # the client works in a task of its own, which knows nothing of the call
+                return await questions.answered_during(client, lambda: self._work(client, arguments))
+
         try:
-            return await connection_to(self._address).ask(
-                lambda client: self._work(client, arguments), may_repeat=self.effect != "once"
-            )
+            return await connection_to(self._address).ask(work, may_repeat=self.effect != "once")
         except MCPError as error:
             return ToolResult.failure(error.message)
         except ServerLostError as lost:
@@ -118,7 +126,9 @@ def remote_tool(
     """Return a tool of the server under a name."""
 
     async def call(client: Client, arguments: dict[str, Any]) -> ToolResult:
-        return result_of(await client.call_tool(tool.name, arguments))
+        span = current_traceparent()
+        meta = cast("RequestParamsMeta", {"traceparent": span}) if span else None  # S-INT-37
+        return result_of(await client.call_tool(tool.name, arguments, meta=meta))
 
     description = tool.description or tool.title or ""
     return _RemoteTool(

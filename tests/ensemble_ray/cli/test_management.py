@@ -334,3 +334,49 @@ def test_fork_of_an_unknown_task_names_the_nearest(call: Call, steps: str) -> No
     called = call("fork", "first", "--from", "tow")
     assert called.code == 2
     assert "Nearest: [two" in called.said
+
+
+def test_runs_are_found_by_their_tags(call: Call, steps: str, folder: Path) -> None:
+    """S-DUR-143: given to run, resume and fork; `runs --tag` takes a name, or name and value, and all of several; trace shows them."""
+    assert call("run", steps, "--run-id", "first", "--tag", "for=docs", "--tag", "urgent").code == 0
+    assert call("run", steps, "--run-id", "second", "--tag", "for=tests").code == 0
+    assert call("fork", "first", "--from", "three", "--run-id", "forked", "--tag", "try=2").code == 0
+    listed = {run["run_id"]: run["tags"] for run in json.loads(call("runs", "--json").printed)}
+    assert listed == {"first": {"for": "docs", "urgent": ""}, "second": {"for": "tests"}, "forked": {"try": "2"}}
+    assert "[for=docs urgent]" in call("runs").printed
+
+    def found(*tags: str) -> set[str]:
+        words = [word for tag in tags for word in ("--tag", tag)]
+        return {run["run_id"] for run in json.loads(call("runs", "--json", *words).printed)}
+
+    assert found("for") == {"first", "second"}
+    assert found("for=docs") == found("for", "urgent") == {"first"}
+    assert found("for=docs", "try") == set()
+    assert "has the tag for=docs and try" in call("runs", "--tag", "for=docs", "--tag", "try").said
+    assert "tags  [for=docs]  [urgent]" in call("trace", "first").printed
+    assert json.loads(call("trace", "first", "--json").printed)["metadata"]["tags"] == {"for": "docs", "urgent": ""}
+    for wrong in ("=x", ""):
+        refused = call("run", steps, "--tag", wrong)
+        assert (refused.code, "has no name" in refused.said) == (2, True)
+    twice = call("run", steps, "--tag", "a=1", "--tag", "a=2")
+    assert (twice.code, "'a' was given twice" in twice.said) == (2, True)
+    assert folder.exists()
+
+
+def test_only_so_many_runs_are_read_for_a_tag(call: Call, folder: Path) -> None:
+    """S-DUR-143: the newest that have it; what was not looked at is said."""
+    header = {"plan": {"nodes": []}, "options": {"tags": {"a": "1"}}}
+
+    async def many() -> None:
+        for number in range(45):
+            owned = await _store().begin(f"r{number:02}")
+            data = header if number % 2 else {"plan": {"nodes": []}}
+            await owned.journal.append([read_fact(run=f"r{number:02}", kind="plan", name="run", at=1.0, data=data)])
+            await owned.close(RunState.COMPLETED)
+
+    run_blocking(many())
+    called = call("runs", "--tag", "a")
+    assert [line.split()[0] for line in called.printed.splitlines()] == [f"r{number:02}" for number in range(43, 4, -2)]
+    assert "older ones were not looked at" in called.said
+    assert len(call("runs", "--tag", "a", "--all").printed.splitlines()) == 22
+    assert folder.exists()

@@ -256,7 +256,7 @@ async def test_a_decision_in_the_moment_of_the_request(web: Web) -> None:
     assert await web.handler.review(asked(timeout=0)) == ReviewDecision.continue_execution()
     deciding.join()
     assert [each["type"] for each in await heard(page)] == ["review_requested", "review_decided"]
-    assert "review_requested" not in web.hub._snapshot.hello()
+    assert "review_requested" not in web.hub._snapshot.hello()()
 
 
 async def both_open(page: Connection) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from ensemble_ray.dashboard import snapshot as snapshot_module
 from ensemble_ray.dashboard.snapshot import Sent, Snapshot
 from ensemble_ray.dashboard.texts import encode
 from ensemble_ray.events.messages import Message
@@ -25,7 +28,7 @@ class Filled(Snapshot):
     @property
     def said(self) -> dict[str, Any]:
         """What it says first."""
-        found: dict[str, Any] = json.loads(self.hello())
+        found: dict[str, Any] = json.loads(self.hello()())
         return found
 
     @property
@@ -154,4 +157,32 @@ def test_texts_of_others_in_the_first_message() -> None:
     snapshot.tell("tool_called", tool_result='</script>"\u2028\ud83d half \x00', structured_result={"a": [1, None]})
     shown = snapshot.said["snapshot_trace"][1]
     assert shown["tool_result"] == '</script>"\u2028\ufffd half \x00'
-    snapshot.hello().encode()
+    snapshot.hello()().encode()
+
+
+def test_what_is_stored_of_one_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-WEB-66: its beginning and what came last; another run keeps what it has."""
+    monkeypatch.setattr(snapshot_module, "MOST_CHARACTERS", 1000)
+    snapshot = filled()
+    snapshot.begin("other")
+    snapshot.tell("task_started", "other", n=0)
+    snapshot.begin("r1")
+    for number in range(100):
+        snapshot.tell("task_started", n=number)
+    stored = snapshot.said["snapshot_trace"]
+    assert [each["run_id"] for each in stored[:2]] == ["other", "other"]
+    assert stored[2]["type"] == "ensemble_started"
+    kept = [each["n"] for each in stored[3:]]
+    assert kept == list(range(100 - len(kept), 100))
+    assert 0 < len(kept) < 40
+    snapshot.tell("task_completed", text="x" * 2000)
+    assert [each["type"] for each in snapshot.said["snapshot_trace"][2:]] == ["ensemble_started", "task_completed"]
+
+
+def test_the_first_message_is_what_was_added_until_it_was_asked_for() -> None:
+    """S-WEB-45: what comes while it is written is not in it."""
+    snapshot = filled()
+    snapshot.begin("r1")
+    write = snapshot.hello()
+    snapshot.tell("task_started")
+    assert [each["type"] for each in json.loads(write())["snapshot_trace"]] == ["ensemble_started"]

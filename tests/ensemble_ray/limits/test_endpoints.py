@@ -46,7 +46,7 @@ class Process:
         visit = self.visit(endpoint)
         may_go = visit.try_go()
         if may_go:
-            visit.left()
+            visit.leave()
         visit.end()
         return may_go
 
@@ -104,7 +104,7 @@ async def test_calls_wait_twice_as_long_when_the_probe_failed(here: Process) -> 
     here.clock.advance(0.5)
     await settle()
     assert [wait.done() for wait in waits] == [True, True, False]
-    second.left()
+    second.leave()
     await settle()
     assert waits[2].done()
     third.answered()
@@ -167,7 +167,7 @@ async def test_the_calls_on_their_way_are_halved_when_one_is_refused(here: Proce
     assert not any(wait.done() for wait in waits)
     waits[0].cancel()
     await settle()
-    sent[2].left()
+    sent[2].leave()
     await settle()
     assert [wait.done() for wait in waits] == [True, True, False]
     sent[3].answered()
@@ -181,7 +181,7 @@ async def test_a_place_is_given_on_when_its_call_was_cancelled_before_it_heard(h
     waiting = [here.visit(), here.visit()]
     waits = [asyncio.create_task(visit.wait(0)) for visit in waiting]
     await settle()
-    second.left()
+    second.leave()
     waits[0].cancel()
     await settle()
     assert waits[0].cancelled()
@@ -220,10 +220,10 @@ def test_others_know_what_happened_when_they_hear_of_it(here: Process) -> None:
     assert here.is_let_in()
     sent = [there.sent() for _ in range(4)]
     here.sent().refused()
-    sent[0].left()
-    sent[1].left()
+    sent[0].leave()
+    sent[1].leave()
     assert not there.is_let_in()
-    sent[2].left()
+    sent[2].leave()
     assert there.is_let_in()
 
 
@@ -321,10 +321,39 @@ def test_a_waiter_is_passed_over_when_its_loop_is_gone(here: Process) -> None:
     gone.run_until_complete(settle())
     gone.close()
     lost._log_destroy_pending = False  # type: ignore[attr-defined]  the point of this test
-    second.left()
+    second.leave()
     assert here.is_let_in()
 
 
 def test_there_is_one_service_when_several_runs_share_a_process() -> None:
     """S-DUR-64: shared by all runs of the inline process."""
     assert process_endpoints() is process_endpoints()
+
+
+async def test_endpoints_are_described_those_that_make_trouble_first() -> None:
+    """S-CLU-101: calm ones too; how long until a probe may go, who waits, and how many may be on their way."""
+    process = Process()
+    calm = process.visit("http://calm m")
+    assert calm.try_go()
+    process.failing(5)
+    waiting = asyncio.create_task(process.visit().wait(60.0))
+    await settle()
+    process.clock.advance(2.0)
+    bad, good = process.endpoints.describe()
+    assert (bad.name, bad.state, bad.probe_in_s, bad.last_failure) == (HOME, "open", 3.0, "HTTP 503: busy")
+    assert (bad.waiting, bad.sent, good.name, good.state, good.sent, good.last_failure) == (
+        1,
+        0,
+        "http://calm m",
+        "closed",
+        1,
+        "",
+    )
+    assert [each.name for each in process.endpoints.describe(most=1)] == [HOME]
+    waiting.cancel()
+    process.clock.advance(4.0)
+    assert process.endpoints.describe()[0].state == "half_open"
+    asking = [process.visit("http://asks m") for _ in range(4)]
+    assert all(each.try_go() for each in asking)
+    asking[0].refused()
+    assert {each.name: each.limit for each in process.endpoints.describe()}["http://asks m"] == 2

@@ -131,7 +131,7 @@ def test_stock_gives_nothing_when_the_lease_is_over_recalled_or_used_up() -> Non
     stock.recall("wanted back")
     assert stock.claim(1.0) is None
     assert [stock.end(lease) for lease in ("short", "small", "wanted back")] == [1, 1, 0]
-    assert stock.used("short") is None
+    assert stock.count_used("short") is None
 
 
 # The limiter.

@@ -187,3 +187,36 @@ async def test_idle_buckets_are_dropped_when_there_are_many(
 def test_messages_travel(message: Message) -> None:
     """S-RATE-20: what is said to the limiter crosses processes unchanged."""
     assert pickle.loads(pickle.dumps(message)) == message  # noqa: S301  our own bytes
+
+
+async def test_buckets_are_described_those_with_long_queues_first(clock: ManualClock) -> None:
+    """S-CLU-102: what is there now, though nobody asked for it since; how many wait; what is lent; how many are left out."""
+    service = LimiterService(clock=clock)
+    for name in ("a", "b", "c"):
+        request = Requested(holder="one", waiter=f"{name}/0", timeout_s=60.0)
+        await service.receive(Acquire(bucket=name, limit=RateLimit.of(10, 1000.0), request=request))
+    waiting = asyncio.create_task(
+        service.receive(
+            Acquire(
+                bucket="c",
+                limit=RateLimit.of(10, 1000.0),
+                request=Requested(holder="one", waiter="c/1", timeout_s=1000.0),
+            )
+        )
+    )
+    await settle()
+    (first, *others), more = service.describe()
+    assert (first.name, first.requests, first.period_s, first.tokens, first.waiting) == ("c", 10, 1000.0, 0, 1)
+    assert ([each.name for each in others], more) == (["a", "b"], 0)
+    assert [(each.tokens, each.waiting) for each in others] == [(0, 0), (0, 0)]
+    clock.advance(250.0)
+    assert {each.name: each.tokens for each in service.describe()[0]}["a"] == 2
+    (only,), more = service.describe(most=1)
+    assert more == 2
+    del only
+    waiting.cancel()
+    request = Requested(holder="one", waiter="a/1", timeout_s=60.0, want=2)
+    assert await service.receive(Acquire(bucket="a", limit=RateLimit.of(10, 1000.0), request=request)) == Grant(
+        waiter="a/1", permits=2
+    )
+    assert {each.name: each.leased for each in service.describe()[0]}["a"] == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -80,6 +80,16 @@ def interrupted() -> list[Fact]:
     ]
 
 
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Have the collector look at what is made from now on alone: all that a session has loaded takes it long."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("collected")
 async def test_bodies_are_not_kept_in_memory_when_a_run_is_read_that_goes_on() -> None:
     """S-DUR-30, S-DUR-31: one page of them is there at a time, however many there are, and the record is read once."""
     store, outputs = WatchedStore(interrupted()), SpooledOutputs()

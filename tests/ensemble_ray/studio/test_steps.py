@@ -93,6 +93,18 @@ def test_tasks_of_a_plan_are_there_from_the_beginning() -> None:
     assert view.counts() == {"running": 1, "pending": 1}
 
 
+def test_the_wait_for_a_permit_is_told_apart() -> None:
+    """S-STU-15: it comes before the time of the model, and both are the time of the call."""
+    waited = fact(
+        "model", "facts#0/0/model", 106.0, request_digest="d", started_at=102.0, latency_s=4.0, waited_s=1.5,
+        text="ok", tool_calls=[], input_tokens=1, output_tokens=1,
+    )  # fmt: skip
+    found = row_of(folded(*begun(node("facts", "Find facts")), waited), "facts#0")
+    assert found.segments == [
+        ("queue", 100_000, 102_000), ("rate_limit", 102_000, 103_500), ("model", 103_500, 106_000),
+    ]  # fmt: skip
+
+
 def test_a_call_without_a_known_outcome_is_told() -> None:
     """S-STU-16: open while it runs, unknown when nothing comes of it, repeated when it was begun twice."""
     start = [

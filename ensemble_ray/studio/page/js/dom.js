@@ -135,6 +135,7 @@ const ICONS = {
   stop: "M7 7h10v10H7z",
   export: "M12 15V4M8 8l4-4 4 4M5 14v6h14v-6",
   compare: "M8 4v16M16 4v16M4 8h4M4 14h4M16 8h4M16 14h4",
+  file: "M6 3h8l4 4v14H6zM14 3v4h4",
   inbox: "M4 13l3-8h10l3 8v6H4zM4 13h5l1 2.500h4l1-2.500h5",
   person: "M12 4a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM4.500 20a7.500 7.500 0 0 1 15 0",
   list: "M8 6h12M8 12h12M8 18h12M4 6h.1M4 12h.1M4 18h.1",

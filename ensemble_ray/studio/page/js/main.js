@@ -7,10 +7,12 @@ import { emptyState, failureState, toast } from "./ui/parts.js";
 import { themeButton } from "./ui/theme.js";
 import { currentRoute, formatRoute } from "./router.js";
 import { embeddedRun, fileSource } from "./source/file.js";
+import { isFileRun, withFolder } from "./source/folder.js";
 import { httpSource, onKeyNeeded } from "./source/http.js";
 import { acceptDrops } from "./source/dropped.js";
 import { actorsView } from "./views/actors.js";
 import { compareView } from "./views/compare.js";
+import { filesView } from "./views/files.js";
 import { reviewsView } from "./views/reviews.js";
 import { runView } from "./views/run.js";
 import { runsView } from "./views/runs.js";
@@ -20,7 +22,7 @@ import { runsView } from "./views/runs.js";
 /** @typedef {import("./types.js").View} View */
 
 /** @type {Record<string, (app: App, route: Route) => Promise<View>|View>} */
-const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView };
+const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView };
 /** How often the number of open reviews is asked for, ms. */
 const REVIEWS_EVERY = 5000;
 
@@ -41,6 +43,7 @@ function frame(app) {
     h("a", { href: "#/runs", "data-view": "runs" }, icon("list", "nav-icon"), h("span", {}, "Runs")),
     h("a", { href: "#/reviews", "data-view": "reviews" }, icon("inbox", "nav-icon"), h("span", {}, "Reviews"), waiting),
     app.info.has_actors ? h("a", { href: "#/actors", "data-view": "actors" }, icon("server", "nav-icon"), h("span", {}, "Actors")) : null,
+    app.info.has_files ? h("a", { href: "#/files", "data-view": "files" }, icon("file", "nav-icon"), h("span", {}, "Files")) : null,
   ];
   fill(nav, links);
   place.textContent = app.info.title;
@@ -57,13 +60,22 @@ function frame(app) {
 }
 
 /**
+ * Which of the links leads to where an address is.
+ * @param {Route} route
+ */
+function placeOf(route) {
+  if (route.view === "run" && isFileRun(route.run)) return "files";
+  return route.view === "run" || route.view === "compare" ? "runs" : route.view;
+}
+
+/**
  * @param {App} app
  * @param {Route} route
  */
 async function show(app, route) {
   const key = route.view === "run" ? `run ${route.run}` : route.view;
   for (const link of nav.children) {
-    const isHere = /** @type {HTMLElement} */ (link).dataset.view === (route.view === "run" || route.view === "compare" ? "runs" : route.view);
+    const isHere = /** @type {HTMLElement} */ (link).dataset.view === placeOf(route);
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
@@ -108,7 +120,7 @@ async function countReviews(app) {
 
 async function start() {
   const file = embeddedRun();
-  const source = file ? fileSource(file) : httpSource();
+  const source = file ? fileSource(file) : withFolder(httpSource());
   onKeyNeeded(askKey);
   const info = await source.info();
   /** @type {App} */
@@ -138,6 +150,7 @@ async function start() {
     refreshReviews: () => void countReviews(app),
   };
   if (file && !window.location.hash) history.replaceState(null, "", formatRoute({ view: "run", run: file.run.run_id, tab: "flow" }));
+  if (info.has_files && !window.location.hash) history.replaceState(null, "", formatRoute({ view: "files" }));
   frame(app);
   keys.setGlobal({
     r: () => app.go({ view: "runs", run: "" }),

@@ -4,7 +4,7 @@
 /** @typedef {"pending"|"ready"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
 /** @typedef {{amount: string, currency: string}} Cost */
-/** @typedef {{version: string, actions: string[], has_actors: boolean, title: string, read_only_reason: string|null}} StudioInfo */
+/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, title: string, read_only_reason: string|null}} StudioInfo */
 
 /**
  * @typedef {object} RunRow
@@ -21,6 +21,8 @@
  * @property {number} open_reviews
  * @property {string|null} origin_run
  * @property {string} place
+ * @property {string} workflow
+ * @property {number} tasks
  */
 /** @typedef {{runs: RunRow[], next_cursor: string|null, total_known: number}} RunList */
 /** @typedef {{agent: string, tokens: number|null, cost: string|null, steps: number}} AgentBudget */
@@ -56,7 +58,6 @@
  */
 /**
  * @typedef {object} RunExtra
- * @property {string} workflow
  * @property {Record<string, unknown>} inputs
  * @property {string|null} exit_reason
  * @property {string|null} exit_reason_text
@@ -110,7 +111,7 @@
  * @property {ToolCallDetail[]} tool_calls
  * @property {string|null} output
  * @property {unknown} structured_output
- * @property {{kind: string, accepted: boolean, message: string}[]} guardrails
+ * @property {{kind: string, name: string, accepted: boolean, message: string}[]} guardrails
  * @property {{rule: string, allowed: boolean, message: string}[]} constraints
  * @property {{section: string, kept_tokens: number|null, cut_tokens: number|null, how: string}[]} context_cuts
  * @property {string[]} directives
@@ -148,8 +149,15 @@
 /** @typedef {{status: string, tokens: number|null, duration_ms: number|null, output_digest: string|null}} ComparedSide */
 /** @typedef {{id: string, title: string, a: ComparedSide|null, b: ComparedSide|null, same: boolean}} ComparedStep */
 /** @typedef {{a: RunRow, b: RunRow, steps: ComparedStep[]}} ComparedRuns */
-/** @typedef {{pid: number|null, name: string, agent: string|null, run_id: string|null, kind: string, queue: number|null, in_flight: string[], restarts: number|null, alive: boolean, memory_mb: number|null}} ProcessInfo */
-/** @typedef {{nodes: {node: string, address: string|null, processes: ProcessInfo[]}[], limiters: {name: string, queue: number, permits: number|null}[], breakers: {name: string, state: string}[], note: string|null}} Actors */
+/** @typedef {{run_id: string, step: string, since: number|null, deaths: number}} TaskHere */
+/** @typedef {{run_id: string, known: boolean, agents: string[], more_agents: number, replica: number, replicas: number}} RunHere */
+/** @typedef {{pid: number|null, name: string, kind: string, state: "ready"|"starting"|"silent"|"kept"|"retiring", runs: RunHere[], more_runs: number, queue: number|null, in_flight: TaskHere[], more_in_flight: number, restarts: number|null, scheduler: string|null, reserved: string|null, memory_mb: number|null, note: string|null}} ProcessInfo */
+/** @typedef {{name: string, requests: number, period_s: number, queue: number, permits: number, leased: number, agents: string[]}} Limiter */
+/** @typedef {{name: string, state: "closed"|"open"|"half_open", processes: number, open_in: number, probe_at: number|null, last_failure: string|null, sent: number, queue: number, limit: number|null}} Breaker */
+/** @typedef {{nodes: {node: string, address: string|null, processes: ProcessInfo[]}[], limiters: Limiter[], breakers: Breaker[], clusters: string[], note: string|null}} Actors */
+
+/** @typedef {{name: string, kind: "dag"|"trace"|"run"|null, problem: string|null, size_bytes: number, modified_at: number, workflow: string, tasks: number|null, duration_ms: number|null}} FileEntry */
+/** @typedef {{folder: string, files: FileEntry[], left_out: number}} FileList */
 
 /**
  * What a live stream tells.
@@ -181,6 +189,9 @@
  * @property {(run: string, spec: string, name: string|null) => Promise<string>} fork
  * @property {(a: string, b: string) => Promise<ComparedRuns>} compare
  * @property {(run: string, format: string) => Promise<Blob>} exported
+ * @property {(run: string) => Promise<{first: number, runs: RunRow[]}>} series
+ * @property {() => Promise<FileList>} files
+ * @property {(name: string) => Promise<string>} file
  */
 
 /** @typedef {{view: string, run: string, tab: string, params: URLSearchParams}} Route */

@@ -6,14 +6,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.errors import AgentExecutionError, CircuitOpenError
 from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.limits import RateLimit
 from ensemble_ray.limits.endpoints import EndpointService
+from ensemble_ray.limits.local_limiter import LocalLimiter
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.values.ids import uuid_of
@@ -232,6 +235,24 @@ async def test_each_attempt_takes_a_permit_when_the_model_has_a_limit() -> None:
     result = await ended(limited)
     assert "Rate limit exceeded" in str(cause_of(result))
     assert provider.requests == 1
+
+
+async def test_the_wait_for_a_permit_is_recorded_with_the_answer() -> None:
+    """S-RATE-35: that of the attempt that was answered, as a part of its latency; in the trace too; nothing where none was waited for."""
+    limited = RateLimitedChatModel.of(Provider("One", "Two", "Three"), RateLimit.of(1, 60))
+    bench = bench_of(limited)
+    limiter = LocalLimiter(clock=bench.clock)
+    bench.runner.ports = replace(bench.runner.ports, services=replace(bench.runner.ports.services, limiter=limiter))
+    at_once = await bench.run()
+    task = asyncio.create_task(bench.run(instance="draft#1"))
+    await settle()
+    bench.clock.advance(60)
+    waited = await task
+    first, second = [fact.data for fact in bench.journal.facts() if isinstance(fact.data, ModelAnswered)]
+    assert (first.waited_s, second.waited_s, second.latency_s) == (0.0, 60.0, 60.0)
+    assert ("waited_s" in first.to_data(), second.to_data()["waited_s"]) == (False, 60.0)
+    traces = [each.output.trace for each in (at_once, waited) if each.output is not None]
+    assert [each.llm_interactions[0].permit_wait for each in traces if each] == [None, timedelta(seconds=60)]
 
 
 async def test_calls_of_other_tasks_wait_when_an_endpoint_fails_for_everybody() -> None:

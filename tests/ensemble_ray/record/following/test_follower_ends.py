@@ -7,13 +7,19 @@ import asyncio
 import pytest
 
 from ensemble_ray.events.wire import LAST_TYPE
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.following import LiveEvents, RunFollower, SharedEnds, follower
 from tests.ensemble_ray.record.following.test_shared_ends import CountedStore
 
 
-async def test_end_is_told_at_once_when_nothing_happens_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_is_told_at_once_when_nothing_happens_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-SRV-39: and not when the record is looked at the next time; until there is an end, it is waited for."""
     monkeypatch.setattr(follower, "POLL_S", 1000.0)
+    run_blocking(_end_is_told())
+
+
+async def _end_is_told() -> None:
+    """On the library's loop, as followers are: what happens wakes no other."""
     live, has_ended = LiveEvents(), asyncio.Event()
 
     async def outcome() -> str | None:

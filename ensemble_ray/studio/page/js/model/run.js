@@ -1,5 +1,7 @@
 // A run as the page holds it: its steps by id, their tree, and what changes while it goes on.
 
+import { isFileRun } from "../source/folder.js";
+
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").RunDetail} RunDetail */
 /** @typedef {import("../types.js").Step} Step */
@@ -16,6 +18,8 @@ export class RunModel {
    */
   constructor(app, run, steps) {
     this.app = app;
+    /** Whether nothing can be done with it, since it is a file. */
+    this.isFile = app.source.isFile || isFileRun(run.run_id);
     this.run = run;
     /** @type {Map<string, Step>} */
     this.steps = new Map(steps.map((step) => [step.id, step]));
@@ -66,7 +70,8 @@ export class RunModel {
       onEnd: () => {
         this.stop = null;
         this.setConnection(true, 0);
-        void this.refresh();
+        // What the stream told is all there is; where the server is gone by now, it stays.
+        this.refresh().catch(() => this.tell());
       },
       onConnection: (isConnected, retryInMs) => this.setConnection(isConnected, retryInMs),
     });

@@ -25,7 +25,7 @@ const number = (value) => (typeof value === "number" ? value : null);
 export function plainRun(id, known) {
   return {
     run_id: id, ensemble: id, status: "accepted", tags: {}, summary: "", created_at: 0, ended_at: null, duration_ms: null, tokens: null, cost: null, open_reviews: 0, origin_run: null,
-    place: "", workflow: "", inputs: {}, exit_reason: null, exit_reason_text: null, error: null, first_error_step: null, counts: {}, reviews: [],
+    place: "", workflow: "", tasks: 0, inputs: {}, exit_reason: null, exit_reason_text: null, error: null, first_error_step: null, counts: {}, reviews: [],
     budget: { tokens: { spent: null, allowed: null }, cost: { spent: null, allowed: null, currency: null }, by_agent: [], end_reason: null }, forked_from: null, forks: [], cursor: 0, is_live: false, problem: null,
     ...known,
   };
@@ -106,5 +106,5 @@ function stateEdge(edge, byId) {
  */
 export function dagFile(name, dag) {
   const run = plainRun(name.replace(/\.dag\.json$|\.json$/, ""), { workflow: text(dag.workflow), created_at: Date.parse(text(dag.generated_at)) || 0 });
-  return { version: "", exported_at: run.created_at, info: { version: "", actions: [], has_actors: false, title: name, read_only_reason: null }, run, steps: [], details: {}, flows: { declared: dagFlow(dag), ran: null }, actors: null };
+  return { version: "", exported_at: run.created_at, info: { version: "", actions: [], has_actors: false, has_files: false, title: name, read_only_reason: null }, run, steps: [], details: {}, flows: { declared: dagFlow(dag), ran: null }, actors: null };
 }

@@ -38,7 +38,7 @@ export function fileSource(file) {
   };
   return {
     isFile: true,
-    info: async () => ({ ...file.info, actions: [], has_actors: file.actors !== null }),
+    info: async () => ({ ...file.info, actions: [], has_actors: file.actors !== null, has_files: false }),
     runs: async () => ({ runs: [run], next_cursor: null, total_known: 1 }),
     run: async () => run,
     steps: async () => ({ steps, cursor: run.cursor }),
@@ -58,7 +58,7 @@ export function fileSource(file) {
       if (!flow) throw new Error("The file has no graph");
       return flow;
     },
-    actors: async () => file.actors ?? { nodes: [], limiters: [], breakers: [], note: "The file says nothing of processes" },
+    actors: async () => file.actors ?? { nodes: [], limiters: [], breakers: [], clusters: [], note: "The file says nothing of processes" },
     reviews: async () => [],
     decide: refuse,
     resumePreview: refuse,
@@ -67,6 +67,9 @@ export function fileSource(file) {
     resume: refuse,
     fork: refuse,
     compare: refuse,
+    series: async () => ({ first: 1, runs: [run] }),
+    files: refuse,
+    file: refuse,
     exported: async () => new Blob([JSON.stringify(file, null, 2)], { type: "application/json" }),
   };
 }

@@ -133,6 +133,9 @@ export function httpSource() {
     resume: async (run) => (await post(`runs/${quote(run)}/resume`)).run_id,
     fork: async (run, spec, name) => (await post(`runs/${quote(run)}/fork`, name ? { from: spec, run_id: name } : { from: spec })).run_id,
     compare: (a, b) => get(`compare?a=${quote(a)}&b=${quote(b)}`),
+    series: (run) => get(`runs/${quote(run)}/series`),
+    files: () => get("files"),
+    file: async (name) => (await ask(`files/${quote(name)}`)).text(),
     exported: async (run, format) => (await ask(`runs/${quote(run)}/export?format=${format}`)).blob(),
   };
 }

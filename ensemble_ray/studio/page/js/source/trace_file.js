@@ -18,6 +18,11 @@ const list = (value) => (Array.isArray(value) ? value.filter((one) => typeof one
 const fields = (value) => (typeof value === "object" && value !== null ? /** @type {Fields} */ (value) : {});
 /** @param {unknown} value */
 const instant = (value) => Date.parse(text(value)) || null;
+/** An ISO 8601 duration without years and months, ms. @param {unknown} value */
+const durationOf = (value) => {
+  const [, days, hours, minutes, seconds] = /^P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:([\d.]+)S)?)?$/.exec(text(value)) ?? [];
+  return Math.round(((Number(days ?? 0) * 24 + Number(hours ?? 0)) * 60 + Number(minutes ?? 0)) * 60_000 + Number(seconds ?? 0) * 1000);
+};
 /** A number that is known: traces say -1 for unknown. @param {unknown} value */
 const known = (value) => (typeof value === "number" && value >= 0 ? value : null);
 
@@ -39,7 +44,11 @@ function stepOf(trace, id, parent) {
     started_at: started, ended_at: ended,
     segments: answers.flatMap((answer) => {
       const [from, to] = [instant(answer.started_at), instant(answer.completed_at)];
-      return from === null || to === null ? [] : [/** @type {["model", number, number]} */ (["model", from, to])];
+      if (from === null || to === null) return [];
+      const asked = Math.min(to, from + durationOf(answer.permit_wait));
+      /** @type {[import("../types.js").SegmentKind, number, number][]} */
+      const parts = [["rate_limit", from, asked], ["model", asked, to]];
+      return parts.filter(([kind]) => kind === "model" || asked > from);
     }).concat(/** @type {any} */ (calls.flatMap((call) => (call.started_at === null || call.duration_ms === null ? [] : [["tool", call.started_at, call.started_at + call.duration_ms]])))),
     tools: calls.map((call) => [call.name, call.outcome, (call.started_at ?? started ?? 0) + (call.duration_ms ?? 0)]),
     tokens: { input: known(metrics.input_tokens), output: known(metrics.output_tokens) }, cost: null, level: known(trace.map_reduce_level), error: null, effect: null, place: null, reviewed: false,
@@ -107,7 +116,7 @@ export function traceFile(name, trace) {
     Object.assign(flow, { width: columns * 250 + 24, height: Math.ceil(flow.nodes.length / columns) * 106 + 24 });
   }
   return {
-    version: "", exported_at: end ?? 0, info: { version: "", actions: [], has_actors: false, title: name, read_only_reason: null }, run, actors: null,
+    version: "", exported_at: end ?? 0, info: { version: "", actions: [], has_actors: false, has_files: false, title: name, read_only_reason: null }, run, actors: null,
     steps: details.map((detail) => /** @type {Step} */ (detail)), details: Object.fromEntries(details.map((detail) => [detail.id, detail])), flows: { declared: null, ran: flow },
   };
 }

@@ -6,6 +6,7 @@ import { durationOf, tokensOf } from "../model/run.js";
 import { oneLine, visible } from "../text.js";
 import { agentName, failureState, progress, segmented, statusMark } from "../ui/parts.js";
 import { panZoom } from "../ui/panzoom.js";
+import { runSelector } from "../ui/series.js";
 
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").Route} Route */
@@ -90,8 +91,9 @@ export function flowTab(app, model, route) {
   const viewport = h("div", { class: "flow-view", role: "group", "aria-label": "Graph of the run", tabindex: 0 }, canvas);
   const view = panZoom(viewport, canvas);
   const legend = h("div", { class: "legend wide" });
+  const selector = runSelector(app, model);
   const toolbar = h("div", { class: "toolbar" },
-    segmented("Which graph", [["declared", "As declared"], ["ran", "As it ran"]], as, (value) => app.go({ params: { as: value === "ran" ? value : null } })),
+    selector.element, segmented("Which graph", [["declared", "As declared"], ["ran", "As it ran"]], as, (value) => app.go({ params: { as: value === "ran" ? value : null } })),
     legend, h("span", { class: "grow" }),
     h("div", { class: "row zooms" },
       h("button", { class: "icon-button", type: "button", title: "Smaller (−)", "aria-label": "Smaller", onclick: () => view.zoom(1 / 1.25) }, icon("minus")),
@@ -255,6 +257,7 @@ export function flowTab(app, model, route) {
     close() {
       window.clearInterval(clock);
       view.close();
+      selector.close();
     },
     keys: {
       j: () => moveFocus(1), k: () => moveFocus(-1), "+": () => view.zoom(1.25), "=": () => view.zoom(1.25), "-": () => view.zoom(1 / 1.25), 0: () => view.fit(),

@@ -54,7 +54,7 @@ export async function runView(app, first) {
   /** @type {Record<string, (event: KeyboardEvent) => void>} */
   const keys = {};
 
-  const shownTabs = TABS.filter((name) => name !== "actors" || app.info.has_actors);
+  const shownTabs = TABS.filter((name) => name !== "actors" || (app.info.has_actors && (app.source.isFile || !model.isFile)));
   for (const name of shownTabs) {
     tabs.append(h("button", { role: "tab", type: "button", id: `tab-${name}`, "data-tab": name, onclick: () => app.go({ tab: name }) }, WORDS[name]));
   }
@@ -166,7 +166,7 @@ export async function runView(app, first) {
 function drawHead(app, model, head) {
   const { run } = model;
   /** @param {string} action */
-  const may = (action) => app.info.actions.includes(action) && !app.source.isFile;
+  const may = (action) => app.info.actions.includes(action) && !model.isFile;
   const isOver = !["accepted", "running", "waiting"].includes(run.status);
   const spent = run.duration_ms ?? (run.status === "running" ? Date.now() - run.created_at : null);
   const origin = run.forked_from;
@@ -179,7 +179,7 @@ function drawHead(app, model, head) {
   ];
   fill(head,
     h("div", { class: "run-title" },
-      h("a", { class: "icon-button", href: "#/runs", "aria-label": "All runs", title: "All runs", hidden: app.source.isFile }, icon("left")),
+      h("a", { class: "icon-button", href: model.isFile ? "#/files" : "#/runs", "aria-label": model.isFile ? "All files" : "All runs", title: model.isFile ? "All files" : "All runs", hidden: app.source.isFile }, icon("left")),
       h("h1", { class: "clip" }, line(run.ensemble || run.summary || "Run", "", 80)),
       statusPill(run.status),
       h("button", { class: "copy mono", type: "button", title: "Copy the run's id", onclick: () => void copyText(run.run_id) }, h("span", { class: "clip" }, run.run_id), icon("copy")),
@@ -188,9 +188,9 @@ function drawHead(app, model, head) {
       may("cancel") && !isOver && h("button", { class: "button danger", type: "button", onclick: () => cancelRun(app, model) }, icon("stop"), "Cancel"),
       may("resume") && ["failed", "interrupted", "cancelled", "budget_exhausted", "waiting"].includes(run.status) && h("button", { class: "button", type: "button", onclick: () => void resumeRun(app, model) }, icon("play"), "Resume"),
       may("fork") && h("button", { class: "button", type: "button", onclick: () => void forkRun(app, model, null) }, icon("fork"), "Fork"),
-      (origin || run.forks.length > 0) && !app.source.isFile && h("a", { class: "button", href: formatRoute({ view: "compare", params: { a: origin?.run_id ?? run.run_id, b: origin ? run.run_id : run.forks[0] ?? "" } }) }, icon("compare"), "Compare"),
+      (origin || run.forks.length > 0) && !model.isFile && h("a", { class: "button", href: formatRoute({ view: "compare", params: { a: origin?.run_id ?? run.run_id, b: origin ? run.run_id : run.forks[0] ?? "" } }) }, icon("compare"), "Compare"),
       menu([icon("export"), "Export"], [
-        ...(app.source.isFile ? [] : [{ label: "One HTML file", hint: "Opens offline, with everything in it", run: () => void exportRun(app, run.run_id, "html") }]),
+        ...(model.isFile ? [] : [{ label: "One HTML file", hint: "Opens offline, with everything in it", run: () => void exportRun(app, run.run_id, "html") }]),
         { label: "JSON", hint: "For programs", run: () => void exportRun(app, run.run_id, "json") },
       ])),
     h("dl", { class: "facts" }, facts.map(([word, value]) => h("div", {}, h("dt", {}, /** @type {string} */ (word)), h("dd", {}, value))),
@@ -212,7 +212,7 @@ function drawBanners(app, model, banners) {
       failed && h("a", { class: "button small", href: stepLink(run.run_id, failed) }, "Jump to first error")),
     !run.error && failed && h("div", { class: "banner", role: "note" }, icon("failed"), h("div", { class: "grow" }, "A step failed, and the run went on."), h("a", { class: "button small", href: stepLink(run.run_id, failed) }, "Jump to first error")),
     run.status === "interrupted" && h("div", { class: "banner", role: "note" }, icon("interrupted"), h("div", { class: "grow" }, "The process of this run ended without a word. What it did is on record: ", h("code", {}, `ensemble-ray resume ${run.run_id}`), " goes on where it was.")),
-    open.length > 0 && !app.source.isFile && h("div", { class: "banner", role: "note" }, icon("person"), h("div", { class: "grow" }, `${countOf(open.length, "review")} ${open.length === 1 ? "waits" : "wait"} for a person: `, line(open[0]?.task_description ?? "", "", 120)), h("a", { class: "button small", href: formatRoute({ view: "reviews", params: { run: run.run_id, gate: open[0]?.gate_id } }) }, "Decide")),
+    open.length > 0 && !model.isFile && h("div", { class: "banner", role: "note" }, icon("person"), h("div", { class: "grow" }, `${countOf(open.length, "review")} ${open.length === 1 ? "waits" : "wait"} for a person: `, line(open[0]?.task_description ?? "", "", 120)), h("a", { class: "button small", href: formatRoute({ view: "reviews", params: { run: run.run_id, gate: open[0]?.gate_id } }) }, "Decide")),
     run.exit_reason_text && !run.error && run.exit_reason !== "completed" && run.status !== "interrupted" && h("div", { class: "banner", role: "note" }, icon("exited"), h("div", { class: "grow" }, visible(run.exit_reason_text))),
     run.problem && h("div", { class: "banner bad", role: "note" }, icon("failed"), h("div", { class: "grow" }, `The record cannot be read to its end: ${visible(run.problem)}`)));
 }

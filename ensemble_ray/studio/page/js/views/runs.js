@@ -56,7 +56,7 @@ export function runsView(app, route) {
   let selected = -1;
   let asked = 0;
 
-  const field = h("input", { class: "field grow", type: "search", "data-search": "", placeholder: "Search runs, or ensemble:name since:2026-11-01", "aria-label": "Search runs", value: searchText(params), oninput: () => {
+  const field = h("input", { class: "field grow", type: "search", "data-search": "", placeholder: "Search runs, or ensemble:name tag:for since:2026-11-01", "aria-label": "Search runs", value: searchText(params), oninput: () => {
     window.clearTimeout(typing);
     typing = window.setTimeout(() => app.go({ params: parseSearch(field.value) }, true), 250);
   } });
@@ -137,7 +137,9 @@ export function runsView(app, route) {
     asked += 1;
     const mine = asked;
     try {
-      const page = await app.source.runs(params, null, Math.min(Math.max(PAGE, isFirst ? 0 : rows.length), 200));
+      let page = await app.source.runs(params, null, Math.min(Math.max(PAGE, isFirst ? 0 : rows.length), 200));
+      // A search reads so many records a page, and may have found nothing in the first ones.
+      while (mine === asked && !page.runs.length && page.next_cursor) page = await app.source.runs(params, page.next_cursor, PAGE);
       if (mine !== asked) return;
       if (isFirst || rows.length <= page.runs.length) {
         rows = page.runs;

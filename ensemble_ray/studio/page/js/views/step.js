@@ -60,7 +60,7 @@ export function stepPanel(app, model, id) {
         h("button", { class: "icon-button", type: "button", title: "Close (Esc)", "aria-label": "Close", onclick: () => app.go({ params: { step: null } }) }, icon("close"))),
       h("h2", { class: "step-name", dir: "auto" }, oneLine(step.title || id, 200)),
       h("dl", { class: "facts" }, factsOf(step).map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value)))),
-      spec && app.info.actions.includes("fork") && h("div", { class: "row" }, h("button", { class: "button small", type: "button", onclick: () => void forkRun(app, model, spec) }, icon("fork"), "Fork from here")));
+      spec && !model.isFile && app.info.actions.includes("fork") && h("div", { class: "row" }, h("button", { class: "button small", type: "button", onclick: () => void forkRun(app, model, spec) }, icon("fork"), "Fork from here")));
   }
 
   /**
@@ -125,7 +125,7 @@ export function stepPanel(app, model, id) {
       ((step.structured_output ?? null) !== null || step.cut.structured_output) && section("Structured output", [text("structured_output", (step.structured_output ?? null) === null ? "" : pretty(step.structured_output), { label: "Structured output" })]),
       (step.prompt.length > 0 || step.answers.length > 0) && section("Conversation", conversation(step, text), { note: step.answers.length ? countOf(step.answers.length, "answer") : "" }),
       offered.size + called.size > 0 && section("Tools", [h("ul", { class: "tools" }, [...new Set([...offered, ...called])].map((name) => h("li", { class: called.has(name) ? "used" : "" }, line(name, "", 60), h("span", { class: "muted" }, called.has(name) ? ` ×${step.tool_calls.filter((call) => call.name === name).length}` : " offered"))))], { note: `${called.size} of ${offered.size || called.size} called` }),
-      step.guardrails.length > 0 && section("Guardrails", step.guardrails.map((check) => verdict(check.accepted, check.kind, check.message)), { note: rejected ? `${rejected} rejected` : "all accepted" }),
+      step.guardrails.length > 0 && section("Guardrails", step.guardrails.map((check) => verdict(check.accepted, check.name ? `${check.name} (${check.kind})` : check.kind, check.message)), { note: rejected ? `${rejected} rejected` : "all accepted" }),
       step.constraints.length > 0 && section("Constraints", step.constraints.map((check) => verdict(check.allowed, check.rule, check.message))),
       step.context_cuts.length > 0 && section("Cut from the context", [h("table", { class: "data" }, h("thead", {}, h("tr", {}, ["Section", "Kept", "Cut", "How"].map((word, at) => h("th", { scope: "col", class: at === 1 || at === 2 ? "num" : null }, word)))), h("tbody", {}, step.context_cuts.map((cut) => h("tr", {}, h("td", {}, line(cut.section, "", 80)), h("td", { class: "num" }, formatCount(cut.kept_tokens)), h("td", { class: "num" }, formatCount(cut.cut_tokens)), h("td", {}, line(cut.how, "", 80))))))]),
       step.directives.length > 0 && section("Directives", [h("ul", { class: "bullets" }, step.directives.map((one) => h("li", {}, line(one, "", 600))))]));

@@ -8,6 +8,7 @@ import { stepLink } from "../router.js";
 import { oneLine } from "../text.js";
 import { LaneChart } from "../ui/lane_chart.js";
 import { agentName, emptyState, line, segmented, statusPill } from "../ui/parts.js";
+import { runStack } from "../ui/series.js";
 
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").Route} Route */
@@ -50,7 +51,8 @@ export function timelineTab(app, model, route) {
       h("button", { class: "icon-button", type: "button", title: "Wider (−)", "aria-label": "Zoom out", onclick: () => zoom(1.5) }, icon("minus")),
       h("button", { class: "icon-button", type: "button", title: "Closer (+)", "aria-label": "Zoom in", onclick: () => zoom(1 / 1.5) }, icon("plus")),
       h("button", { class: "icon-button", type: "button", title: "All of it (0)", "aria-label": "All of it", onclick: () => whole() }, icon("fit"))));
-  const element = h("div", { class: "timeline" }, toolbar, holder, table);
+  const stack = runStack(app, model);
+  const element = h("div", { class: "timeline" }, toolbar, stack.element, holder, table);
   chart.chosen = route.params.get("step");
 
   function request() {
@@ -238,6 +240,7 @@ export function timelineTab(app, model, route) {
       window.clearInterval(clock);
       window.cancelAnimationFrame(frame);
       watcher.disconnect();
+      stack.close();
       window.removeEventListener("themechange", recolour);
     },
     keys: {

@@ -1,7 +1,7 @@
-"""AskedRun: a run that a client of the OpenAI API waits for. Package: serve. Holds nothing of it but its id.
+"""AskedRun: a run that a client waits for. Package: serve. Holds nothing of it but its id.
 
-A client of this API knows its request alone. So a run ends with the connection, unless the operator says otherwise or the request has an
-`Idempotency-Key`, under which it can be sent again (S-SRV-130).
+A client of the OpenAI API knows its request alone. So a run ends with the connection, unless the operator says otherwise or the request has an
+`Idempotency-Key`, under which it can be sent again (S-SRV-130). A client of A2A knows the run, which goes on without it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ensemble_ray.values.ids import new_run_id
 if TYPE_CHECKING:
     from starlette.types import Receive
 
-    from ensemble_ray.serve.run_schemas import NewRun, RunDetail
+    from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunEvent
     from ensemble_ray.serve.run_service import RunService
 
-__all__ = ["AskedRun"]
+__all__ = ["AskedRun", "Token", "token_of"]
 
 #: One look at a run lasts so long, s.
 _LOOK_S = 600.0
@@ -36,7 +36,7 @@ _LOOK_S = 600.0
 _endings: set[asyncio.Task[None]] = set()
 
 
-class _Token(BaseModel):
+class Token(BaseModel):
     """Data of the event of a token, as far as it matters here."""
 
     token: str
@@ -119,10 +119,21 @@ class AskedRun:
         ending = asyncio.ensure_future(self.end())
         try:
             if streamed_task is not None:
-                async with aclosing(self._tokens(ending)) as tokens:
-                    async for each in tokens:
-                        if each.instance == streamed_task:
-                            yield said.add(each.token, turn=each.iteration_index)
+                async with aclosing(self._events(ending)) as events:
+                    async for event in events:
+                        if (token := token_of(event)) is not None and token.instance == streamed_task:
+                            yield said.add(token.token, turn=token.iteration_index)
+            yield await ending
+        finally:
+            ending.cancel()
+
+    async def follow(self) -> AsyncGenerator[RunEvent | RunDetail]:
+        """Yield what happens in the run from its beginning, then the run as `end` does."""
+        ending = asyncio.ensure_future(self.end())
+        try:
+            async with aclosing(self._events(ending)) as events:
+                async for event in events:
+                    yield event
             yield await ending
         finally:
             ending.cancel()
@@ -143,8 +154,8 @@ class AskedRun:
         with contextlib.suppress(Refusal):  # it is over, or never began
             await self._service.cancel(self.run_id)
 
-    async def _tokens(self, ending: asyncio.Future[RunDetail]) -> AsyncGenerator[_Token]:
-        """Yield tokens until nothing comes any more, or the run waits for a person."""
+    async def _events(self, ending: asyncio.Future[RunDetail]) -> AsyncGenerator[RunEvent]:
+        """Yield what happens until nothing comes any more, or the run waits for a person."""
         async with aclosing(self._service.events(self.run_id)) as events:
             while True:
                 step = asyncio.ensure_future(anext(events, None))
@@ -161,8 +172,12 @@ class AskedRun:
                             await asyncio.wait({step})
                 if event is None:
                     return
-                if event.type == "token":
-                    yield _Token.model_validate(event.data)
+                yield event
+
+
+def token_of(event: RunEvent) -> Token | None:
+    """Return a fragment that a model said; None: the event is of something else."""
+    return Token.model_validate(event.data) if event.type == "token" else None
 
 
 async def _gone(receive: Receive) -> None:

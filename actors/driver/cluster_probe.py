@@ -1,0 +1,55 @@
+"""A process that asks a cluster for others: `python -m ensemble_ray.actors.driver.cluster_probe ADDRESS` (S-CLU-104).
+
+In: an empty line for each question, on standard input. Out: a line of JSON for each, `{"description": ...}` or `{"error": text}`. It
+ends with its input. A process that is connected to a cluster may die with it; so who must not, such as a server, has this one ask.
+Must never happen: something else on standard output, or a cluster that is started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import IO
+
+from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
+from ensemble_ray.actors.driver.cluster_description import describe_cluster
+from ensemble_ray.errors import message_of
+from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.values.descriptions import dump_cluster
+
+__all__ = ["answer_questions", "main"]
+
+
+def answer_questions(address: str, questions: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer each line until there are no more.
+
+    Args:
+        address: The cluster's.
+        questions: A line for each.
+        answers: Takes a line for each.
+    """
+    for _ in iter(questions.readline, b""):
+        answers.write(_answer(address) + b"\n")
+        answers.flush()
+
+
+def _answer(address: str) -> bytes:
+    if address == LOCAL:
+        return json.dumps({"error": "An address of a cluster that is there is needed, such as 127.0.0.1:6379"}).encode()
+    try:
+        join_or_start(address, {})
+        return b'{"description": ' + dump_cluster(run_blocking(describe_cluster())) + b"}"
+    except Exception as error:  # noqa: BLE001  whatever it is, it is the answer
+        return json.dumps({"error": message_of(error)}).encode()
+
+
+def main() -> None:
+    """Answer what comes on standard input."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what Ray prints is no answer
+    answer_questions(sys.argv[1], sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

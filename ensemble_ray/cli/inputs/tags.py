@@ -1,0 +1,71 @@
+"""Tags of runs on the command line: those that a run is given, and those that lists are searched by. Package: cli."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.run_rules import RunOptions
+
+__all__ = ["TagFilter", "Tags", "format_tags", "is_tagged", "read_tags", "run_options"]
+
+Tags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tag", metavar="NAME[=VALUE]", help="A word about the run, to find it again with runs --tag; repeatable."
+    ),
+]
+TagFilter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tag", metavar="NAME[=VALUE]", help="Only runs that were given that tag; repeatable: with all of them."
+    ),
+]
+
+
+def read_tags(words: Sequence[str]) -> dict[str, str] | None:
+    """Return tags by name; None where there are none.
+
+    Raises:
+        ValidationError: one has no name, or two have the same one.
+    """
+    from ensemble_ray.errors import ValidationError  # the help does not need it
+
+    found: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if not name:
+            raise ValidationError(f"--tag: '{word}' has no name. Write --tag NAME, or --tag NAME=VALUE")
+        if name in found:
+            raise ValidationError(f"--tag: '{name}' was given twice")
+        found[name] = value
+    return found or None
+
+
+def run_options(max_tokens: int | None, max_cost: float | None, tags: Sequence[str] | None = None) -> RunOptions | None:
+    """Return the options of a run with that budget and those tags; None where there are none.
+
+    Raises:
+        ValidationError: an amount is not above 0, or a tag is wrong.
+    """
+    chosen = read_tags(tags or ())
+    if max_tokens is None and max_cost is None and chosen is None:
+        return None
+    from ensemble_ray.definition.run_rules import RunOptions
+
+    return RunOptions(max_tokens=max_tokens, max_cost=max_cost, tags=chosen)
+
+
+def is_tagged(tags: Mapping[str, str], wanted: Sequence[str]) -> bool:
+    """Whether a run has all of these tags."""
+    from ensemble_ray.definition.run_tags import has_tag
+
+    return all(has_tag(tags, each, separator="=") for each in wanted)
+
+
+def format_tags(tags: Mapping[str, str]) -> str:
+    """Return tags as they are given."""
+    return " ".join(f"{name}={value}" if value else name for name, value in tags.items())

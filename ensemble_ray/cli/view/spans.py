@@ -1,0 +1,63 @@
+"""A recorded run, sent to an OpenTelemetry receiver. Package: cli."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.view.terminal import say
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.stores import RunStore, RunSummary
+
+__all__ = ["Otlp", "WithContent", "send_run"]
+
+#: Stands for the receiver that the environment names.
+_ENVIRONMENT = "env"
+
+Otlp = Annotated[
+    str | None,
+    typer.Option(
+        "--otlp",
+        metavar="URL",
+        help="Send its spans to that OTLP/HTTP receiver, such as http://localhost:4318; 'env': to that of OTEL_EXPORTER_OTLP_ENDPOINT.",
+    ),
+]
+WithContent = Annotated[
+    bool, typer.Option("--content", help="With --otlp: send prompts, answers, arguments and results, too.")
+]
+
+
+def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool) -> None:
+    """Send the spans of a run, and say how many they are.
+
+    Raises:
+        ValidationError: the packages are not installed, or that is no URL.
+        EnsembleError: the receiver cannot be reached or refuses them; the record cannot be read.
+    """
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
+    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.record.resume.run_head import located
+    from ensemble_ray.record.view.spans import recorded_spans
+    from ensemble_ray.telemetry.content import content_mode
+    from ensemble_ray.telemetry.listener import missing_packages
+
+    receiver = None if url == _ENVIRONMENT else url
+    if receiver is not None and (flaw := flaw_of(receiver)):
+        raise ValidationError(f"--otlp {flaw}")
+    content = content_mode(True if has_content else None, os.environ)
+    try:
+        from ensemble_ray.telemetry.otlp import send_spans
+        from ensemble_ray.telemetry.sdk import own_resource, readable
+    except ModuleNotFoundError as error:
+        raise missing_packages(error) from error
+    facts = run_blocking(store.facts(named.run_id))
+    with located(named.place):
+        spans = recorded_spans(facts, content)
+    resource = own_resource()
+    send_spans([readable(each, resource) for each in spans], receiver)
+    where = "the receiver of the environment" if receiver is None else shown_url(receiver)
+    say(f"{len(spans)} spans of run {named.run_id} were sent to {where}")

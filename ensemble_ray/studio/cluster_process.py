@@ -1,0 +1,131 @@
+"""A process that asks a cluster for studio (S-STU-34). Package: studio.
+
+In: an address. Out: what the cluster's actors say. A process that is connected to a cluster may die with it, and studio shall not; so
+another one asks, is started when somebody looks, and ended when nobody has for a while. On the library's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import cast
+
+from ensemble_ray.errors import EnsembleError
+from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.values.descriptions import ClusterDescription, load_cluster
+
+__all__ = ["ClusterProcess"]
+
+_MODULE = "ensemble_ray.actors.driver.cluster_probe"
+#: How long the first answer may take, s: it imports Ray and joins the cluster; and each further one.
+_FIRST_S, _NEXT_S = 40.0, 20.0
+#: For how long the process stays when nobody asks, s.
+_IDLE_S = 60.0
+#: After a failure nobody asks again for so long, s.
+_PAUSE_S = 10.0
+#: Bytes of an answer, at most.
+_MOST_BYTES = 64 * 2**20
+#: Characters of an error that are told.
+_TOLD = 500
+
+
+class ClusterProcess:
+    """Asks one cluster."""
+
+    def __init__(self, address: str, environment: Mapping[str, str] | None = None) -> None:
+        """Make it; nothing is started before the first question.
+
+        Args:
+            address: The cluster's.
+            environment: Variables of its process beside those of this one.
+        """
+        self._address = address
+        self._environment = dict(environment or {})
+        self._process: asyncio.subprocess.Process | None = None
+        self._asking: asyncio.Task[ClusterDescription] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._failure: tuple[float, str] | None = None
+
+    async def describe(self) -> ClusterDescription:
+        """Return what the actors of the cluster say; those who ask at the same time get the same answer.
+
+        Raises:
+            EnsembleError: the cluster cannot be asked, and why.
+        """
+        loop = asyncio.get_running_loop()
+        if self._failure is not None and loop.time() < self._failure[0]:
+            raise EnsembleError(self._failure[1])
+        if self._asking is None or self._asking.done():
+            self._asking = loop.create_task(self._ask())
+        return await asyncio.shield(self._asking)
+
+    async def close(self) -> None:
+        """End the process; the next question starts another."""
+        if self._idle is not None:
+            self._idle.cancel()
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    async def _ask(self) -> ClusterDescription:
+        loop = asyncio.get_running_loop()
+        if self._idle is not None:
+            self._idle.cancel()
+        try:
+            described = _description(self._address, await self._exchange())
+        except (OSError, ValueError, TimeoutError, EnsembleError) as error:
+            await self.close()
+            text = str(error) if isinstance(error, EnsembleError) else _unasked(self._address, error)
+            self._failure = (loop.time() + _PAUSE_S, text)
+            raise EnsembleError(text) from error
+        self._failure = None
+        self._idle = loop.call_later(_IDLE_S, lambda: loop.create_task(self.close()))
+        return described
+
+    async def _exchange(self) -> bytes:
+        """Return the answer to a question, as a line."""
+        is_first = self._process is None or self._process.returncode is not None
+        if is_first:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                _MODULE,
+                self._address,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env={**os.environ, **self._environment},
+                limit=_MOST_BYTES,
+            )
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None, "just made"  # noqa: S101, PT018  for the type
+        async with asyncio.timeout(_FIRST_S if is_first else _NEXT_S):
+            process.stdin.write(b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+        if not line:
+            raise EnsembleError(f"The cluster at {self._address} is gone, or cannot be joined")
+        return line
+
+
+def _description(address: str, line: bytes) -> ClusterDescription:
+    """Return what a line says.
+
+    Raises:
+        EnsembleError: it says why there is nothing.
+        ValueError: it is no answer.
+    """
+    found: object = json.loads(line)
+    said = cast("dict[str, object]", found) if isinstance(found, dict) else {}
+    if "error" in said:
+        raise EnsembleError(f"The cluster at {address} cannot be asked: {one_line(str(said['error']), _TOLD)}")
+    return load_cluster(json.dumps(said.get("description")).encode())
+
+
+def _unasked(address: str, error: Exception) -> str:
+    why = "it did not answer in time" if isinstance(error, TimeoutError) else one_line(str(error), _TOLD)
+    return f"The cluster at {address} cannot be asked: {why}"

@@ -1,0 +1,280 @@
+"""The processes of clusters as the page shows them: by node, with limits and breakers beside them. Package: studio. Pure.
+
+In: what actors said, and who owns runs by the records. Rules: who may not see the whole cluster is told of processes that work for runs
+of theirs, and of what these do for them; a limit's name, an endpoint's and another's run are not theirs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ensemble_ray.studio.schemas.actors import Actors, Breaker, Limiter, NodeActors, ProcessInfo, RunHere, TaskHere
+from ensemble_ray.values.descriptions import (
+    MOST_AGENTS,
+    ActorDescription,
+    ClusterDescription,
+    EndpointDescription,
+    ProcessDescription,
+)
+
+__all__ = ["ActorsQuestion", "OwnedRun", "actors_of"]
+
+_RANK = {"closed": 0, "half_open": 1, "open": 2}
+#: Runs and steps that are told of one process that owns runs.
+_MOST = 200
+#: Where processes are shown that no node has begun.
+_NO_NODE = "no node yet"
+#: Which kind comes first on a node.
+_ORDER = ("driver", "scheduler", "manager", "agent", "callables", "limiter", "events", "journal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedRun:
+    """A run that goes on, and the process that owns it, as its record tells."""
+
+    run_id: str
+    host: str
+    #: None: its process is not known by number
+    pid: int | None
+    #: how the store calls its owner
+    name: str
+    #: steps that run, and how many more there are
+    running: Sequence[TaskHere] = ()
+    more_running: int = 0
+    #: steps that wait for a place
+    ready: int = 0
+    memory_mb: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorsQuestion:
+    """What is asked."""
+
+    #: ids of the runs that are recorded and that the visitor may see
+    visible: Collection[str]
+    #: whether the visitor may see processes of other runs, limits and endpoints
+    is_all_seen: bool
+    #: the run whose processes are asked for; None: all
+    run_id: str | None = None
+    #: now, Unix time in s
+    at: float
+
+    def may_tell(self, run_id: str) -> bool:
+        """Return whether the visitor may know of that run."""
+        return self.is_all_seen or run_id in self.visible
+
+
+def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[OwnedRun], asked: ActorsQuestion) -> Actors:
+    """Return the processes of clusters, and those that own runs, by node."""
+    places = _Places(clusters)
+    owners: dict[tuple[str, int | None, str], list[OwnedRun]] = {}
+    for each in owned:
+        owners.setdefault((each.host, each.pid, each.name), []).append(each)
+    hosted: set[str] = set()
+    buckets: list[Limiter] = []
+    endpoints: list[EndpointDescription] = []
+    more = 0
+    residents = {
+        process.name: [agent for run in process.runs for agent in run.agents]
+        for cluster in clusters
+        for actor in cluster.actors
+        for process in actor.processes
+    }
+    for actor in (actor for cluster in clusters for actor in cluster.actors):
+        scheduler = actor.process.name if actor.process.kind == "scheduler" else None
+        shown = [each for each in actor.processes if _is_shown(each, asked)]
+        for process in shown:
+            hosted.update(run.run_id for run in process.runs)
+            places.add(process.node_id, process.host, _info(process, asked, scheduler))
+            endpoints += process.endpoints
+        here = [key for key in owners if key[:2] == (actor.process.host, actor.process.pid)]
+        ready = sum(run.ready for key in here for run in owners.pop(key))
+        if here or _is_actor_shown(actor, asked, has_shown=bool(shown)):
+            places.add(actor.process.node_id, actor.process.host, _shared_info(actor.process, asked, ready))
+        if asked.is_all_seen:
+            more += actor.more_processes
+            buckets += _limiters(actor, residents)
+    for runs in owners.values():
+        places.add("", runs[0].host, _owner_info(runs, hosted))
+    left_out = f"{more} more processes have less to do and are not shown. " if more else ""
+    return Actors(
+        nodes=places.nodes(),
+        limiters=sorted(buckets, key=lambda each: (-each.queue, each.name)),
+        breakers=_breakers(endpoints, asked.at) if asked.is_all_seen else [],
+        clusters=[each.address for each in clusters] if asked.is_all_seen else [],
+        note=(left_out + " ".join(note for each in clusters for note in each.notes)).strip() or None,
+    )
+
+
+@dataclass(slots=True)
+class _Node:
+    name: str
+    address: str | None = None
+    processes: list[ProcessInfo] = field(default_factory=list[ProcessInfo])
+
+
+class _Places:
+    """Nodes by their ids; hosts that are no node by their names."""
+
+    def __init__(self, clusters: Iterable[ClusterDescription]) -> None:
+        self._nodes: dict[str, _Node] = {}
+        self._by_name: dict[str, _Node] = {}
+        for cluster in clusters:
+            for node in cluster.nodes:
+                # Two clusters may have a machine in common.
+                made = self._by_name.setdefault(node.name, _Node(node.name, node.address or None))
+                self._nodes[node.node_id] = made
+
+    def add(self, node_id: str, host: str, process: ProcessInfo) -> None:
+        name = host or _NO_NODE
+        node = self._nodes.get(node_id) or self._by_name.get(host)
+        if node is None:
+            node = self._by_name[name] = _Node(name)
+        node.processes.append(process)
+
+    def nodes(self) -> list[NodeActors]:
+        found = sorted(
+            (each for each in self._by_name.values() if each.processes),
+            key=lambda each: (each.name == _NO_NODE, each.name),
+        )
+        return [
+            NodeActors(node=each.name, address=each.address, processes=sorted(each.processes, key=_rank))
+            for each in found
+        ]
+
+
+def _rank(process: ProcessInfo) -> tuple[int, str]:
+    return _ORDER.index(process.kind), process.name
+
+
+def _is_shown(process: ProcessDescription, asked: ActorsQuestion) -> bool:
+    runs = {each.run_id for each in process.runs} | {each.run_id for each in process.tasks}
+    if asked.run_id is not None:
+        return asked.run_id in runs
+    return asked.is_all_seen or any(map(asked.may_tell, runs))
+
+
+def _is_actor_shown(actor: ActorDescription, asked: ActorsQuestion, *, has_shown: bool) -> bool:
+    """Return whether one that has no agents is shown: of a run its scheduler, and the limiter that may hold it up."""
+    if asked.run_id is None:
+        return asked.is_all_seen or has_shown
+    return has_shown or (asked.is_all_seen and actor.process.kind == "limiter")
+
+
+def _info(process: ProcessDescription, asked: ActorsQuestion, scheduler: str | None) -> ProcessInfo:
+    runs = [each for each in process.runs if asked.may_tell(each.run_id)]
+    tasks = [each for each in process.tasks if asked.may_tell(each.run_id) and asked.run_id in {None, each.run_id}]
+    is_whole = asked.is_all_seen and asked.run_id is None
+    return ProcessInfo(
+        pid=process.pid,
+        name=process.name,
+        kind=process.kind,
+        state=process.state,
+        runs=[
+            RunHere(
+                run_id=each.run_id,
+                known=each.run_id in asked.visible,
+                agents=list(each.agents),
+                more_agents=each.more_agents,
+                replica=each.replica,
+                replicas=each.replicas,
+            )
+            for each in runs
+        ],
+        more_runs=process.more_runs if asked.is_all_seen else 0,
+        queue=process.queue if is_whole else sum(each.began_at is None for each in tasks),
+        in_flight=[
+            TaskHere(
+                run_id=each.run_id,
+                step=each.instance,
+                since=None if each.began_at is None else round(each.began_at * 1000),
+                deaths=each.deaths,
+            )
+            for each in tasks
+        ],
+        more_in_flight=process.more_tasks if is_whole else 0,
+        restarts=max((each.lost for each in runs), default=0),
+        scheduler=scheduler,
+        reserved=process.reserved or None,
+        memory_mb=_megabytes(process.memory_bytes),
+    )
+
+
+def _owner_info(runs: Sequence[OwnedRun], hosted: Collection[str]) -> ProcessInfo:
+    """Return a process that owns runs. What tasks do is told by the processes that have them, where these are known."""
+    own = [each for each in runs if each.run_id not in hosted]
+    running = [task for each in own for task in each.running]
+    return ProcessInfo(
+        pid=runs[0].pid,
+        name=runs[0].name,
+        kind="driver",
+        runs=[RunHere(run_id=each.run_id) for each in runs[:_MOST]],
+        more_runs=max(0, len(runs) - _MOST),
+        queue=sum(each.ready for each in runs),
+        in_flight=running[:_MOST],
+        more_in_flight=max(0, len(running) - _MOST) + sum(each.more_running for each in own),
+        memory_mb=runs[0].memory_mb,
+    )
+
+
+def _shared_info(process: ProcessDescription, asked: ActorsQuestion, ready: int) -> ProcessInfo:
+    """Return an actor that has no agents; a scheduler with what waits in its runs for a place under their caps."""
+    return ProcessInfo(
+        pid=process.pid,
+        name=process.name,
+        kind=process.kind,
+        state=process.state,
+        queue=process.queue + ready if process.kind == "scheduler" else None,
+        restarts=process.restarts,
+        memory_mb=_megabytes(process.memory_bytes),
+        note=(process.note if asked.is_all_seen else "") or None,
+    )
+
+
+def _limiters(actor: ActorDescription, residents: Mapping[str, Sequence[str]]) -> list[Limiter]:
+    """Return its limits; names of most are made by programs, so that those who live where they are asked for say more."""
+    return [
+        Limiter(
+            name=each.name,
+            requests=each.requests,
+            period_s=each.period_s,
+            queue=each.waiting,
+            permits=each.tokens,
+            leased=each.leased,
+            agents=list(dict.fromkeys(agent for name in each.holders for agent in residents.get(name, ())))[
+                :MOST_AGENTS
+            ],
+        )
+        for each in actor.buckets
+    ]
+
+
+def _breakers(endpoints: Iterable[EndpointDescription], at: float) -> list[Breaker]:
+    """Return each endpoint once: as the process sees it in which it is worst, with the sums of all."""
+    found: dict[str, list[EndpointDescription]] = {}
+    for each in endpoints:
+        found.setdefault(each.name, []).append(each)
+    breakers = [_breaker(name, seen, at) for name, seen in found.items()]
+    return sorted(breakers, key=lambda each: (-_RANK[each.state], each.limit is None, each.name))
+
+
+def _breaker(name: str, seen: Sequence[EndpointDescription], at: float) -> Breaker:
+    worst = max(seen, key=lambda each: _RANK[each.state])
+    probes = [each.probe_in_s for each in seen if each.probe_in_s is not None]
+    limits = [each.limit for each in seen if each.limit is not None]
+    return Breaker(
+        name=name,
+        state=worst.state,
+        processes=len(seen),
+        open_in=sum(each.state != "closed" for each in seen),
+        probe_at=round((at + min(probes)) * 1000) if probes else None,
+        last_failure=worst.last_failure or None,
+        sent=sum(each.sent for each in seen),
+        queue=sum(each.waiting for each in seen),
+        limit=sum(limits) if limits else None,
+    )
+
+
+def _megabytes(size: int | None) -> float | None:
+    return None if size is None else round(size / 2**20, 1)

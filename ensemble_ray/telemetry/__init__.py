@@ -1,0 +1,1 @@
+"""Runs for OpenTelemetry: their spans and figures by the conventions for generative AI, sent as they happen or from a record."""

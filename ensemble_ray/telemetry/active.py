@@ -1,0 +1,79 @@
+"""The span that work in this process is part of. Package: telemetry.
+
+In: a `traceparent`. Out: a block in which requests to models carry it, and in which spans that other libraries begin (a tool's own,
+an instrumented HTTP client's) are its children, where OpenTelemetry's API is installed. Without tracing nothing is entered at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+
+from ensemble_ray.process.context import current_traceparent, use_traceparent
+from ensemble_ray.values.tracing import RunTracing, TraceParent, parse_traceparent
+
+__all__ = ["caller_here", "effect_span", "execution_span", "use_span"]
+
+_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+
+
+def execution_span(tracing: RunTracing | None, instance: str) -> AbstractContextManager[None]:
+    """Do the work of the block as part of the span of an execution; without tracing, do it as it is."""
+    return _NOTHING if tracing is None else use_span(tracing.traceparent(tracing.execution_span(instance)))
+
+
+def effect_span(tracing: RunTracing | None, name: str) -> AbstractContextManager[None]:
+    """Do the work of the block as part of the span of an effect; without tracing, do it as it is."""
+    return _NOTHING if tracing is None else use_span(tracing.traceparent(tracing.effect_span(name)))
+
+
+@contextlib.contextmanager
+def use_span(traceparent: str) -> Generator[None]:
+    """Do the work of the block as part of that span; an empty or wrong `traceparent` changes nothing."""
+    span = parse_traceparent(traceparent) if traceparent else None
+    if span is None:
+        yield
+        return
+    with use_traceparent(traceparent), _attached(span):
+        yield
+
+
+def caller_here() -> TraceParent | None:
+    """Return the span that a run begun here is part of; None: there is none.
+
+    It is that of a run in whose tool it begins, of a request that asks for it, or the active one of a program that uses OpenTelemetry.
+    """
+    known = parse_traceparent(current_traceparent())
+    if known is not None:
+        return known
+    if "opentelemetry.trace" not in sys.modules:  # then the program has begun no span
+        return None
+    from opentelemetry import trace
+
+    active = trace.get_current_span().get_span_context()
+    if not active.is_valid:
+        return None
+    return TraceParent(f"{active.trace_id:032x}", f"{active.span_id:016x}", is_sampled=active.trace_flags.sampled)
+
+
+@contextlib.contextmanager
+def _attached(span: TraceParent) -> Generator[None]:
+    """Make a span the active one of OpenTelemetry's API for the block, where that is installed."""
+    try:
+        from opentelemetry import context, trace
+    except ImportError:
+        yield
+        return
+    made = trace.SpanContext(
+        trace_id=int(span.trace_id, 16),
+        span_id=int(span.span_id, 16),
+        is_remote=False,
+        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED if span.is_sampled else trace.TraceFlags.DEFAULT),
+    )
+    token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(made)))
+    try:
+        yield
+    finally:
+        context.detach(token)

@@ -1,0 +1,98 @@
+"""Where an agent of the A2A protocol is, and how it is reached. Package: tools. Pure.
+
+The URL is the developer's own. Whatever a card says, requests and their headers go to the hosts that the developer named, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from ensemble_ray.errors import ValidationError
+
+__all__ = ["IDEMPOTENT_MESSAGES", "AgentAddress"]
+
+#: Extension of a card whose agent takes a message that is sent again for the same task (S-INT-77).
+IDEMPOTENT_MESSAGES = "urn:ensemble-ray:a2a:idempotent-messages"
+
+_FORM = "'https://HOST/PATH', under which its card is found"
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_WELL_KNOWN = "/.well-known/"
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAddress:
+    """One agent: where its card is, and what is sent with every request."""
+
+    url: str
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    #: `HOST` or `HOST:PORT` that the card may name besides the one of the URL
+    hosts: frozenset[str] = frozenset()
+    #: longest time until a connection stands, s
+    connect_timeout_s: float = 10.0
+
+    @classmethod
+    def of(
+        cls,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        hosts: Collection[str] = (),
+        connect_timeout_s: float = 10.0,
+    ) -> AgentAddress:
+        """Read an address.
+
+        Raises:
+            ValidationError: it is no URL, has a password in it, or a header is malformed.
+        """
+        parts = _split(url)
+        if parts is None:
+            raise ValidationError(f"RemoteAgent url must be {_FORM}, got: {url.rpartition('@')[2]!r}")
+        if parts.username is not None or parts.password is not None:
+            raise ValidationError("RemoteAgent url must be without a name or password: give them in headers")
+        if parts.query or parts.fragment:
+            raise ValidationError("RemoteAgent url must be without a query or fragment: give keys in headers")
+        for name, value in (headers or {}).items():
+            if not _HEADER_NAME.fullmatch(name):
+                raise ValidationError(f"RemoteAgent header name is not valid: {name!r}")
+            if not _HEADER_VALUE.fullmatch(value):
+                raise ValidationError(f"RemoteAgent header '{name}' holds characters that no header may hold")
+        return cls(
+            url=url.partition(_WELL_KNOWN)[0].rstrip("/"),
+            headers=tuple((headers or {}).items()),
+            hosts=frozenset([hosts] if isinstance(hosts, str) else hosts),
+            connect_timeout_s=connect_timeout_s,
+        )
+
+    @property
+    def name(self) -> str:
+        """What it is called by its URL: the last part of the path, else the host."""
+        parts = urlsplit(self.url)
+        return unquote(parts.path.rstrip("/").rpartition("/")[2]) or parts.hostname or self.url
+
+    def allows(self, url: str) -> bool:
+        """Return whether requests may be sent to a URL that the card names."""
+        found, own = _split(url), urlsplit(self.url)
+        if found is None or (own.scheme == "https" and found.scheme != "https"):
+            return False
+        if (found.scheme, _host(found)) == (own.scheme, _host(own)):
+            return True
+        return bool({found.hostname or "", found.netloc} & self.hosts)
+
+
+def _split(url: str) -> SplitResult | None:
+    """Return the parts of a URL; None: it is none of HTTP."""
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in _PORTS and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return None
+    return parts if is_whole else None
+
+
+def _host(parts: SplitResult) -> tuple[str | None, int | None]:
+    return parts.hostname, parts.port or _PORTS.get(parts.scheme)

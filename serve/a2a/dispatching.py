@@ -1,0 +1,53 @@
+"""Requests of the A2A protocol, carried out by the SDK's dispatcher (S-INT-70). Package: serve."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from a2a.server.request_handlers.response_helpers import agent_card_to_dict
+from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
+from fastapi.responses import Response
+from sse_starlette import EventSourceResponse
+
+from ensemble_ray.serve.a2a.cards import agent_card
+from ensemble_ray.serve.a2a.handler import TeamHandler
+from ensemble_ray.serve.routes.events import SEND_TIMEOUT_S, STREAM_HEADERS
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from ensemble_ray.serve.rights import Caller
+    from ensemble_ray.serve.run_schemas import EnsembleInfo
+    from ensemble_ray.serve.run_service import RunService
+
+__all__ = ["card_data", "dispatch"]
+
+# It logs each wrong request of a client with a traceback and parts of it.
+logging.getLogger("a2a.server").setLevel(logging.CRITICAL)
+
+
+async def dispatch(request: Request, service: RunService, caller: Caller, info: EnsembleInfo) -> Response:
+    """Answer a request about a team.
+
+    Raises:
+        Refusal: it is refused with a status of HTTP.
+    """
+    handler = TeamHandler(service, caller, info, request.receive)
+    answer = await JsonRpcDispatcher(handler, enable_v0_3_compat=True).handle_requests(request)
+    if handler.refusal is not None:
+        raise handler.refusal
+    if isinstance(answer, EventSourceResponse):
+        answer.send_timeout = SEND_TIMEOUT_S
+        answer.headers.update(STREAM_HEADERS)
+    return answer
+
+
+def card_data(request: Request, info: EnsembleInfo) -> dict[str, Any]:
+    """Return the card of a team as JSON data."""
+    public: str | None = request.app.state.public_url
+    base = (public or str(request.base_url)).rstrip("/")
+    return agent_card_to_dict(
+        agent_card(info, f"{base}/a2a/{quote(info.name)}", asks_for_keys=request.app.state.asks_for_keys)
+    )

@@ -1,0 +1,100 @@
+"""The listener without a receiver: who gets spans, what goes wrong without packages, and a switch of the environment."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from ensemble_ray import Ensemble, EnsembleListener, OpenTelemetryListener, ValidationError
+from ensemble_ray.telemetry import switch
+from ensemble_ray.testing import ScriptedModel
+from tests.builders import agent, task
+
+
+@pytest.fixture(autouse=True)
+def nothing_made() -> Iterator[None]:
+    """What the switch made in a test ends with it."""
+    yield
+    switch._made.cache_clear()
+
+
+def _listener() -> tuple[OpenTelemetryListener, InMemorySpanExporter]:
+    kept = InMemorySpanExporter()
+    return OpenTelemetryListener(span_processor=SimpleSpanProcessor(kept), meter_provider=MeterProvider()), kept
+
+
+def _team(*listeners: object) -> Ensemble:
+    return Ensemble(tasks=[task("write", agent(ScriptedModel(otherwise="text")))], listeners=listeners)
+
+
+def test_spans_go_to_the_processor_of_the_user() -> None:
+    """S-INT-30: in place of what the environment says; a stream of events does not have what they are made of."""
+    listener, kept = _listener()
+    run = _team(listener).start(runtime="inline")
+    assert {event.method for event in run.events()} >= {"on_task_start", "on_task_complete"}
+    run.result()
+    assert "on_task_traced" not in {event.method for event in run.events()}
+    assert [each.name for each in kept.get_finished_spans()] == ["invoke_agent Writer", "chat", "invoke_workflow"]
+    assert listener.close()
+
+
+def test_run_that_the_record_answers_is_not_sent_again() -> None:
+    """S-INT-36: nothing was done."""
+    listener, kept = _listener()
+    for _ in range(2):
+        _team(listener).run(runtime="inline", run_id="once")
+    assert len(kept.get_finished_spans()) == 3
+    assert listener.close()
+
+
+def test_sdk_that_is_switched_off_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-30."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    listener, kept = _listener()
+    _team(listener).run(runtime="inline")
+    assert kept.get_finished_spans() == ()
+    assert listener.close()
+
+
+def test_switch_adds_a_listener_to_runs_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-30: a run that is traced already is sent once; other listeners do not count."""
+    listener, kept = _listener()
+    monkeypatch.setattr(switch, "_made", lambda _said: listener)
+    _team(EnsembleListener()).run(runtime="inline")
+    assert kept.get_finished_spans() == (), "it is off"
+    monkeypatch.setenv("ENSEMBLE_RAY_OTEL", "1")
+    _team(EnsembleListener()).run(runtime="inline")
+    _team(listener).run(runtime="inline")
+    assert [each.name for each in kept.get_finished_spans()].count("invoke_workflow") == 2
+    monkeypatch.undo()
+    assert listener.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "text"), [("maybe", "must be 1 or 0, got: 'maybe'"), ("1", "pip install 'ensemble-ray[otel]'")]
+)
+def test_switch_that_cannot_work_is_a_warning(
+    said: str, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-INT-30: once, and the run goes on."""
+    monkeypatch.setenv("ENSEMBLE_RAY_OTEL", said)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.delitem(sys.modules, "ensemble_ray.telemetry.otlp", raising=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert _team().run(runtime="inline").raw == "text"
+    assert [text in each.getMessage() for each in caplog.records] == [True]
+
+
+def test_listener_without_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-30: with what to do."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.delitem(sys.modules, "ensemble_ray.telemetry.otlp", raising=False)
+    with pytest.raises(ValidationError, match=r"pip install 'ensemble-ray\[otel\]'"):
+        OpenTelemetryListener()

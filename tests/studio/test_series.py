@@ -1,0 +1,75 @@
+"""Runs that lie one behind the other, over real HTTP: of a team in a home, of a program at its dashboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ensemble_ray import Ensemble, InlineRuntime, MapReduceEnsemble, Task, TaskExecutionError, WebDashboard
+
+from .conftest import Serve
+
+API = "api/studio"
+
+
+def team_of(*names: str, fails: bool = False) -> Ensemble:
+    """A team with a task of each name."""
+
+    def work(_: object) -> str:
+        return str(1 // (not fails))
+
+    return Ensemble(tasks=[Task(name=name, description=name, expected_output="x", handler=work) for name in names])
+
+
+def summed(series: dict[str, object]) -> list[tuple[int, str, str, int]]:
+    """Return number, id, state and count of tasks of each run of a series."""
+    first, runs = series["first"], series["runs"]
+    assert isinstance(first, int)
+    assert isinstance(runs, list)
+    return [(first + at, run["run_id"], run["status"], run["tasks"]) for at, run in enumerate(runs)]
+
+
+def test_runs_of_a_team_are_numbered_from_the_first_on(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-STU-9, S-VIZ-76, S-VIZ-79: in the order in which they began, with workflow, tasks and duration; of many, those around the run."""
+    monkeypatch.setattr("ensemble_ray.studio.run_list._SERIES", 4)
+    inline = InlineRuntime(home=tmp_path)
+    for number in range(7):
+        team_of("a", "b").run(runtime=inline, run_id=f"run-{number}")
+    with pytest.raises(TaskExecutionError):
+        team_of("a", fails=True).run(runtime=inline, run_id="bad")
+    client = serve()
+    latest = client.get(f"{API}/runs/bad/series").json()
+    assert [number for number, *_ in summed(latest)] == [*range(1, len(latest["runs"]) + 1)]
+    assert summed(latest)[-1][1:] == ("bad", "failed", 1)
+    assert {run["workflow"] for run in latest["runs"]} == {"sequential"}
+    assert all(run["duration_ms"] >= 0 for run in latest["runs"])
+    middle = summed(client.get(f"{API}/runs/run-3/series").json())
+    assert len(middle) == 4
+    assert ("run-3", "completed", 2) in [run[1:] for run in middle]
+    assert client.get(f"{API}/runs/none/series").status_code == 404
+
+
+def test_runs_of_a_program_are_one_series_whatever_their_teams(tmp_path: Path) -> None:
+    """S-VIZ-76, S-VIZ-79: a dashboard's are all that it has seen; a map-reduce has as many tasks as it made."""
+    inline = InlineRuntime(home=tmp_path)
+    with WebDashboard.on_port(0) as dashboard:
+        first = team_of("a", "b", "c")
+        first.model_copy(update={"dashboard": dashboard}).run(runtime=inline, run_id="first")
+        team_of("x").run(runtime=inline, run_id="stranger")
+        url = f"http://localhost:{dashboard.actual_port}/{API}"
+        counted = MapReduceEnsemble(
+            items=[1, 2],
+            map_task=lambda item: Task(description=f"{item}", expected_output="x", handler=lambda _: "one"),
+            reduce_task=lambda group: Task(
+                description="sum", expected_output="x", handler=lambda _: "two", context=group
+            ),
+            dashboard=dashboard,
+        )
+        counted.run(runtime=inline, run_id="second")
+        series = httpx.get(f"{url}/runs/second/series", trust_env=False).json()
+    assert [run[:3] for run in summed(series)] == [(1, "first", "completed"), (2, "second", "completed")]
+    assert [run["tasks"] for run in series["runs"]] == [3, 3]
