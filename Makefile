@@ -57,9 +57,9 @@ else
 endif
 
 FAR := tests $(addprefix --ignore=,$(filter tests/%,$(NEAR)))
-#: Each half remembers which of its tests failed, and how it ended.
+#: Each half remembers which of its tests failed, and how it ended. It says at once (`-u`) how far it is.
 MEMORY := .pytest_cache
-remembering = $(BIN)/python -m pytest -o cache_dir=$(MEMORY)/$(1)
+remembering = $(BIN)/python -u -m pytest -o cache_dir=$(MEMORY)/$(1)
 
 test-near: $(STAMPS)/dev
 	@mkdir -p $(MEMORY) && code=0; $(call remembering,near) $(NEAR) || code=$$?; echo $$code > $(MEMORY)/near.code; exit $$code

@@ -80,7 +80,7 @@ def _run_console(example: Example) -> None:
         if command[0] == "ensemble-ray" and shutil.which("ensemble-ray") is None:
             command[:1] = [sys.executable, "-m", "ensemble_ray.cli"]
         ended = subprocess.run(  # noqa: S603  the page's own command
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
         _assert_same(expected, ended.stdout)
 

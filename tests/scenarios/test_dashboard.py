@@ -155,7 +155,8 @@ def test_joining_while_a_run_goes_on(runtime: Runtime) -> None:
             running.result()
         with opened(dashboard) as last:
             past = stored(last)
-    of_moment = {"llm_iteration_started", "llm_iteration_completed", "hello"}
+    of_iterations = {"llm_iteration_started", "llm_iteration_completed"}
+    of_moment = of_iterations | {"hello", "heartbeat"}
     everything = [each for each in early.heard if each["type"] not in of_moment]
     assert [*stored(late), *[each for each in late.heard if each["type"] not in of_moment]] == everything
     assert past == everything
@@ -163,7 +164,7 @@ def test_joining_while_a_run_goes_on(runtime: Runtime) -> None:
     assert len(pairs) == 6
     assert all(list(pair) == ["started", "completed"] for pair in pairs)
     assert [pair["started"]["iteration_index"] for pair in pairs[:2]] == [0, 1]
-    tokens = [each for each in early.heard if each["type"] in of_moment - {"hello"}]
+    tokens = [each for each in early.heard if each["type"] in of_iterations]
     assert [message for pair in pairs for message in pair.values()] == tokens
 
 

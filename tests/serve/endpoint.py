@@ -7,12 +7,16 @@ import http.client
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.processes import Program
+
+#: What a run of these tests may take on a machine that does a lot of other things meanwhile, s.
+_PATIENCE_S = 180
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,18 @@ class Endpoint:
         return answer.status, json.loads(text) if text.startswith(b"{") else {"text": text.decode()}
 
     def follow(self, run_id: str, after: str = "") -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Id, type and data of the events of a run, as they come; ends where the connection does."""
+        """Id, type and data of the events of a run, as they come; ends where the connection does.
+
+        Comments keep a connection alive, so its own limit does not end the wait for a run that goes on for ever.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
         connection = self.send("GET", f"/runs/{run_id}/events", after=after)
         answer = connection.getresponse()
         assert answer.status == 200
         fields: dict[str, str] = {}
         with contextlib.closing(connection), contextlib.suppress(http.client.HTTPException, OSError):
             for line in answer:
+                assert time.monotonic() < deadline, f"run {run_id} did not end:\n{self.program.text[-3000:]}"
                 name, colon, value = line.decode().rstrip("\r\n").partition(": ")
                 if colon and name:
                     fields[name] = value

@@ -38,14 +38,15 @@ def served_app(app: Any, ws: Literal["none", "websockets-sansio"] = "none") -> I
     """Serve an application; gives its address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = _Server(uvicorn.Config(app, log_level="error", ws=ws, timeout_graceful_shutdown=5))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:
             assert server.ready.wait(timeout=60)
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join()
+            thread.join(timeout=60)
+            assert not thread.is_alive(), "the server does not end"
 
 
 @contextmanager

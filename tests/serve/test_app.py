@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -231,7 +232,8 @@ async def test_a_served_team_is_a_tool_of_mcp(endpoint: Endpoint) -> None:
     async def progress(done: float, _total: float | None, _message: str | None) -> None:
         told.append(done)
 
-    async with mcp.Client(f"http://127.0.0.1:{endpoint.port}/mcp", elicitation_callback=approve) as client:
+    url = f"http://127.0.0.1:{endpoint.port}/mcp"
+    async with asyncio.timeout(180), mcp.Client(url, elicitation_callback=approve) as client:
         answer = await client.call_tool("team", {"topic": "Ray"}, progress_callback=progress)
         assert ([block.text for block in answer.content], told) == (["a line"], [1, 2])
         answer = await client.call_tool("asking", {"topic": "Ray"})
