@@ -224,7 +224,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             wants_text=start.wants_text,
             description=node.description,
             is_reflected_later=self._later.is_later(node.key),
-            is_again=self.put_down.pick_up(start.instance),
+            is_resubmission=self.put_down.pick_up(start.instance),
             directives=self.directives.active(),
             switches=self.directives.switches,
             asks=None if self._units is None else self._units.foresee(start, node.agent_key),

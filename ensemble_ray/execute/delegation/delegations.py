@@ -251,7 +251,7 @@ class Delegations:
             depth=self._order.depth + 1,
             caller_role=self._order.agent_role,
             delegation_id=decision.request.task_id,
-            is_again=self._order.is_again,
+            is_resubmission=self._order.is_resubmission,
             directives=self._order.directives,
             switches=self._order.switches,
         )

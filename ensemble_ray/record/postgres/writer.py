@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.journal import EpochGate
+from ensemble_ray.record.journal import EpochFence
 from ensemble_ray.record.postgres.group import Append, BegunRun, CommitGroup, CommitResult, commit_group, render
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class PostgresWriter:
         #: number of the last fact of any run: in each run they rise, which is all that the database compares
         self._last_number = 0
         #: by run: newest epochs seen; what is older is refused before it is queued
-        self._gates: dict[BegunRun, EpochGate] = {}
+        self._fences: dict[BegunRun, EpochFence] = {}
         #: by run: hashes of long texts that are in the database
         self._kept: dict[BegunRun, set[bytes]] = {}
         self._users: dict[BegunRun, int] = {}
@@ -105,7 +105,7 @@ class PostgresWriter:
             self._users[target] = left
             return
         self._users.pop(target, None)
-        self._gates.pop(target, None)
+        self._fences.pop(target, None)
         self._kept.pop(target, None)
         self._failures.pop(target, None)
         if self._users:
@@ -127,7 +127,7 @@ class PostgresWriter:
         self._check(target)
         if not facts and until is Persistence.QUEUED:
             return
-        self._gate(target).admit(facts, epoch)
+        self._fence(target).admit(facts, epoch)
         waits = until is not Persistence.QUEUED or self._queued_facts >= _FULL
         waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future() if waits else None
         first = self._last_number + 1
@@ -159,10 +159,10 @@ class PostgresWriter:
         if failure is not None:
             raise _again(failure)
 
-    def _gate(self, target: BegunRun) -> EpochGate:
-        if target not in self._gates:
-            self._gates[target] = EpochGate(target[0])
-        return self._gates[target]
+    def _fence(self, target: BegunRun) -> EpochFence:
+        if target not in self._fences:
+            self._fences[target] = EpochFence(target[0])
+        return self._fences[target]
 
     def _ensure_task(self) -> None:
         if self._task is None:
@@ -220,10 +220,10 @@ class PostgresWriter:
             errors[id(entry)] = StaleEpochError(entry.target[0], refusal.instance, entry.epoch, refusal.newest)
             if entry.target not in self._users:
                 continue  # its journals were closed meanwhile
-            gate = self._gate(entry.target)
-            gate.learn(refusal.instance, refusal.newest)
+            fence = self._fence(entry.target)
+            fence.learn(refusal.instance, refusal.newest)
             for fact in entry.facts:  # the entry's other instances lost facts with it: they must stop too
-                gate.learn(fact.fence, entry.epoch + 1)
+                fence.learn(fact.fence, entry.epoch + 1)
         place = self._database.place
         missing = {
             target: RecordError(f"The record of run '{target[0]}' was deleted from {place} while it was written", place)

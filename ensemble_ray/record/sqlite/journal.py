@@ -21,7 +21,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
-from ensemble_ray.record.journal import EpochGate
+from ensemble_ray.record.journal import EpochFence
 from ensemble_ray.record.rendering import body_digest, text_of
 from ensemble_ray.record.sqlite.commit_lock import PATIENCE_S, CommitLock
 from ensemble_ray.record.sqlite.writer import group_writer
@@ -105,7 +105,7 @@ class SqliteJournal:
         self._is_buffered = is_buffered
         self._patience_s = patience_s
         self._writer = group_writer()
-        self._gate = EpochGate(run_id)
+        self._fence = EpochFence(run_id)
         self._queue: deque[_Unit] = deque()
         #: facts
         self._appended = 0
@@ -133,7 +133,7 @@ class SqliteJournal:
             IllegalStateError: the journal is closed, or was opened before this process was forked.
         """
         self._check_usable()
-        self._gate.admit(facts, epoch)
+        self._fence.admit(facts, epoch)
         if until is Persistence.QUEUED or self._is_buffered:
             if facts:
                 self._push(_Unit(facts, epoch))
@@ -318,20 +318,20 @@ class SqliteJournal:
         """Commit what the newest epochs admit of a group; the rest is refused, unit by unit."""
         has_effect = any(unit.has_effect for unit in group)
         with file.transaction(is_synced=is_synced, has_effect=has_effect):
-            gate = EpochGate(self.run_id)
+            fence = EpochFence(self.run_id)
             for instance, epoch in file.epochs().items():
-                gate.learn(instance, epoch)
-                self._gate.learn(instance, epoch)
+                fence.learn(instance, epoch)
+                self._fence.learn(instance, epoch)
             for unit in group:
                 instances = {row[2] for row in unit.rows}
                 try:
-                    gate.admit_instances(instances, unit.epoch)
+                    fence.admit_instances(instances, unit.epoch)
                 except StaleEpochError as error:
                     unit.refusal = error
                     # Whatever else was in the unit is lost with it: its instances must not go on as if it were there.
                     for instance in instances:
-                        gate.learn(instance, unit.epoch + 1)
-                        self._gate.learn(instance, unit.epoch + 1)
+                        fence.learn(instance, unit.epoch + 1)
+                        self._fence.learn(instance, unit.epoch + 1)
             rows, bodies = _together([unit for unit in group if unit.refusal is None])
             file.add_in_transaction(rows, bodies)
         return rows, bodies
