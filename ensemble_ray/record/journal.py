@@ -15,7 +15,7 @@ from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.values.ids import RUN
 
 __all__ = [
-    "EpochGate",
+    "EpochFence",
     "ForgetfulJournal",
     "MemoryJournal",
 ]

@@ -7,12 +7,12 @@ import pytest
 from ensemble_ray.execute.delegation.gates import ManagerGate, PeerGate, Refusal
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
-from ensemble_ray.values.delegation import Colleague, DelegationContext
+from ensemble_ray.values.delegation import DelegationContext, Peer
 
 CONTEXT = DelegationContext(
-    colleagues=[Colleague(key=role.lower(), role=role) for role in ("Writer", "Digger", "Painter")], max_depth=2
+    peers=[Peer(key=role.lower(), role=role) for role in ("Writer", "Digger", "Painter")], max_depth=2
 )
-WRITER, DIGGER, PAINTER = CONTEXT.colleagues
+WRITER, DIGGER, PAINTER = CONTEXT.peers
 
 
 def manager_gate(**rules: object) -> ManagerGate:

@@ -76,7 +76,9 @@ async def test_an_outcome_is_unknown_when_the_call_was_behind_its_gate(decided: 
     """S-REV-117, S-DUR-24: made again after the decision, or decided in its own process: it may have paid."""
     tool = Payment()
     again = [fact(CALL, INTENT)] if decided.outside else []
-    result = await bench_of(tool, [*(await _put_down()), fact(GATE, decided), *again]).run("draft", is_resubmission=True)
+    result = await bench_of(tool, [*(await _put_down()), fact(GATE, decided), *again]).run(
+        "draft", is_resubmission=True
+    )
     assert (result.status, tool.paid) == ("completed", [])
 
 
