@@ -311,7 +311,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Keep the output of a task, be it here or in the record; return whether there is one."""
         if result.output is not None:
             self._outputs.put(result.instance, result.output)
-        if has_output := result.output is not None or self._outputs.recall(result.instance):
+        if has_output := result.output is not None or self._outputs.lookup_recorded(result.instance):
             self._completed.append(result.instance)
         return has_output
 

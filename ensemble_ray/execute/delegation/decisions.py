@@ -167,7 +167,7 @@ class Decisions:
         data = fact.data
         worker = next((each for each in self._context.peers if each.key == data.worker), None)
         if data.charged is not None:
-            self._gate.recall(data.charged)
+            self._gate.reapply_recorded(data.charged)
         return Decision(
             request=read_request(fact),
             worker=worker,

@@ -154,7 +154,7 @@ class Delegations:
         effect = self._concluded(name, decision, decision.worker, result)
         return self._tool_effect(call, effect), Persistence.COMMITTED if effect.output is None else Persistence.QUEUED
 
-    async def recall(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
+    async def reapply_recorded(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
         """Replay a call whose result is on record: what it did counts, and stands in the trace, as when it was made."""
         decision = self._decisions.of(name)
         if isinstance(decision, str):

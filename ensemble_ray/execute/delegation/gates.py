@@ -55,7 +55,7 @@ class Gate(Protocol):
         """Who is asked after the policies, which may have changed the target (S-DEL-77, S-DEL-78, S-HIER-46)."""
         ...
 
-    def recall(self, charged: str) -> None:
+    def reapply_recorded(self, charged: str) -> None:
         """Count an attempt again that the record says was approved for that role."""
         ...
 
@@ -117,7 +117,7 @@ class PeerGate:
             return Refusal(f"{_modified(role)} which results in self-delegation. Choose a different agent.")
         return found
 
-    def recall(self, charged: str) -> None:
+    def reapply_recorded(self, charged: str) -> None:
         """Nothing is counted."""
 
     def succeeded(self, role: str, description: str) -> str:  # noqa: ARG002  nothing is counted
@@ -167,9 +167,9 @@ class ManagerGate:
             return self._rejected(reason)
         return found
 
-    def recall(self, charged: str) -> None:
+    def reapply_recorded(self, charged: str) -> None:
         """Count the attempt as when it was approved."""
-        self._enforcer.recall(charged)
+        self._enforcer.reapply_recorded(charged)
 
     def succeeded(self, role: str, description: str) -> str:
         """Tell a manager that repeats itself."""

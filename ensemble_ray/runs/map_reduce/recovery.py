@@ -79,7 +79,7 @@ class RecoveredRun:
         self.facts.apply(facts)
         for fact in facts:
             if isinstance(fact.data, AgentsJoined):
-                self._outputs.recall(fact.data.summaries())
+                self._outputs.keep_recorded_agents(fact.data.summaries())
         if any(isinstance(fact.data, ItemsRecorded) for fact in facts):
             early, self._early = self._early, {}
             for key, end in early.items():

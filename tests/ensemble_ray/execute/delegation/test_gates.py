@@ -103,7 +103,7 @@ def test_manager_is_charged_for_the_changed_target() -> None:
 def test_recalled_attempts_count() -> None:
     """S-HIER-41, S-DEL-62: what the record says was approved uses up the cap."""
     gate = manager_gate(global_max_delegations=1)
-    gate.recall("Writer")
+    gate.reapply_recorded("Writer")
     assert reason(gate.approve(DIGGER)) == "Delegation rejected by policy: Global delegation cap of 1 has been reached"
 
 
