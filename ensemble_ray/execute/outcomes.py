@@ -37,7 +37,7 @@ class Resumed(Generic[Output_co, Failure_co]):
     #: what its source was told, in the groups in which it was; what a cancellation did is left out
     stimuli: Sequence[Sequence[Stimulus]]
     #: by instance: tasks whose output or failure is recorded, whether or not the source was told; a result is made when it
-    #: is asked for, and has no output where the run's outputs have a recorded one to be recalled
+    #: is asked for, and has no output where the run's outputs have a recorded one to be looked up
     results: Mapping[str, TaskResult[Output_co, Failure_co]]
     #: by instance: what is known of tasks of which no end is recorded, such as those that a join stopped; made where some
     #: of them are not to run again
