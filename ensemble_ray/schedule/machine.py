@@ -49,8 +49,8 @@ _STATE_AFTER: Mapping[type[Completed | Failed | Exited | Cancelled], TaskState] 
     Cancelled: TaskState.CANCELLED,
 }
 _UNSTARTED = frozenset({TaskState.PENDING, TaskState.READY})
-#: What a run that ends lets go.
-_LET_GO = _UNSTARTED | {TaskState.WAITING}
+#: What a run that ends releases: none of it runs.
+_RELEASABLE = _UNSTARTED | {TaskState.WAITING}
 
 
 class Machine:
@@ -236,7 +236,7 @@ class Machine:
         self._move(instance, TaskState.WAITING, stimulus.at)
         self._waiting[instance] = None
         if self._is_stopping:  # nobody is asked any more (S-REV-17)
-            self._let_go(instance, TaskState.CANCELLED, "run ending early", stimulus.at, done)
+            self._skip(instance, TaskState.CANCELLED, "run ending early", stimulus.at, done)
 
     def _pick_up(self, stimulus: Continued) -> None:
         """Make ready what waits, before all that is ready: it was started before."""
@@ -281,10 +281,10 @@ class Machine:
         self._is_stopping = True
         self._ready.clear()
         for instance, state in self._states.items():
-            if state in _LET_GO:
-                self._let_go(instance, after if state in _UNSTARTED else TaskState.CANCELLED, reason, at, done)
+            if state in _RELEASABLE:
+                self._skip(instance, after if state in _UNSTARTED else TaskState.CANCELLED, reason, at, done)
 
-    def _let_go(self, instance: str, after: TaskState, reason: str, at: float, done: list[Instruction]) -> None:
+    def _skip(self, instance: str, after: TaskState, reason: str, at: float, done: list[Instruction]) -> None:
         self._waiting.pop(instance, None)
         self._move(instance, after, at)
         done.append(Skip(instance=instance, reason=reason))

@@ -221,9 +221,9 @@ class NestedSource:
         is_unwanted = instance in self._cancelling or self._machines[owner].machine.is_stopping
         self._cancelling.discard(instance)
         if is_unwanted:  # nobody is asked any more (S-REV-17)
-            self._let_go(instance, at)
+            self._drop(instance, at)
 
-    def _let_go(self, instance: str, at: float) -> None:
+    def _drop(self, instance: str, at: float) -> None:
         """Tell that a task that waits at a gate will not be started again."""
         del self._at_gates[instance]
         self._untold.append((self._owners.pop(instance), Cancelled(at=at, instance=instance)))
@@ -295,7 +295,7 @@ class NestedSource:
         elif instance in self._waiting:
             self._take_back(instance, "run cancelled", at, done)
         elif instance in self._at_gates:
-            self._let_go(instance, at)
+            self._drop(instance, at)
         elif instance in self._running:
             self._cancelling.add(instance)
             done.append(cancel)
@@ -310,7 +310,7 @@ class NestedSource:
         for instance in [each for each in self._waiting if self._owners[each] == unit]:
             self._take_back(instance, "run ending early", cause.at, done)
         for instance in [each for each in self._at_gates if self._owners[each] == unit]:
-            self._let_go(instance, cause.at)
+            self._drop(instance, cause.at)
         if isinstance(cause, CancelRequested):
             return  # its machine cancels each member itself
         reason = cause.reason if isinstance(cause, Exited) else None

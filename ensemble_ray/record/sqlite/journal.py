@@ -250,7 +250,7 @@ class SqliteJournal:
             while self._queue:  # also what came in while the failure was being told
                 self._settle([self._queue.popleft()], self._failure)
         if self._is_closed and not self._queue:
-            self._let_go()
+            self._release()
 
     def _next_group(self, limit: int) -> list[_Unit]:
         group: list[_Unit] = []
@@ -362,7 +362,7 @@ class SqliteJournal:
         _log.error("Run %s: its record ends here. %s", self.run_id, self._refusal(error))
         self._settle(group, error)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._lock.close()
         file, self._file = self._file, None
         if file is not None:
