@@ -183,7 +183,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         has_event_readers: bool = True,
         resumption: Resumption | None = None,
     ) -> Run | MapReduceRun:
-        """Begin a run, or go on with one; see `Startable.begin`. `has_event_readers` says that `events()` may be asked, too."""
+        """Begin a run, or go on with one; see `Startable.begin`. `has_event_readers`: whether `events()` is asked."""
         chosen = self.with_options(options).with_dashboard_parts()
         if not self.is_planned:
             return _begin_over_items(
@@ -251,7 +251,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         has_event_readers: bool = True,
         resumption: Resumption | None = None,
     ) -> MapReduceRun:
-        """Begin a run, or go on with one; see `Startable.begin`. `has_event_readers` says that `events()` may be asked, too."""
+        """Begin a run, or go on with one; see `Startable.begin`. `has_event_readers`: whether `events()` is asked."""
         chosen = self.with_options(options).with_dashboard_parts()
         return _begin_over_items(
             chosen,

@@ -81,22 +81,22 @@ class RepeatedPredicates:
         """
         self._predicates = LocalPredicates(list_predicates(units))
         self._output_of = output_of
-        #: by unit path: how many parts of its history were told
-        self._told: dict[str, int] = {}
+        #: by unit path: how many parts of its history were sent
+        self._sent: dict[str, int] = {}
 
     async def difference(self, asked: Asked) -> Difference | None:
         """Return how today's answer differs from the recorded one."""
-        question, source = asked.question, self._told.get(asked.question.unit, 0)
+        question, sent = asked.question, self._sent.get(asked.question.unit, 0)
         parts = [
             HistoryPart(
                 names=entry.names,
                 outputs=tuple(map(self._output_of, entry.instances)),
                 is_joined=entry.is_joined,
             )
-            for entry in asked.history[source:]
+            for entry in asked.history[sent:]
         ]
-        self._told[question.unit] = told + len(parts)
-        answer = await self._predicates.holds(question, known=told, new=parts)
+        self._sent[question.unit] = sent + len(parts)
+        answer = await self._predicates.holds(question, known=sent, new=parts)
         recorded, current = _describe_recorded(asked.answered), _describe(answer)
         if recorded == current:
             return None

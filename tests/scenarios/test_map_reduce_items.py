@@ -194,7 +194,7 @@ async def _fails_at_7(asked: ScriptedCall) -> object:
     return ValueError("no") if task_of(asked) == "map 7" else answer(asked)
 
 
-@pytest.mark.parametrize("is_heard", [True, False])
+@pytest.mark.parametrize("has_readers", [True, False])
 def test_no_event_is_made_where_results_alone_are_read(has_readers: bool) -> None:  # noqa: FBT001  the parameter
     """S-MR-131: `stream` gives no events, so that no process builds or sends one."""
     run = mapping(range(3)).begin(runtime="inline", has_event_readers=has_readers)
