@@ -203,7 +203,7 @@ class TaskHost:
         return run_id in self._runs and instance in self._runs[run_id].executor.running
 
     def activities(self) -> Iterator[tuple[float | None, str, str]]:
-        """Yield the tasks that are not reported: when each began, None where it waits for a place, its run, its instance."""
+        """Yield the tasks that are not reported: when each began, None where it waits for a slot, its run, its instance."""
         for run_id, hosted in self._runs.items():
             for instance, began_at in hosted.executor.activities():
                 yield began_at, run_id, instance

@@ -210,7 +210,7 @@ class Machine:
         """Skip what that failure forbids."""
         raise NotImplementedError
 
-    def _places(self) -> int:
+    def _free_slots(self) -> int:
         """How many more tasks may start now."""
         raise NotImplementedError
 
@@ -290,13 +290,13 @@ class Machine:
         done.append(Skip(instance=instance, reason=reason))
 
     def _start_ready(self, at: float, done: list[Instruction]) -> None:
-        places = self._places()
-        while self._ready and places > 0:
+        free_slots = self._free_slots()
+        while self._ready and free_slots > 0:
             instance = self._ready.popleft()
             self._move(instance, TaskState.RUNNING, at)
             self._running.add(instance)
             done.append(self._start_of(instance))
-            places -= 1
+            free_slots -= 1
 
     def _start_of(self, instance: str) -> Start:
         changes = self._changes

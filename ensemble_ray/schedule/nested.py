@@ -301,7 +301,7 @@ class NestedSource:
             done.append(cancel)
 
     def _take_back(self, instance: str, reason: str, at: float, done: list[Instruction]) -> None:
-        """Have a task not run that waits for a place."""
+        """Have a task not run that waits for a slot."""
         del self._waiting[instance]
         done.append(Skip(instance=instance, reason=reason))
         self._untold.append((self._owners.pop(instance), Cancelled(at=at, instance=instance)))

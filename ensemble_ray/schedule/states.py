@@ -6,7 +6,7 @@ Rules:
 3. Everything that decides about states is in this package; the diagram in the architecture page is drawn from the table.
 
 `pending`    not all of its dependencies are resolved.
-`ready`      could run; waits for a place under the cap.
+`ready`      could run; waits for a slot under the cap.
 `running`    handed to an executor; its result has not come.
 `waiting`    put down at an open gate; holds no place, and is started again when the run goes on (S-REV-115).
 `completed`  succeeded; its output can be used.

@@ -177,8 +177,8 @@ class MapReduceTasks:
 
     async def _pull(self, count: int) -> ItemsPulled:
         items = self._parts.items
-        places = await self._parts.results.free_places(lambda: items.in_flight)
-        batch = await items.pull(min(count, places))
+        slots = await self._parts.results.free_slots(lambda: items.in_flight)
+        batch = await items.pull(min(count, slots))
         now = self._journal.now()
         if batch.has_unrecorded:
             data = ItemsRecorded.of(batch.indices, batch.digests, are_all=batch.is_exhausted)

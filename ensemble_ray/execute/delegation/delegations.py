@@ -74,7 +74,7 @@ class Delegations:
         text_field = "task_description" if scope.is_manager else "task"
         self._decisions = Decisions(scope, gate, text_field)
         cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
-        self._places = nullcontext() if cap is None else asyncio.Semaphore(cap)
+        self._slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
         #: attempts that wait for a worker, by the call's name, and those of them whose worker was asked
         self._open: dict[str, tuple[Decision, Peer]] = {}
         self._begun: set[str] = set()
@@ -145,7 +145,7 @@ class Delegations:
         if decision.worker is None:
             return self._refused(call, decision), Persistence.QUEUED
         self._open[name] = (decision, decision.worker)
-        async with self._places:
+        async with self._slots:
             if self._beyond is not None:  # what has not begun when a run ends does not begin (S-PAR-30)
                 del self._open[name]
                 self._noted(decision, decision.worker.role, _STOPPED, errors=(_STOPPED,))

@@ -108,7 +108,7 @@ class Watch:
     failed_items: list[tuple[int, object, str, int]] = field(default_factory=list)
     error: Exception | None = None
 
-    async def free_places(self, in_flight: Callable[[], int]) -> int:
+    async def free_slots(self, in_flight: Callable[[], int]) -> int:
         """Return more than anybody wants."""
         return 1_000 - in_flight()
 
