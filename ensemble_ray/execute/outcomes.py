@@ -15,7 +15,7 @@ from ensemble_ray.execute.orders import Failure_co, FailureSummary, Output_co
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskResult
-    from ensemble_ray.facts.directives import ToldFact
+    from ensemble_ray.facts.directives import DirectiveFact
     from ensemble_ray.schedule.results import UnitFailure, UnitResult
     from ensemble_ray.schedule.stimuli import Stimulus
     from ensemble_ray.values.outputs import ExitReason, RunState
@@ -47,7 +47,7 @@ class Resumed(Generic[Output_co, Failure_co]):
     #: whether only its owner's process was replaced; else somebody wants it to go on, also after a cancellation
     is_restart: bool = False
     #: what people told it, the expired included
-    directives: Sequence[ToldFact] = ()
+    directives: Sequence[DirectiveFact] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

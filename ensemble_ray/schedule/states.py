@@ -47,7 +47,7 @@ _OPEN = frozenset({TaskState.PENDING, TaskState.READY, TaskState.RUNNING, TaskSt
 #: (from, to) -> why; the whole rule about task states, as data.
 TRANSITIONS: dict[tuple[TaskState, TaskState], str] = {
     (TaskState.PENDING, TaskState.READY): "dependencies resolved",
-    (TaskState.READY, TaskState.RUNNING): "a place is free",
+    (TaskState.READY, TaskState.RUNNING): "a slot is free",
     (TaskState.RUNNING, TaskState.WAITING): "came to an open gate",
     (TaskState.WAITING, TaskState.READY): "run goes on",
     (TaskState.RUNNING, TaskState.COMPLETED): "succeeded",

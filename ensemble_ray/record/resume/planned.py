@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 from ensemble_ray.execute.orders import FailureSummary, TaskFailure, TaskResult
 from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched, ToldFact
+from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
@@ -92,7 +92,7 @@ class PlannedRecovery:
         self._begun: set[str] = set()
         #: of a second reading: what those did of which only their effects tell; what a manager asked for
         self._fold = RunFold()
-        self._directives: list[ToldFact] = []
+        self._directives: list[DirectiveFact] = []
 
     @classmethod
     def of(cls, facts: Sequence[Fact], keep: KeepOutput | None = None, *, is_resumed: bool = True) -> PlannedRecovery:
@@ -130,7 +130,7 @@ class PlannedRecovery:
                     if not is_restart:
                         self._told.forget_undone()
                     self._told.apply_continued(fact.at)
-                case DirectiveGiven() | ModelSwitched() as given:
+                case DirectiveRecorded() | ModelSwitched() as given:
                     self._directives.append(given)
                 case _ if fact.is_of_run:
                     self.head.apply(fact)

@@ -17,7 +17,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.items import AgentsJoined, ItemOutputRecorded, ItemsRecorded
-from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
 from ensemble_ray.values.error_data import error_from
@@ -144,10 +144,10 @@ class RecoveredRun:
         if key == FINAL:
             final = self.facts.groups.final
             return None if final is None else (final.level, final.number)
-        work = work_of(key)
-        if work is None or work[0]:
-            return work
-        number = self.facts.items.number(work[1])
+        position = position_of(key)
+        if position is None or position[0]:
+            return position
+        number = self.facts.items.number(position[1])
         return None if number is None else (0, number)
 
     def _key(self, level: int, number: int) -> str:
