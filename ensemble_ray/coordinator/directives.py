@@ -30,7 +30,7 @@ class RunDirectives:
         """Make them, with those that are recorded of a run that goes on."""
         self._journal = journal
         #: by text: one that is given again takes the place of the earlier one, so that asking twice does no harm
-        self._given: dict[str, DirectiveRecorded] = {}
+        self._recorded: dict[str, DirectiveRecorded] = {}
         #: which models tasks ask that start now, where those are not their agents' own
         self.switches: tuple[ModelSwitch, ...] = ()
         for each in recorded:
@@ -49,15 +49,15 @@ class RunDirectives:
 
     def active(self) -> tuple[str, ...]:
         """Return the texts that a task is told which starts now, in the order in which they were given."""
-        if not self._given:
+        if not self._recorded:
             return ()
         now = self._journal.now()
-        return tuple(each.text for each in self._given.values() if each.is_active(now))
+        return tuple(each.text for each in self._recorded.values() if each.is_active(now))
 
     def _keep(self, data: DirectiveFact) -> None:
         match data:
             case DirectiveRecorded(text=text):
-                self._given[text] = data
+                self._recorded[text] = data
             case ModelSwitched(model=model, agent=agent):
                 self.switches = switched(self.switches, ModelSwitch(model=model, agent=agent))
             case _:

@@ -25,9 +25,8 @@ def first_fit_decreasing(sizes: Sequence[int], budget: int) -> list[list[int]]:
         Positions per bin, bins and their contents in the order in which they were placed.
     """
     leaf_count = 1 << (len(sizes) - 1).bit_length() if sizes else 1
-    free = [budget] * (
-        2 * leaf_count
-    )  # the node n has the children 2n and 2n + 1; the bin b is the leaf leaf_count + b
+    # The node n has the children 2n and 2n + 1; the bin b is the leaf leaf_count + b.
+    free = [budget] * (2 * leaf_count)
     bins: list[list[int]] = []
     for position in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):  # stable, also in reverse
         size = sizes[position]

@@ -8,7 +8,7 @@ Rules:
 `pending`    not all of its dependencies are resolved.
 `ready`      could run; waits for a slot under the cap.
 `running`    handed to an executor; its result has not come.
-`waiting`    put down at an open gate; holds no place, and is started again when the run goes on (S-REV-115).
+`waiting`    put down at an open gate; holds no slot, and is started again when the run goes on (S-REV-115).
 `completed`  succeeded; its output can be used.
 `failed`     failed; dependents cannot run.
 `exited`     asked to end the run early (S-ENG-59).

@@ -278,7 +278,7 @@ class _Repetition:
         fold = self._tasks.get(instance)
         return None if fold is None else fold.task_output(self._planned.tasks[node_key(instance)].output_type)
 
-    # What tasks are given; fulfils `GivenOutputs`.
+    # What tasks get as context; fulfils `PrecedingOutputs`.
 
     def get(self, instance: str) -> TaskOutput:
         """Return the recorded output of a task.

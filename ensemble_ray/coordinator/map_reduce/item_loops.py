@@ -71,8 +71,8 @@ class LoopEnd:
     at: float
     #: what the item gives; None: nothing
     output: TaskOutput | None = None
-    #: instances of the outputs that it is made of
-    given: tuple[str, ...] = ()
+    #: instances of the outputs that its output is made of
+    source_instances: tuple[str, ...] = ()
     #: of all executions, in order
     traces: Sequence[TaskTrace] = ()
     error: BaseException | None = None
@@ -301,7 +301,7 @@ def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
     return replace(
         ended,
         output=join_iterations(outputs) if len(outputs) > 1 else next(iter(outputs), None),
-        given=tuple(f"{prepared.instance}/{each}" for each in given),
+        source_instances=tuple(f"{prepared.instance}/{each}" for each in given),
         exit_reason=None if end.exit_reason is ExitReason.COMPLETED else end.exit_reason,
     )
 
