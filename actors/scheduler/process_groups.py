@@ -272,7 +272,7 @@ class ProcessGroups:
         self._by_name[lease.name] = lease
         lease.starting = self._send(lease, self._bind(group, lease))
         if requirements:
-            self._tasks.start(self._tell_of_wait(group, lease))
+            self._tasks.start(self._report_wait(group, lease))
         return lease
 
     def _describe(self, group: str, lease: Lease) -> LeaseDescription:
@@ -298,7 +298,7 @@ class ProcessGroups:
         if lease.requirements and lease in self._groups.get(group, ()):
             self._owner.on_ready(group)
 
-    async def _tell_of_wait(self, group: str, lease: Lease) -> None:
+    async def _report_wait(self, group: str, lease: Lease) -> None:
         """Tell people now and then, as long as it waits."""
         waited_s = _WAITED_S
         await asyncio.sleep(_WAITED_S)

@@ -98,7 +98,7 @@ class LocalExecutor:
                 order, task = self._tasks[instance]
                 self._stopped.add(instance)
                 task.cancel()
-                loop.call_later(self._grace_s, self._give_up, order, task)
+                loop.call_later(self._grace_s, self._abandon, order, task)
 
     async def end(self) -> None:
         """Stop what still runs; return when all of it has let go, or is left behind."""
@@ -131,7 +131,7 @@ class LocalExecutor:
         elif (error := task.exception()) is not None:
             self._report(order, task, self._empty(order, "failed", error))
 
-    def _give_up(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
+    def _abandon(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
         if self._is_current(order, task):
             self.left_behind += 1
             _log.warning("Task '%s' did not stop within %.0f s and is left behind", order.key, self._grace_s)

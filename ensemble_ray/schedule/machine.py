@@ -6,7 +6,7 @@ Rules:
 3. An early exit starts nothing more, lets running tasks finish and outranks a recorded failure (S-PAR-30).
 4. A stimulus for a task that is resolved already is ignored: a late message of a replaced process changes nothing.
 5. The run ends exactly once, when every task is resolved.
-6. A task that waits at a gate holds no place. Where nothing else runs or can start, the run waits: it ends for now. Told that
+6. A task that waits at a gate holds no slot. Where nothing else runs or can start, the run waits: it ends for now. Told that
    it goes on, it starts those tasks again. A run that ends for another reason cancels them (S-REV-116, S-REV-119).
 """
 

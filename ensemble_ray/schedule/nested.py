@@ -11,7 +11,7 @@ Rules:
    place is taken back (S-PAR-21, S-PAR-30). A cancelled run cancels all that runs (S-SET-27).
 6. A stimulus for a task that was not handed out, or that ended, is ignored: it is late. So is an answer nobody waits for.
 7. The run ends exactly once, when the machine of the run ended; no machine and no task is left then.
-8. Of a task that waits at a gate no machine hears: to them it has not ended. It holds no place; where nothing else runs and
+8. Of a task that waits at a gate no machine hears: to them it has not ended. It holds no slot; where nothing else runs and
    nothing is asked, the run waits (S-REV-116).
 
 One stimulus costs what the machines above its task cost, however many iterations and steps the run has had.
@@ -179,7 +179,7 @@ class NestedSource:
             if not self._is_ended:
                 self._route(stimulus)
                 while self._untold:
-                    self._tell(*self._untold.popleft(), done)
+                    self._apply(*self._untold.popleft(), done)
         while self._waiting and len(self._running) < self._cap:
             instance = next(iter(self._waiting))
             self._running[instance] = start = self._waiting.pop(instance)
@@ -232,8 +232,8 @@ class NestedSource:
         self._completed += 1
         self._scopes.put(scope_of(instance), node_key(instance), (ContextPart((instance,)),))
 
-    def _tell(self, unit: str, stimulus: UnitStimulus, done: list[Instruction]) -> None:
-        """Tell a machine, and do what it wants."""
+    def _apply(self, unit: str, stimulus: UnitStimulus, done: list[Instruction]) -> None:
+        """Apply a stimulus to a machine, and do what it wants."""
         if (nested := self._machines.get(unit)) is None:
             return  # it ended before it could hear of that
         was_stopping = nested.machine.is_stopping

@@ -186,12 +186,12 @@ class PostgresWriter:
                         self._due.set()
                     return
             except RecordError as error:
-                self._give_up(error)
+                self._abandon(error)
                 return
             except Exception as error:  # noqa: BLE001  whatever it is, those who wait must be told
                 failure = self._database.failure(error)
                 failure.__cause__ = error
-                self._give_up(failure)
+                self._abandon(failure)
                 return
 
     async def _write_group(self) -> None:
@@ -231,13 +231,13 @@ class PostgresWriter:
         }
         self._failures.update({target: error for target, error in missing.items() if target in self._users})
         for entry in taken:
-            _tell(entry, missing.get(entry.target) or self._failures.get(entry.target) or errors.get(id(entry)))
+            _notify(entry, missing.get(entry.target) or self._failures.get(entry.target) or errors.get(id(entry)))
 
-    def _give_up(self, failure: RecordError) -> None:
+    def _abandon(self, failure: RecordError) -> None:
         self._failure = failure
         self._task = None
         for entry in self._queue:
-            _tell(entry, failure)
+            _notify(entry, failure)
         self._queue.clear()
         self._queued_facts = 0
 
@@ -287,7 +287,7 @@ def _is_small(entries: Sequence[Append]) -> bool:
     return not found and characters <= _SMALL_CHARACTERS
 
 
-def _tell(entry: Append, error: Exception | None) -> None:
+def _notify(entry: Append, error: Exception | None) -> None:
     if entry.waiter is None or entry.waiter.done():
         return
     if error is None:
