@@ -374,7 +374,7 @@ class ProcessGroups:
         """Report tasks of a process: as failed, or as cancelled where somebody wants them to end."""
         reports: list[WireResult] = []
         events: list[bytes] = []
-        for instance in self._table.give_up(lease.name, instances):
+        for instance in self._table.abandon(lease.name, instances):
             order, deaths = self._orders[instance], self._table.deaths_of(instance)
             is_stopped = self._table.is_stopped(instance)
             reports.append(lost_result(order, error, deaths=deaths, is_stopped=is_stopped))

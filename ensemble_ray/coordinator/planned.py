@@ -157,7 +157,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     def _stopped(self, instance: str) -> Stimulus:
         """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
-        if (recorded := self._recorded.take(instance)) is not None:
+        if (recorded := self._recorded.pop(instance)) is not None:
             return self._keep(recorded)
         self._unfinished += self._recorded.stopped(instance)
         return Cancelled(at=self._journal.now(), instance=instance)
@@ -179,7 +179,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
         is_running = self.source.is_running(stimulus.instance)
-        result = self._recorded.take(stimulus.instance) if is_running else None
+        result = self._recorded.pop(stimulus.instance) if is_running else None
         if result is None:
             return False
         self._keep(result)
@@ -189,7 +189,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
         """Return what the record says came of a task."""
-        recorded = self._recorded.take(start.instance, wants_text=start.wants_text)
+        recorded = self._recorded.pop(start.instance, wants_text=start.wants_text)
         return () if recorded is None else (self._keep(recorded),)
 
     def make(self, starts: Sequence[Start]) -> None:

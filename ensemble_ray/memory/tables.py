@@ -89,7 +89,7 @@ class MemoryTables(Protocol):
         """Return the entries that were stored without a model."""
         ...
 
-    def give_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
+    def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
         """Add the vectors of rows that have none."""
         ...
 

@@ -90,7 +90,7 @@ class VectorSearch:
             some = missing[start : start + _AT_ONCE]
             texts = [stored.entry.content for stored in some]
             vectors = map(self._model.embed, texts) if embed_all is None else embed_all(texts)
-            self._tables.give_vectors(
+            self._tables.set_vectors(
                 [(self._as_kept(vector).tobytes(), stored.row) for vector, stored in zip(vectors, some, strict=True)]
             )
 

@@ -154,7 +154,7 @@ class PostgresTables:
         )
         return [StoredEntry(int(row), _entry_of(text)) for row, text in rows]
 
-    def give_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
+    def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
         """Add the vectors of rows that have none."""
 
         def giving(connection: Connection) -> None:

@@ -288,7 +288,7 @@ class SqliteJournal:
 
         from ensemble_ray.record.sqlite.file import SqliteFile, is_stale
 
-        if not self._lock.take(_TURN_S):
+        if not self._lock.acquire(_TURN_S):
             return self._is_out_of_turn()
         self._stalled_since = 0.0
         try:
@@ -307,7 +307,7 @@ class SqliteJournal:
                     raise
                 rows, bodies = self._add_admitted(self._file, group, is_synced=is_synced)
         finally:
-            self._lock.give_back()
+            self._lock.release()
         if len(self._known_bodies) < _KNOWN_BODIES:
             self._known_bodies.update(bodies)
         return True
