@@ -16,7 +16,7 @@ from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_ord
 from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.kinds import RefCountedCache, apply_overrides
+from ensemble_ray.execute.agent_templates import RefCountedCache, apply_overrides
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
