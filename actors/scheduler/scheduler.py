@@ -287,7 +287,7 @@ class SchedulerActor(LineService, SessionService):
         try:
             if submission.store is not None and submission.reason is SubmissionReason.RESUBMITTED:
                 is_recorded = bool(await head_facts(store_at(submission.store), run_id))
-                submission = replace(submission, reason=submission.reason.settled(is_recorded=is_recorded))
+                submission = replace(submission, reason=submission.reason.resolve(is_recorded=is_recorded))
             claimed = await claim_planned(
                 submission.store,
                 submission.context,

@@ -96,7 +96,7 @@ class RepeatedPredicates:
             for entry in asked.history[sent:]
         ]
         self._sent[question.unit] = sent + len(parts)
-        answer = await self._predicates.holds(question, known=sent, new=parts)
+        answer = await self._predicates.holds(question, sent_count=sent, new=parts)
         recorded, current = _describe_recorded(asked.answered), _describe(answer)
         if recorded == current:
             return None

@@ -204,7 +204,7 @@ class PostgresWriter:
         for target in group.rows:
             if target in self._users:
                 self._kept.setdefault(target, set()).update(group.bodies(target))
-        self._settle(taken, outcome)
+        self._resolve(taken, outcome)
 
     async def _rendered(self, entries: Sequence[Append]) -> CommitGroup:
         if _is_small(entries):
@@ -213,7 +213,7 @@ class PostgresWriter:
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ensemble-ray-postgres")
         return await asyncio.get_running_loop().run_in_executor(self._threads, render, entries, self._kept)
 
-    def _settle(self, taken: Sequence[Append], outcome: CommitResult) -> None:
+    def _resolve(self, taken: Sequence[Append], outcome: CommitResult) -> None:
         errors: dict[int, Exception] = {}
         for refusal in outcome.refused:
             entry = refusal.entry

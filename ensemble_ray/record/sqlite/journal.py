@@ -45,7 +45,7 @@ _BREATH_S = 0.0002
 #: How long the writer waits for another process before it serves other runs, s.
 _TURN_S = 0.05
 #: Hashes of texts that are known to be in the file; beyond that they are handed to it again, which it passes over.
-_KNOWN_BODIES = 10_000
+_MOST_STORED_BODIES = 10_000
 
 
 #: Somebody who waits, and what to raise there.
@@ -119,7 +119,7 @@ class SqliteJournal:
         self._lock = CommitLock(directory / COMMIT_LOCK)
         self._stalled: list[_Unit] = []
         self._stalled_since = 0.0
-        self._known_bodies: set[str] = set()
+        self._stored_bodies: set[str] = set()
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order; their data must not change afterwards. They are committed within 200 ms.
@@ -243,12 +243,12 @@ class SqliteJournal:
                     self._ask()
                     return
                 self._stalled = []
-                self._settle(group)
+                self._resolve_waiters(group)
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
             self._fail(error, group)
         if self._failure is not None:
             while self._queue:  # also what came in while the failure was being told
-                self._settle([self._queue.popleft()], self._failure)
+                self._resolve_waiters([self._queue.popleft()], self._failure)
         if self._is_closed and not self._queue:
             self._release()
 
@@ -271,7 +271,7 @@ class SqliteJournal:
     def _render(self, unit: _Unit) -> None:
         def keep(text: str) -> str:
             digest = body_digest(text)
-            if digest not in self._known_bodies:
+            if digest not in self._stored_bodies:
                 unit.bodies[digest] = text
             return digest
 
@@ -308,8 +308,8 @@ class SqliteJournal:
                 rows, bodies = self._add_admitted(self._file, group, is_synced=is_synced)
         finally:
             self._lock.release()
-        if len(self._known_bodies) < _KNOWN_BODIES:
-            self._known_bodies.update(bodies)
+        if len(self._stored_bodies) < _MOST_STORED_BODIES:
+            self._stored_bodies.update(bodies)
         return True
 
     def _add_admitted(
@@ -344,7 +344,7 @@ class SqliteJournal:
             raise self._lock.is_held(self._patience_s)
         return False
 
-    def _settle(self, group: Iterable[_Unit], error: Exception | None = None) -> None:
+    def _resolve_waiters(self, group: Iterable[_Unit], error: Exception | None = None) -> None:
         """Tell everybody who waits for these units, with one call into each event loop."""
         done: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
         for unit in group:
@@ -360,7 +360,7 @@ class SqliteJournal:
         self._failure = error
         self._stalled = []
         _log.error("Run %s: its record ends here. %s", self.run_id, self._refusal(error))
-        self._settle(group, error)
+        self._resolve_waiters(group, error)
 
     def _release(self) -> None:
         self._lock.close()

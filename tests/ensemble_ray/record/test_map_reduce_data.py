@@ -1,4 +1,4 @@
-"""What a fed run records besides what its tasks do."""
+"""What a dynamic run records besides what its tasks do."""
 
 import dataclasses
 import json
@@ -58,7 +58,7 @@ def _data(definition: SimpleNamespace) -> PlanRecorded:
     )
 
 
-def test_data_of_a_fed_run_tells_its_code_and_its_rules() -> None:
+def test_data_of_a_dynamic_run_tells_its_code_and_its_rules() -> None:
     """S-MR-161, S-DUR-36: callables by name and source; nothing that is secret, no estimator that nobody wrote."""
     data = _data(_definition())
     assert data.is_dynamic

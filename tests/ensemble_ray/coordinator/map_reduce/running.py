@@ -1,4 +1,4 @@
-"""One map-reduce run with its conductor: real machine, items, factories and outputs; tasks end when the test says so."""
+"""One map-reduce run with its coordinator: real machine, items, factories and outputs; tasks end when the test says so."""
 
 from __future__ import annotations
 
