@@ -86,7 +86,7 @@ def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
         return
     where = f"on {place.host}" if policy is KeyPolicy.AUTO else "with keys=required"
     raise ValidationError(
-        f"An endpoint {where} needs keys, and there are none in {keys.place}. What to do: make one with ensemble-ray keys add "
+        f"An endpoint {where} needs keys, and there are none in {keys.location}. What to do: make one with ensemble-ray keys add "
         "NAME --teams TEAM,..., or serve with --keys none where a proxy in front of it knows the callers"
     )
 

@@ -30,7 +30,7 @@ class MemoryTables(Protocol):
     """Entries by scope with their vectors, and facts by name. Vectors are float32 numbers of length 1, as bytes."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it is, for people."""
         ...
 

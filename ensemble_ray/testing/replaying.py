@@ -134,11 +134,11 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
             "with today's definition says whether it differs"
         )
     facts = await store.facts(found.run_id)
-    with located(found.place):
+    with located(found.location):
         recorded = RunFold(facts)
     if recorded.header.is_empty:
         raise RecordError(
-            f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to replay", found.place
+            f"Run '{found.run_id}' recorded no plan in {found.location}: there is nothing to replay", found.location
         )
     loaded = await threads.run(_definition, found, recorded.header) if ensemble is None else ensemble
     definition = planned_form(loaded)

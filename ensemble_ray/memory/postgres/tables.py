@@ -33,9 +33,9 @@ class PostgresTables:
         self._database = database
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The database, without user and password."""
-        return self._database.place
+        return self._database.location
 
     def close(self) -> None:
         """Close its connections; they are opened again when they are needed."""

@@ -59,7 +59,7 @@ class MemoryFile:
         self._process_id = 0
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The file."""
         return str(self.path)
 

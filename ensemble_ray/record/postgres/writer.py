@@ -224,9 +224,11 @@ class PostgresWriter:
             fence.learn(refusal.instance, refusal.newest)
             for fact in entry.facts:  # the entry's other instances lost facts with it: they must stop too
                 fence.learn(fact.fence, entry.epoch + 1)
-        place = self._database.place
+        location = self._database.location
         missing = {
-            target: RecordError(f"The record of run '{target[0]}' was deleted from {place} while it was written", place)
+            target: RecordError(
+                f"The record of run '{target[0]}' was deleted from {location} while it was written", location
+            )
             for target in outcome.missing
         }
         self._failures.update({target: error for target, error in missing.items() if target in self._users})

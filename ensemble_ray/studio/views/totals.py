@@ -161,7 +161,7 @@ class RunTotals:
             tags=dict(self.head.tags),
             open_reviews=0 if state.is_final else sum(gate.is_open for gate in self.gates),
             origin_run=None if fork is None else fork.run,
-            place=summary.place,
+            place=summary.location,
             workflow=self.head.header.workflow or "",
             tasks=self._planned or self._ended,
         )
