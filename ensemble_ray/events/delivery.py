@@ -132,9 +132,9 @@ class Delivery:
         loop = asyncio.get_running_loop()
         for recipient in self._recipients:
             if not recipient.done.is_set() and not methods.isdisjoint(recipient.wanted):
-                heard: asyncio.Future[None] = loop.create_future()
-                recipient.put(partial(_wake, loop, heard))
-                await heard
+                reached: asyncio.Future[None] = loop.create_future()
+                recipient.put(partial(_wake, loop, reached))
+                await reached
 
     def end(self, run_id: str, exit_reason: ExitReason) -> None:
         """Queue the end of the run for those who take it, behind all events."""

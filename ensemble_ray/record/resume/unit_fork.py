@@ -163,20 +163,20 @@ class _Cut:
                 return False
 
     def _is_output_used(self, instance: str) -> bool:
-        if instance not in self.outputs or self._is_again(instance) or not self._now.source.is_running(instance):
+        if instance not in self.outputs or self._is_repeated(instance) or not self._now.source.is_running(instance):
             return False
         return _plain(self._now.starts.get(instance)) == _plain(self._then.starts.get(instance))
 
     def _is_answer_used(self, question: Question) -> bool:
         if (
-            self._is_again(path_of_question(question))
+            self._is_repeated(path_of_question(question))
             or question not in self._now.questions
             or question not in self._then.questions
         ):
             return False
         return self._now.history_of(question) == self._then.history_of(question)
 
-    def _is_again(self, path: str) -> bool:
+    def _is_repeated(self, path: str) -> bool:
         """Whether a task, or an answer about an execution, belongs to what is done again."""
         return path == self.name or is_named(self.name, path)
 
