@@ -164,7 +164,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         What comes are the results of items (S-MR-131); where the tree of tasks is made at construction, events as from
         `Ensemble.stream`.
         """
-        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_heard=self.is_planned)
+        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, has_event_readers=self.is_planned)
         updates: AsyncIterable[Event | ItemResult] = (
             begun.events() if self.is_planned else cast("MapReduceRun", begun).items()
         )
@@ -180,10 +180,10 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         run_id: str | None = None,
         options: RunOptions | None = None,
         is_watched: bool = True,
-        is_heard: bool = True,
+        has_event_readers: bool = True,
         resumption: Resumption | None = None,
     ) -> Run | MapReduceRun:
-        """Begin a run, or go on with one; see `Startable.begin`. `is_heard` says that `events()` may be asked, too."""
+        """Begin a run, or go on with one; see `Startable.begin`. `has_event_readers`: whether `events()` is asked."""
         chosen = self.with_options(options).with_dashboard_parts()
         if not self.is_planned:
             return _begin_over_items(
@@ -193,7 +193,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
                 run_id=run_id,
                 options=options,
                 is_watched=is_watched,
-                is_heard=is_heard,
+                has_event_readers=has_event_readers,
                 resumption=resumption,
             )
         return Run(
@@ -235,7 +235,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         options: RunOptions | None = None,
     ) -> AsyncIterator[ItemResult | EnsembleOutput]:
         """Results of items as they come, then the output as the last item. Leaving the loop early cancels the run."""
-        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_heard=False)
+        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, has_event_readers=False)
         async with aclosing(streamed(begun, begun.items())) as stream:
             async for each in stream:
                 yield each
@@ -248,10 +248,10 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         run_id: str | None = None,
         options: RunOptions | None = None,
         is_watched: bool = True,
-        is_heard: bool = True,
+        has_event_readers: bool = True,
         resumption: Resumption | None = None,
     ) -> MapReduceRun:
-        """Begin a run, or go on with one; see `Startable.begin`. `is_heard` says that `events()` may be asked, too."""
+        """Begin a run, or go on with one; see `Startable.begin`. `has_event_readers`: whether `events()` is asked."""
         chosen = self.with_options(options).with_dashboard_parts()
         return _begin_over_items(
             chosen,
@@ -260,7 +260,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
             run_id=run_id,
             options=options,
             is_watched=is_watched,
-            is_heard=is_heard,
+            has_event_readers=has_event_readers,
             resumption=resumption,
         )
 
@@ -273,7 +273,7 @@ def _begin_over_items(
     run_id: str | None,
     options: RunOptions | None,
     is_watched: bool,
-    is_heard: bool,
+    has_event_readers: bool,
     resumption: Resumption | None,
 ) -> MapReduceRun:
     """Begin a run whose tasks are made while it goes on, or go on with one."""
@@ -285,7 +285,7 @@ def _begin_over_items(
         runtime=connect(runtime),
         run_id=run_id,
         options=options,
-        is_watched=is_watched and is_heard,
+        is_watched=is_watched and has_event_readers,
         origin=definition.source,
         resumption=resumption,
     )

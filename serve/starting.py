@@ -24,7 +24,7 @@ from ensemble_ray.access.hosts import is_loopback
 from ensemble_ray.access.key_store import KeyStore, open_keys
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
-from ensemble_ray.process.notices import give_notice
+from ensemble_ray.process.notices import notify
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.catalog import load_catalog, load_models
 from ensemble_ray.serve.driving.remote_runs import driver_name
@@ -86,7 +86,7 @@ def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
         return
     where = f"on {place.host}" if policy is KeyPolicy.AUTO else "with keys=required"
     raise ValidationError(
-        f"An endpoint {where} needs keys, and there are none in {keys.place}. What to do: make one with ensemble-ray keys add "
+        f"An endpoint {where} needs keys, and there are none in {keys.location}. What to do: make one with ensemble-ray keys add "
         "NAME --teams TEAM,..., or serve with --keys none where a proxy in front of it knows the callers"
     )
 
@@ -140,11 +140,9 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     cast("Any", ray_serve).run(app(checked), name=name, route_prefix="/")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    give_notice(
-        f"Serving [{', '.join(each.shown for each in team_names(checked.teams))}] at {place.url} (Ctrl-C stops)"
-    )
+    notify(f"Serving [{', '.join(each.shown for each in team_names(checked.teams))}] at {place.url} (Ctrl-C stops)")
     stopped.wait()
-    give_notice("Stopping. Runs that have not ended go on with the next start")
+    notify("Stopping. Runs that have not ended go on with the next start")
     cast("Any", ray_serve).shutdown()
     if (driver := spawn.existing(driver_name(name, namespace))) is not None:
         ray.kill(driver, no_restart=True)

@@ -35,7 +35,7 @@ _REACH_S = 5.0
 _LOOK_S = 2.0
 _MOST_MISSES = 3
 #: For how long the answer that one run had is good for the others, s.
-_HEARD_S = 1.0
+_FRESH_S = 1.0
 
 
 def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
@@ -128,7 +128,7 @@ class ClusterHeartbeat:
         Raises:
             EnsembleError: nobody answered, again and again.
         """
-        self._misses = 0 if await _heard.within(_HEARD_S) else self._misses + 1
+        self._misses = 0 if await _head_liveness.within(_FRESH_S) else self._misses + 1
         if self.is_gone:
             gone = EnsembleError(
                 f"Run {self._run_id}: the cluster is gone. What was recorded is kept; continue the run: "
@@ -138,24 +138,24 @@ class ClusterHeartbeat:
             raise gone
 
 
-class _Heard:
+class _HeadLiveness:
     """When the cluster's head answered last. Many runs wait at the same time, and one of them asks for all."""
 
     def __init__(self) -> None:
-        self._heard: dict[str, float] = {}
+        self._answered_at: dict[str, float] = {}
 
     async def within(self, seconds: float) -> bool:
         """Return whether it answered so short a time ago, or answers now."""
         connection, now = connection_id(), time.monotonic()
-        if now - self._heard.get(connection, -math.inf) < seconds:
+        if now - self._answered_at.get(connection, -math.inf) < seconds:
             return True
         is_there = await _answers()
         if is_there:
-            self._heard = {connection: now}
+            self._answered_at = {connection: now}
         return is_there
 
 
-_heard = _Heard()
+_head_liveness = _HeadLiveness()
 
 
 async def _answers() -> bool:

@@ -21,7 +21,7 @@ from ray._private import ray_constants
 
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.notices import give_notice
+from ensemble_ray.process.notices import notify
 from ensemble_ray.process.ray_files import private_ray_directory, secure_token_file
 
 __all__ = ["is_on_loopback_only", "is_started_here", "on_loopback", "quiet", "start_local"]
@@ -66,7 +66,7 @@ def start_local(options: Mapping[str, object]) -> None:
         )
     has_address = "_node_ip_address" in options
     arguments = {"include_dashboard": False, "_temp_dir": str(private_ray_directory()), **options}
-    give_notice("Starting a local Ray (about 7 s) ...")
+    notify("Starting a local Ray (about 7 s) ...")
     with quiet(), _ended_on_exit(), contextlib.nullcontext() if has_address else on_loopback():
         cast("Callable[..., object]", ray.init)(**arguments)
     address = str(ray.get_runtime_context().gcs_address)

@@ -14,7 +14,7 @@ from typing import Any
 import ray.exceptions
 
 from ensemble_ray.actors.link.log_lines import LogLine
-from ensemble_ray.process.notices import give_notice
+from ensemble_ray.process.notices import notify
 
 __all__ = ["LineListener", "show_line"]
 
@@ -73,7 +73,7 @@ def show_line(line: LogLine) -> None:
     """Log a line in this process: a record under its own logger and level, what was printed as a notice."""
     text = f"{line.agent_role}: {line.text}" if line.agent_role else line.text
     if not line.logger:
-        give_notice(text)
+        notify(text)
         return
     logger = logging.getLogger(line.logger)
     if not logger.isEnabledFor(line.level):

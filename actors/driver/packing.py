@@ -24,7 +24,7 @@ from ensemble_ray.actors.link.wire import (
     WireOrder,
 )
 from ensemble_ray.coordinator.predicates import list_predicates
-from ensemble_ray.execute.kinds import RefCountedCache, overrides_of, requirements_of
+from ensemble_ray.execute.agent_templates import RefCountedCache, overrides_of, requirements_of
 from ensemble_ray.values.epochs import REDISPATCH_STEP
 
 if TYPE_CHECKING:

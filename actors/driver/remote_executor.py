@@ -38,7 +38,7 @@ from ensemble_ray.actors.link.wire import (
     WireResult,
 )
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.execute.kinds import MOST_TEMPLATES
+from ensemble_ray.execute.agent_templates import MOST_TEMPLATES
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.plan.redispatch import MOST_DEATHS
 from ensemble_ray.process.bounded_log import bounded_logger

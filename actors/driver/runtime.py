@@ -267,9 +267,9 @@ class RayRuntime:
 def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
     """Return whether this process must listen: for events, or for requests that only it can answer."""
     context = request.context
-    is_heard = bool(context.interest) or context.has_tool_metrics
+    has_listeners = bool(context.interest) or context.has_tool_metrics
     is_reviewer = context.review_policy is not None and not context.is_detached
-    return is_heard or is_reviewer or _asks_driver(request, has_doubles=has_doubles)
+    return has_listeners or is_reviewer or _asks_driver(request, has_doubles=has_doubles)
 
 
 def _asks_driver(request: RunRequest, *, has_doubles: bool) -> bool:

@@ -123,9 +123,9 @@ class HubSink:
         self._is_due = False
         self._sending: asyncio.Task[None] | None = None
 
-    def wants(self, kind: type[Event]) -> bool:
+    def wants(self, event_type: type[Event]) -> bool:
         """Whether anybody listens to that type."""
-        return kind.method in self._interest
+        return event_type.method in self._interest
 
     def emit(self, event: Event) -> None:
         """Send it with the next batch; may be called from any thread."""

@@ -21,7 +21,7 @@ from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, S
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.record.journal import EpochGate, MemoryJournal
+from ensemble_ray.record.journal import EpochFence, MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.record.stores import StoreAddress
@@ -57,7 +57,7 @@ class RemoteJournal:
         self._run_id = run_id
         self._writer = writer
         self._is_buffered = is_buffered
-        self._gate = EpochGate(run_id)
+        self._fence = EpochFence(run_id)
         self._waiting: list[tuple[Sequence[Fact], int, Persistence, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -77,7 +77,7 @@ class RemoteJournal:
             raise IllegalStateError(msg)
         if self._failure is not None:
             raise self._failure
-        self._gate.admit(facts, epoch)
+        self._fence.admit(facts, epoch)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
         waits = until is not Persistence.QUEUED and not self._is_buffered
@@ -141,8 +141,8 @@ class RemoteJournal:
                 for fence in (
                     fact.fence for fact in facts
                 ):  # all of it is lost: none of its instances goes on without it
-                    self._gate.learn(fence, epoch + 1)
-                self._gate.learn(refused.name, refused.newest)
+                    self._fence.learn(fence, epoch + 1)
+                self._fence.learn(refused.name, refused.newest)
             elif refused is not None:
                 self._failure = self._failure or refused
             if arrived.done():

@@ -230,10 +230,10 @@ def unpack_result(result: WireResult) -> TaskResult:
 
 
 def pack_question(
-    run_id: str, question: UntilHolds | EdgeMatches, known: int, new: Sequence[HistoryPart[bytes]]
+    run_id: str, question: UntilHolds | EdgeMatches, sent_count: int, new: Sequence[HistoryPart[bytes]]
 ) -> bytes:
     """Return a question to a run's user code and what it needs, as one message of bytes."""
-    return pickle.dumps((run_id, question, known, tuple(new)), protocol=5)
+    return pickle.dumps((run_id, question, sent_count, tuple(new)), protocol=5)
 
 
 def unpack_question(body: bytes) -> tuple[str, UntilHolds | EdgeMatches, int, tuple[HistoryPart[bytes], ...]]:

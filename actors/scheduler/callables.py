@@ -17,7 +17,7 @@ from ensemble_ray.actors.link.packing import pack_update
 from ensemble_ray.actors.link.wire import CallablesUpdate, TaskCallables, WireOrder
 from ensemble_ray.actors.scheduler.process_groups import ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Lease
-from ensemble_ray.execute.kinds import RefCountedCache
+from ensemble_ray.execute.agent_templates import RefCountedCache
 
 __all__ = ["CallablesDelivery"]
 

@@ -150,7 +150,7 @@ class PlannedRun:
         return UnitPorts(
             predicates=HostedPredicates(self._session),
             lives_with=self._session.is_beside_callables,
-            announce=_tell_nobody if announcements is None else announcements.announce,
+            announce=_announce_nothing if announcements is None else announcements.announce,
             failure_of=_failure_of,
             memory=None if hub is None else RemoteMemoryResets(RemoteDriverServices(hub, self.run_id)),
             say=self._say_to_driver if self._submission.context.forwards_logs else None,
@@ -294,7 +294,7 @@ def _find_beside_callables(submission: Submission) -> frozenset[str]:
     return find_beside_predicates(submission.plan, [each.placement for each in submission.templates])
 
 
-def _tell_nobody(what: object, outputs: object) -> None:
+def _announce_nothing(what: object, outputs: object) -> None:
     """Announce nothing: nobody listens."""
 
 

@@ -36,10 +36,10 @@ class HostedPredicates:
         self._background = BackgroundTasks()
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[bytes]]
+        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[bytes]]
     ) -> bool | EvaluationFailed | None:
         """Ask one in its process."""
-        body = pack_question(self._session.run_id, question, known, new)
+        body = pack_question(self._session.run_id, question, sent_count, new)
 
         async def ask(handle: Any) -> bool | EvaluationFailed | None:
             answer: bool | EvaluationFailed | None = await handle.holds_predicate.remote(body)

@@ -272,7 +272,7 @@ class ProcessGroups:
         self._by_name[lease.name] = lease
         lease.starting = self._send(lease, self._bind(group, lease))
         if requirements:
-            self._tasks.start(self._tell_of_wait(group, lease))
+            self._tasks.start(self._report_wait(group, lease))
         return lease
 
     def _describe(self, group: str, lease: Lease) -> LeaseDescription:
@@ -298,7 +298,7 @@ class ProcessGroups:
         if lease.requirements and lease in self._groups.get(group, ()):
             self._owner.on_ready(group)
 
-    async def _tell_of_wait(self, group: str, lease: Lease) -> None:
+    async def _report_wait(self, group: str, lease: Lease) -> None:
         """Tell people now and then, as long as it waits."""
         waited_s = _WAITED_S
         await asyncio.sleep(_WAITED_S)
@@ -374,7 +374,7 @@ class ProcessGroups:
         """Report tasks of a process: as failed, or as cancelled where somebody wants them to end."""
         reports: list[WireResult] = []
         events: list[bytes] = []
-        for instance in self._table.give_up(lease.name, instances):
+        for instance in self._table.abandon(lease.name, instances):
             order, deaths = self._orders[instance], self._table.deaths_of(instance)
             is_stopped = self._table.is_stopped(instance)
             reports.append(lost_result(order, error, deaths=deaths, is_stopped=is_stopped))

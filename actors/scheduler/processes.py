@@ -276,7 +276,7 @@ class ProcessPool:
                 self._idle.remove(process)
             self.end(process)
             self._doubt(process.node_id)
-            _tell_all(process, error)
+            _broadcast_death(process, error)
 
     def _expire(self, process: Process) -> None:
         if process in self._idle:
@@ -294,7 +294,7 @@ class ProcessPool:
                 self._idle.remove(process)
             if was_alive:
                 self._doubt(process.node_id)
-                _tell_all(process, error)
+                _broadcast_death(process, error)
             _leave(process.name)
 
     def _doubt(self, node_id: str) -> None:
@@ -311,13 +311,13 @@ def _seen(process: Process) -> SharedProcess:
     )
 
 
-def _tell_all(process: Process, error: BaseException) -> None:
+def _broadcast_death(process: Process, error: BaseException) -> None:
     """Tell the runs that have a process of its death."""
     for lease in list(process.leases):
-        _tell(lease, error)
+        _notify(lease, error)
 
 
-def _tell(lease: Lease, error: BaseException) -> None:
+def _notify(lease: Lease, error: BaseException) -> None:
     if lease.on_death is not None:
         lease.on_death(lease, error)
 

@@ -168,12 +168,12 @@ class SchedulerActor(LineService, SessionService):
 
     async def update_endpoint(self, source: str, update: EndpointUpdate) -> None:
         """Let all other processes of the cluster know what one knows of an endpoint (S-DUR-64, S-DUR-65)."""
-        await self.hear_endpoint(source, update)
+        await self.on_endpoint_update(source, update)
         for name, other in spawn.existing_schedulers(spawn.namespace_of(self._name)).items():
             if name != self._name:
-                other.hear_endpoint.remote(source, update)
+                other.on_endpoint_update.remote(source, update)
 
-    async def hear_endpoint(self, source: str, update: EndpointUpdate) -> None:
+    async def on_endpoint_update(self, source: str, update: EndpointUpdate) -> None:
         """Let the processes of this scheduler know; another one had it from one of its own."""
         self._pool.broadcast(update, source=source)
 
@@ -287,7 +287,7 @@ class SchedulerActor(LineService, SessionService):
         try:
             if submission.store is not None and submission.reason is SubmissionReason.RESUBMITTED:
                 is_recorded = bool(await head_facts(store_at(submission.store), run_id))
-                submission = replace(submission, reason=submission.reason.settled(is_recorded=is_recorded))
+                submission = replace(submission, reason=submission.reason.resolve(is_recorded=is_recorded))
             claimed = await claim_planned(
                 submission.store,
                 submission.context,

@@ -24,7 +24,7 @@ from ensemble_ray.actors.scheduler.callables import CallablesDelivery
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, ProcessType, Sharing
 from ensemble_ray.errors import EnsembleError, ValidationError
-from ensemble_ray.execute.kinds import MOST_TEMPLATES, RefCountedCache
+from ensemble_ray.execute.agent_templates import MOST_TEMPLATES, RefCountedCache
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.placement import Placement
 from ensemble_ray.plan.plan import MANAGER_KEY

@@ -50,7 +50,7 @@ __all__ = ["AgentActor", "SilentSink"]
 class SilentSink:
     """An `EventSink` for runs that nobody listens to."""
 
-    def wants(self, kind: object) -> bool:  # noqa: ARG002  nobody wants anything
+    def wants(self, event_type: object) -> bool:  # noqa: ARG002  nobody wants anything
         """Return False."""
         return False
 

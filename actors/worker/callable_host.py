@@ -145,12 +145,12 @@ class CallableHost(AgentActor):
         Args:
             body: Of `pack_question`.
         """
-        run_id, question, known, new = unpack_question(body)
+        run_id, question, sent_count, new = unpack_question(body)
         try:
             await asyncio.shield(self._callables_in(run_id))
         except USER_ERRORS as error:  # they cannot be loaded here
             return packed_evaluation(EvaluationFailed.of(error))
-        return await self._predicates[run_id].holds(question, known=known, new=new)
+        return await self._predicates[run_id].holds(question, sent_count=sent_count, new=new)
 
     async def _perform(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
         """Run one task and return its report, with the verdicts that follow its output (S-LOOP-189)."""

@@ -24,7 +24,7 @@ class RemoteDriverServices:
         self._hub = hub
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
-        self._telling = BackgroundTasks()
+        self._notifications = BackgroundTasks()
 
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
         """Ask and wait.
@@ -52,12 +52,12 @@ class RemoteDriverServices:
     async def flushed(self) -> None:
         """Return when the hub has everything that was sent so far."""
         await asyncio.sleep(0)  # what other threads told is sent in the loop's next turn
-        if self._telling:
-            await asyncio.wait(self._telling)
+        if self._notifications:
+            await asyncio.wait(self._notifications)
 
     def _send(self, name: str, payload: Mapping[str, object]) -> None:
         sent = self._hub.notify.remote(self._run_id, [(name, payload)])
-        self._telling.start(note_lost_events(sent, self._run_id))
+        self._notifications.start(note_lost_events(sent, self._run_id))
 
 
 class ReportedToolMetrics:

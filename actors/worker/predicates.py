@@ -42,12 +42,12 @@ class HeldPredicates:
         return self._asking > 0
 
     async def holds(
-        self, question: UnitQuestion, *, known: int, new: Sequence[HistoryPart[bytes]]
+        self, question: UnitQuestion, *, sent_count: int, new: Sequence[HistoryPart[bytes]]
     ) -> bool | EvaluationFailed | None:
         """Ask one, or wait for its answer where it was asked already; None: what was sent before is not here."""
         asked = self._open.pop(question, None)
         answer = None if asked is None else await asyncio.shield(asked)
-        return await self._ask(question, known, new) if answer is None else answer
+        return await self._ask(question, sent_count, new) if answer is None else answer
 
     async def ask_after(self, asks: FollowingQuestions[bytes], output: bytes) -> tuple[bool | EvaluationFailed, ...]:
         """Ask what follows a task, until one holds; return the verdicts that are there in time.
@@ -57,13 +57,13 @@ class HeldPredicates:
             output: Of the task, packed: a predicate gets a copy, as from another process.
         """
         *earlier, last = asks.new
-        known = asks.known
+        sent_count = asks.sent_count
         new: Sequence[HistoryPart[bytes]] = (*earlier, replace(last, outputs=(*last.outputs, output)))
         loop = asyncio.get_running_loop()
         until = loop.time() + _WAIT_S
         verdicts: list[bool | EvaluationFailed] = []
         for question in asks.questions:
-            asking = loop.create_task(self._ask(question, known, new))
+            asking = loop.create_task(self._ask(question, sent_count, new))
             done, _ = await asyncio.wait([asking], timeout=max(0.0, until - loop.time()))
             if not done:
                 self._open[question] = asking
@@ -74,7 +74,7 @@ class HeldPredicates:
             verdicts.append(verdict)
             if verdict is not False:
                 break
-            known, new = known + len(new), ()
+            sent_count, new = sent_count + len(new), ()
         return tuple(verdicts)
 
     def forget(self, unit: str) -> None:
@@ -83,7 +83,7 @@ class HeldPredicates:
         self._predicates.forget(unit)
 
     async def _ask(
-        self, question: UnitQuestion, known: int, new: Sequence[HistoryPart[bytes]]
+        self, question: UnitQuestion, sent_count: int, new: Sequence[HistoryPart[bytes]]
     ) -> bool | EvaluationFailed | None:
         self._asking += 1
         try:
@@ -91,7 +91,7 @@ class HeldPredicates:
                 HistoryPart(names=part.names, outputs=tuple(map(unpack_output, part.outputs)), is_joined=part.is_joined)
                 for part in new
             ]
-            answer = await self._predicates.holds(question, known=known, new=parts)
+            answer = await self._predicates.holds(question, sent_count=sent_count, new=parts)
         except USER_ERRORS as error:  # such as an output whose class is not here
             answer = EvaluationFailed.of(error)
         finally:

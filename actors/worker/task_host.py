@@ -16,7 +16,7 @@ from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_ord
 from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.kinds import RefCountedCache, apply_overrides
+from ensemble_ray.execute.agent_templates import RefCountedCache, apply_overrides
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
@@ -203,7 +203,7 @@ class TaskHost:
         return run_id in self._runs and instance in self._runs[run_id].executor.running
 
     def activities(self) -> Iterator[tuple[float | None, str, str]]:
-        """Yield the tasks that are not reported: when each began, None where it waits for a place, its run, its instance."""
+        """Yield the tasks that are not reported: when each began, None where it waits for a slot, its run, its instance."""
         for run_id, hosted in self._runs.items():
             for instance, began_at in hosted.executor.activities():
                 yield began_at, run_id, instance

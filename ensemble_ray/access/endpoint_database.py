@@ -16,8 +16,8 @@ from ensemble_ray.process.postgres_server import (
     SET_SESSION,
     advice_for,
     first_line,
+    location_of,
     parameters_of,
-    place_of,
     try_patiently,
 )
 
@@ -97,7 +97,7 @@ class EndpointDatabase:
 
     def __init__(self, url: str, *, greet: Callable[[Connection], None] | None = None) -> None:
         self._parameters = parameters_of(url, needed_by="An endpoint's keys and runs in PostgreSQL need")
-        self.place = place_of(self._parameters)
+        self.location = location_of(self._parameters)
         self._greet = greet
         self._using = threading.Lock()
         self._connection: Connection | None = None
@@ -125,7 +125,7 @@ class EndpointDatabase:
                     return operation(connection)
 
         return try_patiently(
-            attempt, place=self.place, patience_s=patience_s, is_repeatable=is_repeatable, failure=self._failure
+            attempt, location=self.location, patience_s=patience_s, is_repeatable=is_repeatable, failure=self._failure
         )
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class EndpointDatabase:
         try:
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             connection.execute(SET_SESSION, [list(_SESSION), list(_SESSION.values())])
-            _ensure_tables(connection, self.place)
+            _ensure_tables(connection, self.location)
             if self._greet is not None:
                 self._greet(connection)
         except BaseException:
@@ -156,22 +156,22 @@ class EndpointDatabase:
 
     def _failure(self, error: BaseException) -> EnsembleError:
         advice = advice_for(error, schema=_SCHEMA)
-        return EnsembleError(f"Cannot use the database {self.place}: {first_line(error)}. {advice}")
+        return EnsembleError(f"Cannot use the database {self.location}: {first_line(error)}. {advice}")
 
 
-def _ensure_tables(connection: Connection, place: str) -> None:
+def _ensure_tables(connection: Connection, location: str) -> None:
     """Make the tables unless they are there; several processes may do so at once.
 
     Raises:
         EnsembleError: they are of a later version, or the database cannot hold texts.
     """
-    if _has_tables(connection, place):
+    if _has_tables(connection, location):
         return
     if (encoding := _value(connection, "SELECT current_setting('server_encoding')")) != "UTF8":
-        raise EnsembleError(f"The database {place} has the encoding {encoding}: endpoints need one with UTF8")
+        raise EnsembleError(f"The database {location} has the encoding {encoding}: endpoints need one with UTF8")
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-        if _has_tables(connection, place):  # somebody was faster
+        if _has_tables(connection, location):  # somebody was faster
             return
         if not _value(connection, _HAS_SCHEMA):  # else the right to make schemas is not needed
             connection.execute("CREATE SCHEMA ensemble_ray_endpoint")
@@ -179,13 +179,13 @@ def _ensure_tables(connection: Connection, place: str) -> None:
         connection.execute("INSERT INTO ensemble_ray_endpoint.version VALUES (%s)", [_VERSION])
 
 
-def _has_tables(connection: Connection, place: str) -> bool:
+def _has_tables(connection: Connection, location: str) -> bool:
     if not _value(connection, _EXISTS):
         return False
     version = _value(connection, "SELECT max(version) FROM ensemble_ray_endpoint.version")
     if not isinstance(version, int) or version > _VERSION:
         raise EnsembleError(
-            f"What endpoints keep in {place} is of version {version}, this version of ensemble-ray knows {_VERSION}: "
+            f"What endpoints keep in {location} is of version {version}, this version of ensemble-ray knows {_VERSION}: "
             "upgrade it, or use another database"
         )
     return True

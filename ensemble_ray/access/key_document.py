@@ -52,7 +52,7 @@ def with_key(keys: Sequence[ApiKey], key: ApiKey) -> list[ApiKey]:
     return [*keys, key]
 
 
-def without_key(keys: Sequence[ApiKey], name: str, *, place: str) -> tuple[ApiKey, list[ApiKey]]:
+def without_key(keys: Sequence[ApiKey], name: str, *, location: str) -> tuple[ApiKey, list[ApiKey]]:
     """Return a key, and the keys without it.
 
     Raises:
@@ -61,7 +61,7 @@ def without_key(keys: Sequence[ApiKey], name: str, *, place: str) -> tuple[ApiKe
     gone = next((each for each in keys if each.name == name), None)
     if gone is None:
         known = ", ".join(each.name for each in keys)
-        raise ValidationError(f"There is no key '{name}' in {place}. Known: [{known}]")
+        raise ValidationError(f"There is no key '{name}' in {location}. Known: [{known}]")
     return gone, [each for each in keys if each.name != name]
 
 

@@ -35,7 +35,7 @@ class KeyFile:
         self.path = home / "endpoint" / "keys.json"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where the keys are."""
         return str(self.path)
 
@@ -75,7 +75,7 @@ class KeyFile:
     def revoke(self, name: str) -> ApiKey:
         """Let go of a key; see `KeyStore.revoke`."""
         with self._locked():
-            gone, left = without_key(self.read() or [], name, place=self.place)
+            gone, left = without_key(self.read() or [], name, location=self.location)
             self._write(left)
         return gone
 

@@ -23,7 +23,7 @@ class KeyStore(Protocol):
     """The keys of the endpoints of one home, or of one database. Every call blocks for a moment."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where they are, for people: a path, or a database without its password."""
         ...
 

@@ -41,9 +41,9 @@ class KeyTable:
         return EndpointDatabase(self._url)  # a wrong URL is an error of whoever asks first
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where the keys are."""
-        return self._database.place
+        return self._database.location
 
     def stamp(self) -> tuple[int, ...] | None:
         """Return what changes whenever the keys do; see `KeyStore.stamp`."""
@@ -67,7 +67,7 @@ class KeyTable:
 
     def revoke(self, name: str) -> ApiKey:
         """Let go of a key; see `KeyStore.revoke`."""
-        return self._change(lambda keys: without_key(keys, name, place=self.place))
+        return self._change(lambda keys: without_key(keys, name, location=self.location))
 
     def _change(self, change: Callable[[Sequence[ApiKey]], tuple[T, list[ApiKey]]]) -> T:
         """Change the keys in one transaction; others that change them wait for it."""
@@ -90,7 +90,7 @@ class KeyTable:
             return read_document(content)
         except (ValueError, ValidationError) as error:
             raise EnsembleError(
-                f"The keys in {self.place} cannot be read: they are damaged ({type(error).__name__}). What to do: bring "
+                f"The keys in {self.location} cannot be read: they are damaged ({type(error).__name__}). What to do: bring "
                 "them back from a backup of the database, or empty the table ensemble_ray_endpoint.keys and make them anew"
             ) from None
 
@@ -102,7 +102,7 @@ class KeyTable:
         """
         if self._file.stamp() is not None:
             raise EnsembleError(
-                f"No key was made in {self.place} yet, and those in {self._file.place} hold no more, since runs are recorded in "
+                f"No key was made in {self.location} yet, and those in {self._file.location} hold no more, since runs are recorded in "
                 "that database. What to do: make keys with ensemble-ray keys add NAME --teams TEAM,..., and remove the file"
             )
 

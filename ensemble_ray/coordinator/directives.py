@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched
+from ensemble_ray.facts.directives import DirectiveRecorded, ModelSwitched
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.directives import Directive, ModelSwitch, switched
 from ensemble_ray.values.ids import RUN
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.coordinator.run_journal import RunJournal
-    from ensemble_ray.facts.directives import ToldFact
+    from ensemble_ray.facts.directives import DirectiveFact
     from ensemble_ray.values.directives import RunDirective
 
 __all__ = ["RunDirectives"]
@@ -26,11 +26,11 @@ __all__ = ["RunDirectives"]
 class RunDirectives:
     """The directives of one run."""
 
-    def __init__(self, journal: RunJournal, recorded: Sequence[ToldFact] = ()) -> None:
+    def __init__(self, journal: RunJournal, recorded: Sequence[DirectiveFact] = ()) -> None:
         """Make them, with those that are recorded of a run that goes on."""
         self._journal = journal
         #: by text: one that is given again takes the place of the earlier one, so that asking twice does no harm
-        self._given: dict[str, DirectiveGiven] = {}
+        self._recorded: dict[str, DirectiveRecorded] = {}
         #: which models tasks ask that start now, where those are not their agents' own
         self.switches: tuple[ModelSwitch, ...] = ()
         for each in recorded:
@@ -49,25 +49,25 @@ class RunDirectives:
 
     def active(self) -> tuple[str, ...]:
         """Return the texts that a task is told which starts now, in the order in which they were given."""
-        if not self._given:
+        if not self._recorded:
             return ()
         now = self._journal.now()
-        return tuple(each.text for each in self._given.values() if each.is_active(now))
+        return tuple(each.text for each in self._recorded.values() if each.is_active(now))
 
-    def _keep(self, data: ToldFact) -> None:
+    def _keep(self, data: DirectiveFact) -> None:
         match data:
-            case DirectiveGiven(text=text):
-                self._given[text] = data
+            case DirectiveRecorded(text=text):
+                self._recorded[text] = data
             case ModelSwitched(model=model, agent=agent):
                 self.switches = switched(self.switches, ModelSwitch(model=model, agent=agent))
             case _:
                 assert_never(data)
 
 
-def _fact_of(directive: RunDirective, now: float) -> ToldFact:
+def _fact_of(directive: RunDirective, now: float) -> DirectiveFact:
     match directive:
         case Directive(text=text, ttl_s=ttl_s, given_by=given_by):
-            return DirectiveGiven(text=text, expires_at=None if ttl_s is None else now + ttl_s, given_by=given_by)
+            return DirectiveRecorded(text=text, expires_at=None if ttl_s is None else now + ttl_s, given_by=given_by)
         case ModelSwitch(model=model, agent=agent, given_by=given_by):
             return ModelSwitched(model=model, agent=agent, given_by=given_by)
         case _:

@@ -39,11 +39,11 @@ class OutputStore(Protocol[Output]):
         ...
 
     def keep_recorded(self, instance: str, body: bytes) -> None:
-        """Keep a recorded output as bytes; it is one of the run's only when it is recalled. The newest one counts."""
+        """Keep a recorded output as bytes; it is one of the run's only when it is looked up. The newest one counts."""
         ...
 
-    def recall(self, instance: str) -> bool:
-        """Take up a recorded output; whether there is one."""
+    def lookup_recorded(self, instance: str) -> bool:
+        """Make a recorded output one of the run's; return whether there is one."""
         ...
 
     def forget(self, instances: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ def recalled(outputs: OutputStore[Output], instance: str) -> Output:
     Raises:
         KeyError: there is none.
     """
-    outputs.recall(instance)
+    outputs.lookup_recorded(instance)
     return outputs.get(instance)
 
 
@@ -91,12 +91,12 @@ class HeldOutputs(Generic[Output]):
         return self._outputs[instance]
 
     def keep_recorded(self, instance: str, body: bytes) -> None:
-        """Keep a recorded output until it is recalled."""
+        """Keep a recorded output until it is looked up."""
         self._recorded.keep_recorded(instance, body)
 
-    def recall(self, instance: str) -> bool:
-        """Take up a recorded output; whether there is one."""
-        return self._recorded.recall(instance)
+    def lookup_recorded(self, instance: str) -> bool:
+        """Make a recorded output one of the run's; return whether there is one."""
+        return self._recorded.lookup_recorded(instance)
 
     def forget(self, instances: Sequence[str]) -> None:
         """Let outputs go."""
@@ -111,7 +111,7 @@ class SpooledOutputs:
     def __init__(self) -> None:
         self._spool = Spool(memory_bytes=_MEMORY_BYTES)
         self._slots: dict[str, int] = {}
-        #: of recorded outputs that were not recalled
+        #: of recorded outputs that were not looked up
         self._recorded: dict[str, int] = {}
 
     def __contains__(self, instance: str) -> bool:
@@ -130,15 +130,15 @@ class SpooledOutputs:
         return self._spool.get(self._slots[instance])
 
     def keep_recorded(self, instance: str, body: bytes) -> None:
-        """Keep a recorded output until it is recalled.
+        """Keep a recorded output until it is looked up.
 
         Raises:
             RecordError: the file cannot be written.
         """
         self._recorded[instance] = self._spool.put(body)
 
-    def recall(self, instance: str) -> bool:
-        """Take up a recorded output; whether there is one."""
+    def lookup_recorded(self, instance: str) -> bool:
+        """Make a recorded output one of the run's; return whether there is one."""
         slot = self._recorded.pop(instance, None)
         if slot is not None:
             self._slots[instance] = slot

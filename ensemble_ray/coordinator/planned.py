@@ -157,7 +157,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     def _stopped(self, instance: str) -> Stimulus:
         """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
-        if (recorded := self._recorded.take(instance)) is not None:
+        if (recorded := self._recorded.pop(instance)) is not None:
             return self._keep(recorded)
         self._unfinished += self._recorded.stopped(instance)
         return Cancelled(at=self._journal.now(), instance=instance)
@@ -179,7 +179,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         if not isinstance(stimulus, Completed | Failed | Exited):
             return True
         is_running = self.source.is_running(stimulus.instance)
-        result = self._recorded.take(stimulus.instance) if is_running else None
+        result = self._recorded.pop(stimulus.instance) if is_running else None
         if result is None:
             return False
         self._keep(result)
@@ -189,7 +189,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
         """Return what the record says came of a task."""
-        recorded = self._recorded.take(start.instance, wants_text=start.wants_text)
+        recorded = self._recorded.pop(start.instance, wants_text=start.wants_text)
         return () if recorded is None else (self._keep(recorded),)
 
     def make(self, starts: Sequence[Start]) -> None:
@@ -224,7 +224,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             wants_text=start.wants_text,
             description=node.description,
             is_reflected_later=self._later.is_later(node.key),
-            is_again=self.put_down.pick_up(start.instance),
+            is_resubmission=self.put_down.pick_up(start.instance),
             directives=self.directives.active(),
             switches=self.directives.switches,
             asks=None if self._units is None else self._units.foresee(start, node.agent_key),
@@ -311,7 +311,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         """Keep the output of a task, be it here or in the record; return whether there is one."""
         if result.output is not None:
             self._outputs.put(result.instance, result.output)
-        if has_output := result.output is not None or self._outputs.recall(result.instance):
+        if has_output := result.output is not None or self._outputs.lookup_recorded(result.instance):
             self._completed.append(result.instance)
         return has_output
 

@@ -175,18 +175,18 @@ class Predicates(Protocol[OutputT_contra]):
     """The user's predicates and edge conditions, asked where they live: one copy for the whole run (S-LOOP-54)."""
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[OutputT_contra]]
+        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[OutputT_contra]]
     ) -> bool | EvaluationFailed | None:
         """Ask one.
 
         Args:
             question: Which predicate, and of which iteration or step.
-            known: How many parts of this unit's history were sent with earlier questions.
+            sent_count: How many parts of this unit's history were sent with earlier questions.
             new: The parts that follow those; none where another edge of the same step is asked.
 
         Returns:
             The verdict, or what was raised. None: those who are asked have fewer than `lookup_recorded` parts, since their process
-            was replaced; they are to be asked again with `known=0` and the whole history.
+            was replaced; they are to be asked again with `sent_count=0` and the whole history.
         """
         ...
 

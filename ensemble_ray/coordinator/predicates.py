@@ -73,15 +73,15 @@ class LocalPredicates:
         self._histories: dict[str, _History] = {}
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[TaskOutput]]
+        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
     ) -> bool | EvaluationFailed | None:
         """Ask one: async on the loop, sync in a thread (S-CONV-16). What it raises is logged (S-LOOP-53, S-GRAPH-46)."""
-        if not known:
+        if not sent_count:
             self._histories[question.unit] = _History()
         history = self._histories.get(question.unit)
-        if history is None or len(history.parts) < known:
+        if history is None or len(history.parts) < sent_count:
             return None
-        for part in new[max(0, len(history.parts) - known) :]:
+        for part in new[max(0, len(history.parts) - sent_count) :]:
             history.add(part)
         path = predicate_path(question)
         try:

@@ -31,7 +31,7 @@ class RecordedResults(Generic[Output, Failure]):
         #: tasks of which the record gives the result when they are started
         self._left: set[str] = set() if resumed is None else set(resumed.results)
 
-    def take(self, instance: str, *, wants_text: bool = False) -> TaskResult[Output, Failure] | None:
+    def pop(self, instance: str, *, wants_text: bool = False) -> TaskResult[Output, Failure] | None:
         """Return the recorded result of a task, once; None where there is none."""
         if self._resumed is None or instance not in self._left:
             return None

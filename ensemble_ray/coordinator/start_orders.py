@@ -11,14 +11,14 @@ from ensemble_ray.schedule.instructions import TaskChanges
 if TYPE_CHECKING:
     from ensemble_ray.schedule.instructions import Changes, ContextPart
 
-__all__ = ["GivenOutputs", "gather_context", "revision_of"]
+__all__ = ["PrecedingOutputs", "gather_context", "revision_of"]
 
 Output = TypeVar("Output")
 Output_co = TypeVar("Output_co", covariant=True)
 
 
-class GivenOutputs(Protocol[Output_co]):
-    """What the tasks of a run gave, by instance; its `OutputStore` is that."""
+class PrecedingOutputs(Protocol[Output_co]):
+    """Outputs of the tasks that have ended, by instance; a run's `OutputStore` is that."""
 
     def get(self, instance: str) -> Output_co:
         """Return the output of a task that has one."""
@@ -30,7 +30,7 @@ class GivenOutputs(Protocol[Output_co]):
 
 
 def gather_context(
-    parts: Sequence[ContextPart], outputs: GivenOutputs[Output]
+    parts: Sequence[ContextPart], outputs: PrecedingOutputs[Output]
 ) -> tuple[tuple[Output, ...], tuple[tuple[int, int], ...]]:
     """Return the outputs that a task is given, and the ranges of them that arrive as one."""
     context: list[Output] = []
@@ -42,7 +42,7 @@ def gather_context(
     return tuple(context), tuple(joined)
 
 
-def revision_of(changes: Changes | None, outputs: GivenOutputs[Output]) -> Revision[Output] | None:
+def revision_of(changes: Changes | None, outputs: PrecedingOutputs[Output]) -> Revision[Output] | None:
     """Return what another attempt has beside the task; None: the task as it stands."""
     if not isinstance(changes, TaskChanges):
         return None

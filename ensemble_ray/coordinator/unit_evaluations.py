@@ -108,8 +108,8 @@ class UnitEvaluations(Generic[Output, Failure]):
         """
         match question:
             case UntilHolds() | EdgeMatches():
-                if (known := self._verdicts.pop(question, None)) is not None:
-                    verdict, self._sent[question.unit] = known
+                if (answered := self._verdicts.pop(question, None)) is not None:
+                    verdict, self._sent[question.unit] = answered
                     self._answer(question, verdict)
                     return
                 self._forget_ended()
@@ -129,13 +129,13 @@ class UnitEvaluations(Generic[Output, Failure]):
             return None
         unit = after.questions[0].unit
         self._forget_ended()
-        known, length = self._sent.get(unit, 0), self._length(unit)
+        sent_count, length = self._sent.get(unit, 0), self._length(unit)
         earlier = tuple(self._outputs.get(instance) for instance in after.instances[:-1])
         self._foreseen[start.instance] = (after.questions, length + 1)
         return FollowingQuestions(
             questions=after.questions,
-            known=known,
-            new=(*self._history(unit, known, length), HistoryPart(names=after.names, outputs=earlier)),
+            sent_count=sent_count,
+            new=(*self._history(unit, sent_count, length), HistoryPart(names=after.names, outputs=earlier)),
         )
 
     def keep_verdicts(self, instance: str, verdicts: Sequence[bool | EvaluationFailed]) -> None:
@@ -165,10 +165,12 @@ class UnitEvaluations(Generic[Output, Failure]):
 
     async def _ask_predicate(self, question: UnitQuestion, length: int) -> None:
         unit = question.unit
-        known = self._sent.get(unit, 0)
-        verdict = await self._ports.predicates.holds(question, known=known, new=self._history(unit, known, length))
+        sent_count = self._sent.get(unit, 0)
+        verdict = await self._ports.predicates.holds(
+            question, sent_count=sent_count, new=self._history(unit, sent_count, length)
+        )
         if verdict is None:
-            verdict = await self._ports.predicates.holds(question, known=0, new=self._history(unit, 0, length))
+            verdict = await self._ports.predicates.holds(question, sent_count=0, new=self._history(unit, 0, length))
         if verdict is None:
             raise IllegalStateError(f"the predicates of '{unit}' lost what they were just sent")
         self._sent[unit] = length

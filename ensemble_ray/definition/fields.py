@@ -187,15 +187,15 @@ def _nearest(value: str, known: Sequence[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def to_member(kind: type[_Enum], field: str) -> Callable[[object], object]:
+def to_member(enum_type: type[_Enum], field: str) -> Callable[[object], object]:
     """Return a converter of plain strings to that enum (S-CONV-6)."""
-    known = [member.value for member in kind]
+    known = [member.value for member in enum_type]
 
     def convert(value: object) -> object:
-        if not isinstance(value, str) or isinstance(value, kind):
+        if not isinstance(value, str) or isinstance(value, enum_type):
             return value
         if value in known:
-            return kind(value)
+            return enum_type(value)
         raise ValidationError(f"Unknown {field} '{value}'.{_nearest(value, known)} Known: [{', '.join(known)}]")
 
     return convert

@@ -42,11 +42,11 @@ def output_types_of(factories: Iterable[object]) -> Mapping[str, type[object]]:
     return found
 
 
-def _can_be_output(kind: type[object]) -> bool:
+def _can_be_output(output_type: type[object]) -> bool:
     """Return whether a task may declare it: a user's class, or what JSON data is; never one of the library's."""
-    if kind.__module__ == builtins.__name__:
-        return kind in _PLAIN
-    return kind.__module__.partition(".")[0] != "ensemble_ray"
+    if output_type.__module__ == builtins.__name__:
+        return output_type in _PLAIN
+    return output_type.__module__.partition(".")[0] != "ensemble_ray"
 
 
 def _references(value: object) -> Iterator[object]:

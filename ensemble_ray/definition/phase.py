@@ -133,13 +133,13 @@ class Phase(Identified):
         return arguments
 
 
-def _members_of(value: object, kind: type[object], subject: str) -> tuple[object, ...]:
+def _members_of(value: object, member_type: type[object], subject: str) -> tuple[object, ...]:
     """Return a list of the user's as a tuple; an entry of another kind is refused."""
     entries = to_tuple(value)
     if not isinstance(entries, tuple):
-        raise ValidationError(f"{subject} must be a list of {kind.__name__}s, got: {type(entries).__name__}")
+        raise ValidationError(f"{subject} must be a list of {member_type.__name__}s, got: {type(entries).__name__}")
     for index, entry in enumerate(cast("tuple[object, ...]", entries)):
-        if not isinstance(entry, kind):
+        if not isinstance(entry, member_type):
             found = "None" if entry is None else type(entry).__name__
-            raise ValidationError(f"{subject} element at index {index} must be a {kind.__name__}, got: {found}")
+            raise ValidationError(f"{subject} element at index {index} must be a {member_type.__name__}, got: {found}")
     return cast("tuple[object, ...]", entries)

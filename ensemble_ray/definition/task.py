@@ -218,19 +218,19 @@ def _check_context(arguments: Mapping[str, Any]) -> object:
     return cast("object", entries)
 
 
-def _check_output_type(kind: object) -> None:
+def _check_output_type(output_type: object) -> None:
     """Refuse what no answer can be parsed into (S-DOM-27 to S-DOM-29, S-DOM-32)."""
-    if kind is None or kind is str or kind is dict or get_origin(kind) is dict:
+    if output_type is None or output_type is str or output_type is dict or get_origin(output_type) is dict:
         return
-    if kind in _PRIMITIVES:
-        raise ValidationError(f"Task output_type must not be a primitive type: {cast('type', kind).__name__}")
-    if kind is type(None):
+    if output_type in _PRIMITIVES:
+        raise ValidationError(f"Task output_type must not be a primitive type: {cast('type', output_type).__name__}")
+    if output_type is type(None):
         raise ValidationError("Task output_type must not be Void")
-    if (get_origin(kind) or kind) in _ARRAYS:
+    if (get_origin(output_type) or output_type) in _ARRAYS:
         raise ValidationError("Task output_type must not be an array type. Wrap the array in a record or class.")
-    of = kind if isinstance(kind, type) else get_origin(kind)
+    of = output_type if isinstance(output_type, type) else get_origin(output_type)
     if not isinstance(of, type) or of is UnionType:
-        raise ValidationError(f"Task output_type must be a class or dict[K, V], got: {kind!r}")
+        raise ValidationError(f"Task output_type must be a class or dict[K, V], got: {output_type!r}")
 
 
 def _check_handler(arguments: Mapping[str, Any]) -> None:

@@ -288,8 +288,8 @@ class TaskReflectedEvent(Event):
 
 #: Listener method -> event type, in the order in which `on_*` listeners are registered (S-EVT-2).
 EVENT_TYPES: Mapping[str, type[Event]] = {
-    kind.method: kind
-    for kind in (
+    event_type.method: event_type
+    for event_type in (
         EnsembleStartedEvent,
         EnsembleCompletedEvent,
         TaskStartEvent,

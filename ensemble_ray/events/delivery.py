@@ -116,9 +116,9 @@ class Delivery:
         self._recipients = [_Recipient(listener, dict(fields or {}), on_interrupt or _ignore) for listener in listeners]
         self.interest: frozenset[str] = frozenset[str]().union(*(r.wanted for r in self._recipients))
 
-    def wants(self, kind: type[Event]) -> bool:
+    def wants(self, event_type: type[Event]) -> bool:
         """Whether any listener overrides that event's method."""
-        return kind.method in self.interest
+        return event_type.method in self.interest
 
     def emit(self, event: Event) -> None:
         """Queue the event for everybody who wants it."""
@@ -126,15 +126,15 @@ class Delivery:
             if event.method in recipient.wanted:
                 recipient.put(event)
 
-    async def delivered(self, *kinds: type[Event]) -> None:
+    async def delivered(self, *event_types: type[Event]) -> None:
         """Return when the listeners to one of these types have heard of all that happened so far (S-SET-30)."""
-        methods = {kind.method for kind in kinds}
+        methods = {event_type.method for event_type in event_types}
         loop = asyncio.get_running_loop()
         for recipient in self._recipients:
             if not recipient.done.is_set() and not methods.isdisjoint(recipient.wanted):
-                heard: asyncio.Future[None] = loop.create_future()
-                recipient.put(partial(_wake, loop, heard))
-                await heard
+                reached: asyncio.Future[None] = loop.create_future()
+                recipient.put(partial(_wake, loop, reached))
+                await reached
 
     def end(self, run_id: str, exit_reason: ExitReason) -> None:
         """Queue the end of the run for those who take it, behind all events."""

@@ -42,9 +42,9 @@ class EventLog:
         """The event types that readers want: all, or none."""
         return frozenset(EVENT_TYPES) if self._is_open else frozenset()
 
-    def wants(self, kind: type[Event]) -> bool:
+    def wants(self, event_type: type[Event]) -> bool:
         """Whether events of that type are kept."""
-        return self._is_open and kind.method in EVENT_TYPES
+        return self._is_open and event_type.method in EVENT_TYPES
 
     def emit(self, event: Event) -> None:
         """Keep the event and wake readers."""

@@ -48,7 +48,7 @@ class LocalExecutor:
             if agent.max_concurrency is not None
         }
         self._tasks: dict[str, tuple[TaskOrder, asyncio.Task[None]]] = {}
-        #: when they got a place and began
+        #: when they got a slot and began
         self._began_at: dict[str, float] = {}
         self._stopped: set[str] = set()
         self._finished: list[TaskResult] = []
@@ -63,7 +63,7 @@ class LocalExecutor:
         return tuple(self._tasks)
 
     def activities(self) -> Iterator[tuple[str, float | None]]:
-        """Yield the instances that have not been reported, with when each began; None: it waits for a place."""
+        """Yield the instances that have not been reported, with when each began; None: it waits for a slot."""
         return ((instance, self._began_at.get(instance)) for instance in self._tasks)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
@@ -98,7 +98,7 @@ class LocalExecutor:
                 order, task = self._tasks[instance]
                 self._stopped.add(instance)
                 task.cancel()
-                loop.call_later(self._grace_s, self._give_up, order, task)
+                loop.call_later(self._grace_s, self._abandon, order, task)
 
     async def end(self) -> None:
         """Stop what still runs; return when all of it has let go, or is left behind."""
@@ -108,17 +108,17 @@ class LocalExecutor:
             await asyncio.wait(tasks, timeout=self._grace_s)
 
     def forget(self, template: str) -> None:
-        """No task of that kind of agents is here, and none is awaited: its places are made anew when one comes."""
+        """No task of that kind of agents is here, and none is awaited: its slots are made anew when one comes."""
         self._slots.pop(template, None)
 
     async def _run(self, order: TaskOrder) -> None:
-        async with Slot(self._places_of(order)) as slot:
+        async with Slot(self._slots_of(order)) as slot:
             self._began_at[order.instance] = SystemClock.now()
             result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped, slot=slot)
         self._report(order, asyncio.current_task(), result)
 
-    def _places_of(self, order: TaskOrder) -> asyncio.Semaphore | None:
-        """Return the places that the task's agent has; those of a kind of agents come with the first task of it."""
+    def _slots_of(self, order: TaskOrder) -> asyncio.Semaphore | None:
+        """Return the slots that the task's agent has; those of a kind of agents come with the first task of it."""
         key, agent = order.agent_key or "", order.agent
         if agent is not None and agent.max_concurrency is not None and key not in self._slots:
             self._slots[key] = asyncio.Semaphore(agent.max_concurrency)
@@ -131,7 +131,7 @@ class LocalExecutor:
         elif (error := task.exception()) is not None:
             self._report(order, task, self._empty(order, "failed", error))
 
-    def _give_up(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
+    def _abandon(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
         if self._is_current(order, task):
             self.left_behind += 1
             _log.warning("Task '%s' did not stop within %.0f s and is left behind", order.key, self._grace_s)

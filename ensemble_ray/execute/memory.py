@@ -75,7 +75,7 @@ async def recall(scope: TaskScope) -> RecalledMemory | None:
         _charge(scope, found.embedding_tokens)
     scope.effects.embedding_tokens += found.embedding_tokens
     if (listener := scope.effects.memory_listener) is not None:
-        _tell_of_reading(listener, found)
+        _report_reading(listener, found)
     return found
 
 
@@ -100,7 +100,7 @@ async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
             await _memory(scope).remember(_note(scope, name, output, scopes, rules, is_stored=True))
     scope.effects.embedding_tokens += stored.embedding_tokens
     if (listener := scope.effects.memory_listener) is not None:
-        _tell_of_writing(listener, stored.taken_by)
+        _report_writing(listener, stored.taken_by)
     elif not stored.embedding_tokens:
         return output
     metrics = scope.effects.metrics(scope.context.cost)
@@ -178,14 +178,14 @@ def _entry_id(scope: TaskScope, name: str) -> str:
     return f"{scope.order.run_id}/{name}"
 
 
-def _tell_of_reading(listener: MemoryOperationListener, found: RecalledMemory) -> None:
+def _report_reading(listener: MemoryOperationListener, found: RecalledMemory) -> None:
     if found.retrieval_s is not None:
         listener.on_ltm_retrieval(found.retrieval_s)
     if found.lookup_s is not None:
         listener.on_entity_lookup(found.lookup_s)
 
 
-def _tell_of_writing(listener: MemoryOperationListener, taken_by: tuple[str, ...]) -> None:
+def _report_writing(listener: MemoryOperationListener, taken_by: tuple[str, ...]) -> None:
     if _SHORT_TERM in taken_by:
         listener.on_stm_write()
     if _LONG_TERM in taken_by:

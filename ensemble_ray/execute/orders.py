@@ -230,7 +230,7 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     #: of the task, for those who tell of it without loading it
     description: str = ""
     #: whether it was handed out before under the same epoch, and put down at a gate
-    is_again: bool = False
+    is_resubmission: bool = False
     #: what people told the run, active when it was started
     directives: tuple[str, ...] = ()
     #: which models of the run's catalog agents ask in place of their own, as it was when it was started

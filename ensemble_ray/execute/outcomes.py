@@ -15,7 +15,7 @@ from ensemble_ray.execute.orders import Failure_co, FailureSummary, Output_co
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskResult
-    from ensemble_ray.facts.directives import ToldFact
+    from ensemble_ray.facts.directives import DirectiveFact
     from ensemble_ray.schedule.results import UnitFailure, UnitResult
     from ensemble_ray.schedule.stimuli import Stimulus
     from ensemble_ray.values.outputs import ExitReason, RunState
@@ -37,7 +37,7 @@ class Resumed(Generic[Output_co, Failure_co]):
     #: what its source was told, in the groups in which it was; what a cancellation did is left out
     stimuli: Sequence[Sequence[Stimulus]]
     #: by instance: tasks whose output or failure is recorded, whether or not the source was told; a result is made when it
-    #: is asked for, and has no output where the run's outputs have a recorded one to be recalled
+    #: is asked for, and has no output where the run's outputs have a recorded one to be looked up
     results: Mapping[str, TaskResult[Output_co, Failure_co]]
     #: by instance: what is known of tasks of which no end is recorded, such as those that a join stopped; made where some
     #: of them are not to run again
@@ -47,7 +47,7 @@ class Resumed(Generic[Output_co, Failure_co]):
     #: whether only its owner's process was replaced; else somebody wants it to go on, also after a cancellation
     is_restart: bool = False
     #: what people told it, the expired included
-    directives: Sequence[ToldFact] = ()
+    directives: Sequence[DirectiveFact] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

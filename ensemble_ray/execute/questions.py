@@ -58,6 +58,6 @@ class FollowingQuestions(Generic[Output_co]):
     #: asked in this order, until one holds
     questions: tuple[UnitQuestion, ...]
     #: how many parts of the unit's history the predicates were sent before
-    known: int
+    sent_count: int
     #: the parts that follow those; the last one is that of the task, which its output completes
     new: tuple[HistoryPart[Output_co], ...]

@@ -100,7 +100,9 @@ class TaskRunner:
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
         with use_services(self.ports.services), log_context(log_fields(self.context, order), is_whole=True):
             try:
-                if order.epoch or order.is_again:  # handed out before: an earlier process may have recorded something
+                if (
+                    order.epoch or order.is_resubmission
+                ):  # handed out before: an earlier process may have recorded something
                     scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
                 if order.reflects_on is not None:
                     return await self._reflected(scope, order.reflects_on, is_stopped)

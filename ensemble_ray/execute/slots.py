@@ -1,7 +1,7 @@
-"""A task's place among those that its agent works on at the same time. Package: execute.
+"""A task's slot among those that its agent works on at the same time. Package: execute.
 
-It is given back while the task only waits for others, so that agents that ask each other cannot wait for ever: with
-`max_concurrency=1`, A asks B and B asks A, and A's second task needs A's only place (S-DEL-12).
+It is released while the task only waits for others, so that agents that ask each other cannot wait for ever: with
+`max_concurrency=1`, A asks B and B asks A, and A's second task needs A's only slot (S-DEL-12).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ __all__ = ["Slot"]
 
 
 class Slot:
-    """One place; None as the semaphore means that there are as many as one likes."""
+    """One slot; None as the semaphore means that there are as many as one likes."""
 
-    def __init__(self, places: asyncio.Semaphore | None = None) -> None:
-        self._places = places
+    def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
+        self._slots = slots
         self._is_held = False
         #: calls of the turn that have not returned, and those of them that only wait
         self._open = 0
         self._waiting = 0
 
     async def __aenter__(self) -> Self:
-        """Take the place."""
+        """Acquire the slot."""
         await self.acquire()
         return self
 
@@ -34,9 +34,9 @@ class Slot:
         self._release()
 
     async def acquire(self) -> None:
-        """Have the place, after a wait where another task has it."""
-        if self._places is not None and not self._is_held:
-            await self._places.acquire()
+        """Acquire the slot, after a wait where another task has it."""
+        if self._slots is not None and not self._is_held:
+            await self._slots.acquire()
             self._is_held = True
 
     def begin(self, calls: int) -> None:
@@ -50,7 +50,7 @@ class Slot:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncGenerator[None]:
-        """Mark this call as one that only waits in the block; the place is given back while all open calls do. `acquire` gets it again."""
+        """Mark this call as one that only waits in the block; the slot is released while all open calls do. `acquire` gets it again."""
         self._waiting += 1
         self._release_if_waiting()
         try:
@@ -63,6 +63,6 @@ class Slot:
             self._release()
 
     def _release(self) -> None:
-        if self._places is not None and self._is_held:
+        if self._slots is not None and self._is_held:
             self._is_held = False
-            self._places.release()
+            self._slots.release()

@@ -8,11 +8,11 @@ from typing import ClassVar, TypeAlias
 from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import INSTANT, TEXT, list_of, optional
 
-__all__ = ["DirectiveGiven", "DirectivesShown", "ModelSwitched", "ToldFact"]
+__all__ = ["DirectiveFact", "DirectiveRecorded", "DirectivesShown", "ModelSwitched"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DirectiveGiven(FactData):
+class DirectiveRecorded(FactData):
     """A person gave a run a directive; tasks that start later are told."""
 
     KIND: ClassVar = "directive"
@@ -66,4 +66,4 @@ class ModelSwitched(FactData):
 
 
 #: What people told a run, in its record.
-ToldFact: TypeAlias = DirectiveGiven | ModelSwitched
+DirectiveFact: TypeAlias = DirectiveRecorded | ModelSwitched

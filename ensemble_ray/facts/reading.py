@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from ensemble_ray.facts.directives import DirectiveGiven, DirectivesShown, ModelSwitched
+from ensemble_ray.facts.directives import DirectiveRecorded, DirectivesShown, ModelSwitched
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, FactData
 from ensemble_ray.facts.items import AgentsJoined, GroupRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.reflection import ReflectionMade, ReflectionRecalled, ReflectionStored
+from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
@@ -31,7 +31,7 @@ KINDS: Mapping[str, type[FactData]] = {
         PlanRecorded, RunResumed, RunEnded, StimulusRecorded, LossAccepted, ModelAnswered, ToolIntended, ToolReturned,
         OutcomeDecided, DelegationDecided, OutputRecorded, FailureRecorded, ExitRecorded, ItemsRecorded, GroupRecorded,
         AgentsJoined, ItemOutputRecorded, MemoryRecalled, MemoryStored, ReviewRequested, ReviewDecided,
-        ReflectionRecalled, ReflectionMade, ReflectionStored, DirectiveGiven, DirectivesShown,
+        ReflectionRecalled, ReflectionRecorded, ReflectionStored, DirectiveRecorded, DirectivesShown,
         ModelSwitched, SamplingAnswered,
     )
 }  # fmt: skip

@@ -10,7 +10,7 @@ from ensemble_ray.facts.fact import FactData, Key
 from ensemble_ray.facts.shapes import FLAG, NUMBER, TEXT, list_of, object_of, optional
 from ensemble_ray.values.reflection import TaskReflection
 
-__all__ = ["ReflectionMade", "ReflectionRecalled", "ReflectionStored"]
+__all__ = ["ReflectionRecalled", "ReflectionRecorded", "ReflectionStored"]
 
 _REFLECTION = object_of(
     refined_description=TEXT,
@@ -51,7 +51,7 @@ class ReflectionRecalled(FactData):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReflectionMade(FactData):
+class ReflectionRecorded(FactData):
     """An output was reflected on; nobody is asked again."""
 
     KIND: ClassVar = "reflection_made"

@@ -196,11 +196,11 @@ class _AfterEvents:
         self.forget = predicates.forget
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[TaskOutput]]
+        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
     ) -> bool | EvaluationFailed | None:
         """Ask one."""
         await self._events.delivered(LoopIterationCompletedEvent, GraphStateCompletedEvent)
-        return await self._predicates.holds(question, known=known, new=new)
+        return await self._predicates.holds(question, sent_count=sent_count, new=new)
 
 
 def _failure_of(raised: EvaluationFailed) -> TaskFailure:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.loader.kinds import Text
+from ensemble_ray.loader.field_types import Text
 from ensemble_ray.loader.reading import Reading, refuse
 from ensemble_ray.loader.section import Section, key
 

@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator, TypeAdapter, ValidationInfo
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.loader.document import Entries, Items, Loc, Located
-from ensemble_ray.loader.kinds import Number, Text, mapping
+from ensemble_ray.loader.field_types import Number, Text, mapping
 from ensemble_ray.loader.memory import ScopeNames
 from ensemble_ray.loader.reading import refuse
 from ensemble_ray.loader.reflection import ReflectionName

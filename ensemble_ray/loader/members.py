@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
 from ensemble_ray.loader.document import Entries, Items, Loc, Located, locate
-from ensemble_ray.loader.kinds import text_in
+from ensemble_ray.loader.field_types import text_in
 from ensemble_ray.loader.problems import Problems, list_known_names, suggestion
 
 __all__ = ["Member", "Members"]

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, Validat
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.databases import DatabaseKeys, url_of
 from ensemble_ray.loader.document import Entries, Items
-from ensemble_ray.loader.kinds import (
+from ensemble_ray.loader.field_types import (
     Flag,
     Number,
     PathText,

@@ -15,7 +15,7 @@ from pydantic import Field, PlainValidator, ValidationInfo
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.factory import KNOWN_FORMS, resolve_llm
 from ensemble_ray.loader.document import Entries, read_document
-from ensemble_ray.loader.kinds import Flag, Free, FreeMapping, Number, Text, Whole, text_in
+from ensemble_ray.loader.field_types import Flag, Free, FreeMapping, Number, Text, Whole, text_in
 from ensemble_ray.loader.problems import Problems
 from ensemble_ray.loader.reading import Reading, context_of, refuse, refuse_keys
 from ensemble_ray.loader.references import find_attribute, is_reference, make_importable

@@ -10,7 +10,7 @@ from ensemble_ray.definition.reflection import ReflectionConfig
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.databases import DatabaseKeys, url_of
 from ensemble_ray.loader.document import Entries, Scalar
-from ensemble_ray.loader.kinds import PathText, ReferenceText, has_method, reference, text_in
+from ensemble_ray.loader.field_types import PathText, ReferenceText, has_method, reference, text_in
 from ensemble_ray.loader.reading import Reading, context_of
 from ensemble_ray.loader.references import is_reference
 from ensemble_ray.loader.section import Section, key

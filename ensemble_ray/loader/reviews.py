@@ -8,7 +8,7 @@ from pydantic import PlainValidator, TypeAdapter, ValidationInfo
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.document import Entries
-from ensemble_ray.loader.kinds import ReferenceText, text_in
+from ensemble_ray.loader.field_types import ReferenceText, text_in
 from ensemble_ray.loader.problems import suggestion
 from ensemble_ray.loader.reading import context_of
 from ensemble_ray.loader.references import is_reference

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import PlainValidator, ValidationInfo
 
 from ensemble_ray.loader.document import Entries
-from ensemble_ray.loader.kinds import Text, mapping, require_text
+from ensemble_ray.loader.field_types import Text, mapping, require_text
 from ensemble_ray.loader.reading import context_of
 from ensemble_ray.loader.section import Section, key
 

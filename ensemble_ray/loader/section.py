@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, cr
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from ensemble_ray.loader.document import Entries, Loc, Located, Scalar, locate
-from ensemble_ray.loader.kinds import Flag, Number, PathText, Text, Whole, one_of, text_in
+from ensemble_ray.loader.field_types import Flag, Number, PathText, Text, Whole, one_of, text_in
 from ensemble_ray.loader.problems import Problems, list_known_names, nearest, suggestion
 from ensemble_ray.values.value import Value
 

@@ -21,7 +21,7 @@ from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.items.dead_letters import DeadLetters
 from ensemble_ray.items.sources import ItemSource, source_of
 from ensemble_ray.loader.document import Entries, Items, Scalar
-from ensemble_ray.loader.kinds import (
+from ensemble_ray.loader.field_types import (
     Flag,
     PathText,
     convert_freely,

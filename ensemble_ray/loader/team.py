@@ -189,9 +189,9 @@ class _Team:
         return self._make(kind, values, (_MAP_REDUCE,), ())
 
     def _look_up(self) -> None:
-        has_llm = self._reading.llm is not None or _gives(self._root, "llm")
+        has_llm = self._reading.llm is not None or _has_value(self._root, "llm")
         for agent in self._members.agents:
-            has_own = any(_gives(agent.node, name) for name in ("llm", "runner", _REMOTE))
+            has_own = any(_has_value(agent.node, name) for name in ("llm", "runner", _REMOTE))
             if not has_llm and not self._is_refused(agent) and not has_own:
                 text = "it has no llm: give it one, or one to the whole team (key 'llm' at the top), or use --llm"
                 place = locate(self._root, agent.path)
@@ -273,7 +273,7 @@ class _Team:
         return None
 
 
-def _gives(node: Entries, name: str) -> bool:
+def _has_value(node: Entries, name: str) -> bool:
     """Return whether a key has a value, be it one that was refused."""
     return name in node and not is_null(node[name])
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, 
 
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.loader.document import NOWHERE, Entries, Items, Located, Scalar
-from ensemble_ray.loader.kinds import (
+from ensemble_ray.loader.field_types import (
     REFERENCE_PATTERN,
     Flag,
     Number,

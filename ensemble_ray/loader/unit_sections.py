@@ -16,7 +16,7 @@ from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.phase import Phase, PhaseReview
 from ensemble_ray.definition.until import Until
 from ensemble_ray.loader.document import Entries
-from ensemble_ray.loader.kinds import Flag, ReferenceText, Text, text_in
+from ensemble_ray.loader.field_types import Flag, ReferenceText, Text, text_in
 from ensemble_ray.loader.member_sections import Member, NamedTaskKeys, TaskKeys, TaskMembers, members_of
 from ensemble_ray.loader.reading import refuse
 from ensemble_ray.loader.references import is_reference

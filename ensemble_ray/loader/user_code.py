@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, PlainValidator, TypeAdapter, Va
 from ensemble_ray.definition.hierarchy import ManagerPromptStrategy
 from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.loader.document import Items
-from ensemble_ray.loader.kinds import ReferenceText, has_method, reference, text_in
+from ensemble_ray.loader.field_types import ReferenceText, has_method, reference, text_in
 from ensemble_ray.plan.synthesis import AgentSynthesizer
 from ensemble_ray.ports.dashboard import Dashboard
 from ensemble_ray.values.messages import Effect

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.retry_policy import RetryPolicy
-from ensemble_ray.loader.kinds import Number, Text, Whole, mapping
+from ensemble_ray.loader.field_types import Number, Text, Whole, mapping
 from ensemble_ray.loader.models import Model
 from ensemble_ray.loader.reviews import ReviewName
 from ensemble_ray.loader.section import KINDS, Section, key, keys_of

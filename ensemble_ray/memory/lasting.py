@@ -47,11 +47,13 @@ class _Entries:
     def _evicted(self, scope: str, policy: EvictionPolicy) -> bool:
         stored = self.tables.entries(scope)
         kept = list(policy.apply([each.entry for each in stored]))
-        places = {id(each.entry): place for place, each in enumerate(stored)}
-        found = [places.get(id(entry), -1) for entry in kept]
+        positions = {id(each.entry): position for position, each in enumerate(stored)}
+        found = [positions.get(id(entry), -1) for entry in kept]
         if -1 not in found and found == sorted(set(found)):
             left = set(found)
-            return self.tables.replace(scope, [each.row for place, each in enumerate(stored) if place not in left], [])
+            return self.tables.replace(
+                scope, [each.row for position, each in enumerate(stored) if position not in left], []
+            )
         # A policy of the user's may bring entries together, or in another order.
         new = [(entry, self._vector_of(entry)) for entry in kept]
         return self.tables.replace(scope, [each.row for each in stored], new)

@@ -30,7 +30,7 @@ class MemoryTables(Protocol):
     """Entries by scope with their vectors, and facts by name. Vectors are float32 numbers of length 1, as bytes."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it is, for people."""
         ...
 
@@ -89,7 +89,7 @@ class MemoryTables(Protocol):
         """Return the entries that were stored without a model."""
         ...
 
-    def give_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
+    def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
         """Add the vectors of rows that have none."""
         ...
 

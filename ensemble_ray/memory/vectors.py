@@ -79,8 +79,8 @@ class VectorSearch:
             return []
         scores = known.vectors @ wanted
         best = self._np.argpartition(-scores, most - 1)[:most] if most < len(scores) else self._np.arange(len(scores))
-        order = sorted((int(place) for place in best), key=lambda place: (-float(scores[place]), place))
-        return self._tables.entries_of([int(known.rows[place]) for place in order if scores[place] >= 0.0])
+        order = sorted((int(position) for position in best), key=lambda position: (-float(scores[position]), position))
+        return self._tables.entries_of([int(known.rows[position]) for position in order if scores[position] >= 0.0])
 
     def _add_missing(self, scope: str) -> None:
         """Give vectors to the entries that were stored without a model; a model that takes many texts at once gets them so."""
@@ -90,7 +90,7 @@ class VectorSearch:
             some = missing[start : start + _AT_ONCE]
             texts = [stored.entry.content for stored in some]
             vectors = map(self._model.embed, texts) if embed_all is None else embed_all(texts)
-            self._tables.give_vectors(
+            self._tables.set_vectors(
                 [(self._as_kept(vector).tobytes(), stored.row) for vector, stored in zip(vectors, some, strict=True)]
             )
 
@@ -113,7 +113,7 @@ class VectorSearch:
         model, found = self._tables.embedding(name, dimensions)
         if (model, found) != (name, dimensions):
             raise ValidationError(
-                f"{self._tables.place} has vectors of {model} ({found} numbers each), which cannot be compared with those of "
+                f"{self._tables.location} has vectors of {model} ({found} numbers each), which cannot be compared with those of "
                 f"{name} ({dimensions}). Use that model, or another place"
             )
 

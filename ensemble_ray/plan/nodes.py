@@ -16,7 +16,7 @@ from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.definition.validation import declared_agents
 from ensemble_ray.plan.plan import MANAGER_KEY, AgentEntry, Node
-from ensemble_ray.values.delegation import Colleague
+from ensemble_ray.values.delegation import Peer
 
 __all__ = ["DETERMINISTIC", "SYNTHESIZED", "Names", "NodeMaker", "Scope", "task_keys", "tool_names", "unit_key"]
 
@@ -142,14 +142,14 @@ class NodeMaker:
             total=total,
         )
 
-    def colleagues(self, *, but: Agent | None = None) -> tuple[Colleague, ...]:
+    def peers(self, *, but: Agent | None = None) -> tuple[Peer, ...]:
         """Return the agents that work may be delegated to; none where no agent may delegate."""
         if but is None and not any(agent.allow_delegation for agent in self.agents.values()):
             return ()
         rank = {agent: position for position, agent in enumerate(declared_agents(self._definition))}
         order = sorted(self.agents.items(), key=lambda entry: rank.get(entry[1], len(rank)))
         return tuple(
-            Colleague(key=key, role=agent.role, is_streaming=_streams(agent, None, self._definition))
+            Peer(key=key, role=agent.role, is_streaming=_streams(agent, None, self._definition))
             for key, agent in order
             if agent is not but
         )

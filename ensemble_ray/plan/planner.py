@@ -28,7 +28,7 @@ from ensemble_ray.plan.unit_plans import plan_members
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.text.foreign_text import whole_text
-from ensemble_ray.values.delegation import Colleague
+from ensemble_ray.values.delegation import Peer
 
 __all__ = [
     "Planned",
@@ -70,7 +70,7 @@ class Planned:
     #: by agent key
     agents: Mapping[str, Agent]
     #: whom work may be handed to, where anybody may do so; in the order of the ensemble's agents
-    colleagues: tuple[Colleague, ...] = ()
+    peers: tuple[Peer, ...] = ()
     #: by unit key: loops, phases and the graph as the user declared them; their predicates and conditions are there
     units: Mapping[str, Loop | Phase | Graph] = field(default_factory=dict[str, Loop | Phase | Graph])
 
@@ -140,9 +140,7 @@ def plan_run(
         units=tuple(members.units),
     )
     tasks = {key: _as_it_travels(task) for task, key in zip(resolved.tasks, resolved.keys, strict=True)}
-    return Planned(
-        plan=plan, tasks=tasks, agents=maker.agents, colleagues=maker.colleagues(), units=members.definitions
-    )
+    return Planned(plan=plan, tasks=tasks, agents=maker.agents, peers=maker.peers(), units=members.definitions)
 
 
 def in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
@@ -178,7 +176,7 @@ def _plan_hierarchy(
         inputs=resolved.inputs,
         hierarchy=rules_of(definition),
     )
-    return Planned(plan=plan, tasks={MANAGER_KEY: task}, agents=maker.agents, colleagues=maker.colleagues(but=manager))
+    return Planned(plan=plan, tasks={MANAGER_KEY: task}, agents=maker.agents, peers=maker.peers(but=manager))
 
 
 def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str]) -> tuple[Task, ...]:

@@ -28,7 +28,7 @@ class AfterDeath:
 
     #: orders to hand out again, under the epoch that the table has for them now
     to_retry: Sequence[str]
-    #: orders that are given up; `give_up` says which of them to report
+    #: orders that are given up; `abandon` says which of them to report
     hopeless: Sequence[str]
 
 
@@ -140,7 +140,7 @@ class DispatchTable:
                 to_retry.append(instance)
         return AfterDeath(to_retry, hopeless)
 
-    def give_up(self, process: str, instances: Iterable[str]) -> list[str]:
+    def abandon(self, process: str, instances: Iterable[str]) -> list[str]:
         """Return those orders of a process that are to be reported in its place; each is returned once."""
         abandoned: list[str] = []
         for instance in instances:

@@ -87,7 +87,7 @@ class Clock(Protocol):
 class EventSink(Protocol):
     """Takes events in the order in which they happened; never waits, never raises for a listener's sake."""
 
-    def wants(self, kind: type[Event]) -> bool:
+    def wants(self, event_type: type[Event]) -> bool:
         """Whether anybody listens to that type; events nobody wants are not built."""
         ...
 
@@ -99,7 +99,7 @@ class EventSink(Protocol):
 class RunEventSink(EventSink, Protocol):
     """The sink of a whole run, where its listeners are."""
 
-    async def delivered(self, *kinds: type[Event]) -> None:
+    async def delivered(self, *event_types: type[Event]) -> None:
         """Return when the listeners to one of these types have heard of all that happened so far (S-SET-30)."""
         ...
 

@@ -11,7 +11,7 @@ import sys
 
 from ensemble_ray.text.foreign_text import one_line
 
-__all__ = ["NOTICES", "give_notice"]
+__all__ = ["NOTICES", "notify"]
 
 #: Name of the logger.
 NOTICES = "ensemble_ray.notices"
@@ -21,7 +21,7 @@ if _log.level == logging.NOTSET:  # else the root's level, which is WARNING, wou
     _log.setLevel(logging.INFO)
 
 
-def give_notice(text: str) -> None:
+def notify(text: str) -> None:
     """Log the line as INFO; standard error gets it where no logging is set up."""
     if not _log.isEnabledFor(logging.INFO):
         return

@@ -21,8 +21,8 @@ __all__ = [
     "advice_for",
     "first_line",
     "is_passing",
+    "location_of",
     "parameters_of",
-    "place_of",
     "try_patiently",
 ]
 
@@ -89,7 +89,7 @@ def parameters_of(url: str, *, needed_by: str) -> dict[str, Any]:
     return {**_REACH, **given}
 
 
-def place_of(parameters: Mapping[str, Any]) -> str:
+def location_of(parameters: Mapping[str, Any]) -> str:
     """Return the database for people: no user, no password."""
     host, port, name = (
         str(parameters.get("host", "")),
@@ -133,7 +133,7 @@ def first_line(error: BaseException) -> str:
 def try_patiently(
     attempt: Callable[[Callable[[], None]], T],
     *,
-    place: str,
+    location: str,
     patience_s: float,
     is_repeatable: bool,
     failure: Callable[[BaseException], Exception],
@@ -142,7 +142,7 @@ def try_patiently(
 
     Args:
         attempt: What is done; it calls its argument once it has a connection, before it changes anything.
-        place: The database, for people.
+        location: The database, for people.
         patience_s: How long a server that cannot be reached is waited for.
         is_repeatable: Whether doing it twice is the same as doing it once. Else it is not done again once it has begun: whether
             the server did it before it was lost, nobody knows.
@@ -162,6 +162,6 @@ def try_patiently(
             if not is_passing(error) or not may_repeat or time.monotonic() + delay > deadline:
                 raise failure(error) from error
             if not tries:
-                _log.warning("Lost the database %s, trying again: %s", place, first_line(error))
+                _log.warning("Lost the database %s, trying again: %s", location, first_line(error))
         tries += 1
         time.sleep(delay)

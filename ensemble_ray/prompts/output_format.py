@@ -50,11 +50,11 @@ _LISTS = (
 )
 
 
-def describe_schema(kind: type[object] | None) -> str:
+def describe_schema(output_type: type[object] | None) -> str:
     """Return the schema text of a type: its fields with the kinds of their values, indented by two spaces per level.
 
     Args:
-        kind: Whatever a task's `output_type` may be: a pydantic model, dataclass, `TypedDict`, enum, `str` or mapping.
+        output_type: Whatever a task's `output_type` may be: a pydantic model, dataclass, `TypedDict`, enum, `str` or mapping.
 
     Raises:
         ValueError: there is no type, or it is a primitive or an array (S-OUT-5).
@@ -71,26 +71,26 @@ def describe_schema(kind: type[object] | None) -> str:
           "districts": ["string"]
         }
     """
-    if kind is None or kind is type(None):
+    if output_type is None or output_type is type(None):
         msg = "Cannot describe the schema of None. Give a pydantic model or a dataclass"
         raise ValueError(msg)
-    origin: object = typing.get_origin(kind) or kind
+    origin: object = typing.get_origin(output_type) or output_type
     if origin in _PRIMITIVES or origin in _LISTS:
-        msg = f"Cannot describe the schema of {_name(kind)}. Wrap it in a pydantic model or a dataclass"
+        msg = f"Cannot describe the schema of {_name(output_type)}. Wrap it in a pydantic model or a dataclass"
         raise ValueError(msg)
-    return _describe(kind, -1)
+    return _describe(output_type, -1)
 
 
-def output_format_section(kind: type[object]) -> str:
+def output_format_section(output_type: type[object]) -> str:
     """Return the section of the user prompt that asks for that type (S-OUT-1)."""
-    return f"## Output Format\n{_ONLY_JSON} It must match this schema:\n{describe_schema(kind)}"
+    return f"## Output Format\n{_ONLY_JSON} It must match this schema:\n{describe_schema(output_type)}"
 
 
-def correction_prompt(kind: type[object], *, problem: str, response: str) -> str:
+def correction_prompt(output_type: type[object], *, problem: str, response: str) -> str:
     """Return what a model is told after an answer that could not be parsed (S-OUT-31).
 
     Args:
-        kind: The type that is wanted.
+        output_type: The type that is wanted.
         problem: Why the latest answer could not be parsed.
         response: The latest answer, uncut.
     """
@@ -98,7 +98,7 @@ def correction_prompt(kind: type[object], *, problem: str, response: str) -> str
         "Your previous response could not be parsed.\n\n"
         f"## Error\n{problem}\n\n"
         f"## Your Previous Response\n{response}\n\n"
-        f"## Required Schema\n{describe_schema(kind)}\n\n"
+        f"## Required Schema\n{describe_schema(output_type)}\n\n"
         f"{_ONLY_JSON}"
     )
 
@@ -106,12 +106,12 @@ def correction_prompt(kind: type[object], *, problem: str, response: str) -> str
 # Values.
 
 
-def _describe(kind: object, level: int) -> str:
+def _describe(output_type: object, level: int) -> str:
     """How a value of that type is shown; `level` is the level of the object that holds it, -1 where none does."""
-    kind, level = _plain(kind, level)
-    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    output_type, level = _plain(output_type, level)
+    origin, arguments = typing.get_origin(output_type) or output_type, typing.get_args(output_type)
     if _is_record(origin):
-        return _object(kind, level + 1)
+        return _object(output_type, level + 1)
     if origin is typing.Literal:
         return _choices([value.value if isinstance(value, enum.Enum) else value for value in arguments])
     if isinstance(origin, type):
@@ -127,25 +127,25 @@ def _describe(kind: object, level: int) -> str:
     return '"any"'
 
 
-def _plain(kind: object, level: int) -> tuple[object, int]:
+def _plain(output_type: object, level: int) -> tuple[object, int]:
     """Without what says nothing of the JSON: Annotated, Optional, NewType, aliases."""
     while True:
-        origin = typing.get_origin(kind)
+        origin = typing.get_origin(output_type)
         if origin in {typing.Annotated, typing.Required, typing.NotRequired, typing.Final}:
-            kind = typing.get_args(kind)[0]
+            output_type = typing.get_args(output_type)[0]
         elif origin in {typing.Union, types.UnionType}:
-            options = [option for option in typing.get_args(kind) if option is not type(None)]
+            options = [option for option in typing.get_args(output_type) if option is not type(None)]
             if len(options) != 1:
                 return typing.Any, level
-            kind = options[0]
-        elif isinstance(kind, typing.NewType):
-            kind = kind.__supertype__
-        elif type(kind).__name__ == "TypeAliasType":
+            output_type = options[0]
+        elif isinstance(output_type, typing.NewType):
+            output_type = output_type.__supertype__
+        elif type(output_type).__name__ == "TypeAliasType":
             # A `type` statement's alias, of typing or its backport. It may contain itself, so it counts as a level.
             level += 1
-            kind = getattr(kind, "__value__", typing.Any) if level <= _DEEPEST else _TooDeep
+            output_type = getattr(output_type, "__value__", typing.Any) if level <= _DEEPEST else _TooDeep
         else:
-            return kind, level
+            return output_type, level
 
 
 def _choices(values: list[object]) -> str:
@@ -171,22 +171,22 @@ class _TooDeep(pydantic.BaseModel):
     """Stands for whatever lies too deep; described as `object` there."""
 
 
-def _is_record(kind: object) -> bool:
-    if not isinstance(kind, type):
+def _is_record(output_type: object) -> bool:
+    if not isinstance(output_type, type):
         return False
     # `typing.is_typeddict` knows only its own kind, pydantic wants the backport's before Python 3.12.
-    is_typed_dict = issubclass(kind, dict) and hasattr(kind, "__total__")
-    is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
-    is_class_of_fields = issubclass(kind, pydantic.BaseModel) or dataclasses.is_dataclass(kind)
+    is_typed_dict = issubclass(output_type, dict) and hasattr(output_type, "__total__")
+    is_named_tuple = issubclass(output_type, tuple) and hasattr(output_type, "_fields")
+    is_class_of_fields = issubclass(output_type, pydantic.BaseModel) or dataclasses.is_dataclass(output_type)
     return is_class_of_fields or is_typed_dict or is_named_tuple
 
 
-def _object(kind: object, level: int) -> str:
+def _object(output_type: object, level: int) -> str:
     if level > _DEEPEST:
         return '"object"'
-    if isinstance(kind, type) and issubclass(kind, pydantic.RootModel):
-        return _describe(kind.model_fields["root"].annotation, level)
-    fields = _fields(kind)
+    if isinstance(output_type, type) and issubclass(output_type, pydantic.RootModel):
+        return _describe(output_type.model_fields["root"].annotation, level)
+    fields = _fields(output_type)
     if not fields:
         return "{}"
     # A nested value's lines are one level further in than the object that holds it.
@@ -195,9 +195,9 @@ def _object(kind: object, level: int) -> str:
     return f"{{\n{_INDENT}{lines}\n}}"
 
 
-def _fields(kind: object) -> Mapping[str, object]:
+def _fields(output_type: object) -> Mapping[str, object]:
     """JSON name -> type of each field, in declaration order (S-OUT-3, S-OUT-4)."""
-    origin = typing.get_origin(kind) or kind
+    origin = typing.get_origin(output_type) or output_type
     known: Mapping[str, FieldInfo] | None = getattr(origin, "__pydantic_fields__", None)
     if known is not None:
         by_name = _is_by_name(origin)
@@ -212,9 +212,11 @@ def _fields(kind: object) -> Mapping[str, object]:
     return hints
 
 
-def _is_by_name(kind: object) -> bool:
+def _is_by_name(output_type: object) -> bool:
     """Whether the type is read by its fields' own names although they have aliases."""
-    config: object = getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", None) or {}
+    config: object = (
+        getattr(output_type, "model_config", None) or getattr(output_type, "__pydantic_config__", None) or {}
+    )
     return isinstance(config, Mapping) and config.get("validate_by_alias") is False
 
 
@@ -229,5 +231,5 @@ def _json_name(name: str, field: FieldInfo) -> str:
     return alias or name
 
 
-def _name(kind: object) -> str:
-    return kind.__name__ if inspect.isclass(kind) else str(kind)
+def _name(output_type: object) -> str:
+    return output_type.__name__ if inspect.isclass(output_type) else str(output_type)

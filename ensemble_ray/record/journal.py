@@ -15,13 +15,13 @@ from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.values.ids import RUN
 
 __all__ = [
-    "EpochGate",
+    "EpochFence",
     "ForgetfulJournal",
     "MemoryJournal",
 ]
 
 
-class EpochGate:
+class EpochFence:
     """Knows the newest epoch of a run and of each of its instances; refuses older ones."""
 
     def __init__(self, run_id: str) -> None:
@@ -65,10 +65,10 @@ class MemoryJournal:
         """Begin with facts that are known already."""
         self.run_id = run_id
         self._facts: list[tuple[Fact, int]] = []
-        self._gate = EpochGate(run_id)
+        self._fence = EpochFence(run_id)
         self._is_closed = False
         for fact in known:
-            self._gate.learn(fact.fence, fact.epoch)
+            self._fence.learn(fact.fence, fact.epoch)
             self._facts.append((fact, fact.epoch))
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:  # noqa: ARG002  memory is as safe as it gets
@@ -81,7 +81,7 @@ class MemoryJournal:
         if self._is_closed:
             msg = f"The journal of run '{self.run_id}' is closed"
             raise IllegalStateError(msg)
-        self._gate.admit(facts, epoch)
+        self._fence.admit(facts, epoch)
         self._facts.extend((fact, epoch) for fact in facts)
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
@@ -108,7 +108,7 @@ class ForgetfulJournal:
     """The journal of a run that is recorded nowhere and may have millions of facts: it refuses stale epochs, keeps nothing."""
 
     def __init__(self, run_id: str) -> None:
-        self._gate = EpochGate(run_id)
+        self._fence = EpochFence(run_id)
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:  # noqa: ARG002  as safe as it gets
         """Let facts pass.
@@ -116,7 +116,7 @@ class ForgetfulJournal:
         Raises:
             StaleEpochError: a newer epoch has been seen.
         """
-        self._gate.admit(facts, epoch)
+        self._fence.admit(facts, epoch)
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:  # noqa: ARG002  nothing is known of any
         """Nothing."""

@@ -13,13 +13,13 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors.provider import is_refusal_data
-from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched, ToldFact
+from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import PlanRecorded, RunResumed, StimulusRecorded
-from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
 from ensemble_ray.record.resume.reading import KeepFailure, KeepOutput, read_pages
 from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
@@ -51,7 +51,7 @@ MAP_REDUCE_KINDS = (
         OutputRecorded,
         FailureRecorded,
         ExitRecorded,
-        DirectiveGiven,
+        DirectiveRecorded,
         ModelSwitched,
     ),
 )
@@ -114,7 +114,7 @@ class MapReduceRecovery:
         self._keep_inner = keep_inner
         self._keep_item = keep_item
         #: what people told the run
-        self.directives: list[ToldFact] = []
+        self.directives: list[DirectiveFact] = []
         self.verdicts: dict[str, list[Evaluated]] = {}
         #: outcomes by level and number, and of work that has neither in its key
         self._levels: dict[int, Codes] = {}
@@ -131,7 +131,7 @@ class MapReduceRecovery:
             RecordError: one of them is damaged.
         """
         facts = tuple(facts)
-        self.directives += (fact.data for fact in facts if isinstance(fact.data, ToldFact))
+        self.directives += (fact.data for fact in facts if isinstance(fact.data, DirectiveFact))
         for fact in facts:
             match fact.data:
                 case ModelAnswered() as answer:
@@ -157,11 +157,11 @@ class MapReduceRecovery:
 
     def outcome(self, key: str) -> RecordedOutcome:
         """Return what is recorded of some work; nothing of what a run that goes on tries again."""
-        work = work_of(key)
-        if work is None:
+        position = position_of(key)
+        if position is None:
             return RecordedOutcome(self._named.get(key, 0))
-        codes = self._levels.get(work[0])
-        return RecordedOutcome(0 if codes is None else codes[work[1]])
+        codes = self._levels.get(position[0])
+        return RecordedOutcome(0 if codes is None else codes[position[1]])
 
     def count(self, outcome: RecordedOutcome, level: int | None = None) -> int:
         """How much work of a level, or of all levels, has that outcome; not asked for UNKNOWN."""
@@ -255,9 +255,9 @@ class MapReduceRecovery:
                     self.exits[key] = reason
 
     def _set(self, key: str, outcome: RecordedOutcome) -> None:
-        work = work_of(key)
-        if work is not None:
-            self._levels.setdefault(work[0], Codes())[work[1]] = outcome
+        position = position_of(key)
+        if position is not None:
+            self._levels.setdefault(position[0], Codes())[position[1]] = outcome
         elif key in {FINAL, DIRECT}:
             self._named[key] = outcome
 

@@ -13,7 +13,7 @@ from typing import overload
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
-from ensemble_ray.record.identity.map_reduce import DIGEST_DIGITS, map_key, work_of
+from ensemble_ray.record.identity.map_reduce import DIGEST_DIGITS, map_key, position_of
 from ensemble_ray.schedule.instructions import ReduceGroup
 
 __all__ = ["Codes", "RecordedGroups", "RecordedItems"]
@@ -164,7 +164,7 @@ class RecordedGroups(Sequence[ReduceGroup]):
         Raises:
             RecordError: its fact is damaged.
         """
-        inputs = [work_of(key) for key in group.inputs]
+        inputs = [position_of(key) for key in group.inputs]
         level, number = group.level, group.number
         if level < 1 or number < 0 or not inputs:
             raise RecordError(f"The record is damaged: {group.to_data()} is no group")

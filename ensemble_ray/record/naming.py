@@ -28,14 +28,14 @@ def describe_conflict(run_id: str, state: RunState) -> str:
     return f"Run '{run_id}' {_STANDING.get(state, _INTERRUPTED)}"
 
 
-def chosen_id(text: str, known: Sequence[str], newest: Callable[[], Sequence[str]], place: str) -> str:
+def chosen_id(text: str, known: Sequence[str], newest: Callable[[], Sequence[str]], location: str) -> str:
     """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
     Args:
         text: What a user wrote.
         known: All ids.
         newest: Gives them with the newest first; only asked where that matters.
-        place: Where they are, for people.
+        location: Where they are, for people.
 
     Raises:
         ValidationError: there is none, or several; the message names the nearest.
@@ -44,7 +44,7 @@ def chosen_id(text: str, known: Sequence[str], newest: Callable[[], Sequence[str
         return text
     if not known:
         asked = "There are" if text == "latest" else f"Unknown run '{text}': there are"
-        raise ValidationError(f"{asked} no runs in {place}")
+        raise ValidationError(f"{asked} no runs in {location}")
     if text == "latest":
         return newest()[0]
     begins = sorted(each for each in known if text and each.startswith(text))
@@ -54,4 +54,6 @@ def chosen_id(text: str, known: Sequence[str], newest: Callable[[], Sequence[str
         raise ValidationError(f"Several runs begin with '{text}': [{', '.join(begins[:5])}]")
     near = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
     shown = near or list(newest())[:3]
-    raise ValidationError(f"Unknown run '{text}' in {place}. {'Nearest' if near else 'Newest'}: [{', '.join(shown)}]")
+    raise ValidationError(
+        f"Unknown run '{text}' in {location}. {'Nearest' if near else 'Newest'}: [{', '.join(shown)}]"
+    )

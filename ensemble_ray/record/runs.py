@@ -155,7 +155,7 @@ class RunDirectory:
             created_at=utc_of(created_at),
             origin=origin,
             state=state,
-            place=str(self.path),
+            location=str(self.path),
             owner=owner,
         )
 

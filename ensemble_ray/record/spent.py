@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.execute.spending import answer_tokens
 from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.reflection import ReflectionMade
+from ensemble_ray.facts.reflection import ReflectionRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.values.amounts import NOTHING, Amount, price
 from ensemble_ray.values.ids import new_object_id
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["PAID", "SpentTally", "spent_of", "with_account"]
 
 #: What is paid for: answers of models, to tasks and to servers of their tools, what memory embeds, and reflections.
-PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionMade)
+PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionRecorded)
 
 
 def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
@@ -55,7 +55,7 @@ class SpentTally:
         for fact in facts:
             if isinstance(fact.data, MemoryRecalled | MemoryStored):
                 self.total += price(self._costs, fact.data.embedding_tokens, 0)
-            if isinstance(fact.data, ReflectionMade):
+            if isinstance(fact.data, ReflectionRecorded):
                 self.total += price(self._costs, fact.data.input_tokens, fact.data.output_tokens)
             if isinstance(fact.data, SamplingAnswered):
                 self.total += price(self._costs, *_tokens(fact.data, ()))

@@ -37,7 +37,7 @@ class RunSummary:
     #: as it stands; a run that nobody owns and that has not ended is interrupted
     state: RunState
     #: where its record lies, for people: a path, or a database without its password
-    place: str
+    location: str
     #: who owns it now, for people: `process 4711 on HOST`; empty when nobody does or it is not known
     owner: str = ""
 

@@ -32,7 +32,7 @@ from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorde
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_text
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.reflection import ReflectionMade, ReflectionRecalled, ReflectionStored
+from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
@@ -124,7 +124,7 @@ class TaskFold:
             case MemoryRecalled() | MemoryStored():
                 # What the task was reminded of stands in its prompt.
                 self._embedding_tokens += data.embedding_tokens
-            case ReflectionRecalled() | ReflectionMade() | ReflectionStored() | DirectivesShown():
+            case ReflectionRecalled() | ReflectionRecorded() | ReflectionStored() | DirectivesShown():
                 # Notes and directives stand in its prompt; what is learned of its output is no part of it (S-REFL-18).
                 pass
             case _ if data.IS_EFFECT:

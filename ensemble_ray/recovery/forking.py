@@ -197,7 +197,7 @@ async def offer_fork(
             "run over DeadLetters(path) of its dead letters"
         )
     facts = await store.facts(found.run_id)
-    with located(found.place):
+    with located(found.location):
         recorded = RunFold(facts)
     header = recorded.header
     _check(found, header)
@@ -207,7 +207,7 @@ async def offer_fork(
     recorded_inputs = header.inputs or {}
     chosen = {**recorded_inputs, **(inputs or {})}
     planned = await plan_again(_as_run(definition, header), chosen, facts)
-    with located(found.place):
+    with located(found.location):
         plan = _plan_fork(planned.plan, recorded, facts, found.run_id, from_task)
     if inputs:
         _check_inputs(
@@ -363,7 +363,7 @@ def _check(found: RunSummary, header: PlanRecorded) -> None:
         )
     if header.is_empty:
         raise RecordError(
-            f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to fork", found.place
+            f"Run '{found.run_id}' recorded no plan in {found.location}: there is nothing to fork", found.location
         )
 
 

@@ -237,7 +237,9 @@ def check_resumable(found: RunSummary, head: RunHead, *, take_over: bool = False
             "with take_over=True (--take-over)"
         )
     if head.header.is_empty:
-        raise RecordError(f"Run '{run_id}' recorded no plan in {found.place}: it never began. Run it anew", found.place)
+        raise RecordError(
+            f"Run '{run_id}' recorded no plan in {found.location}: it never began. Run it anew", found.location
+        )
 
 
 def _check_has_plan(run_id: str, definition: Runnable, head: RunHead) -> None:

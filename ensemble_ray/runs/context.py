@@ -72,7 +72,7 @@ def run_context_of(
         retry=definition.retry,
         on_incomplete=definition.on_incomplete,
         delegation=DelegationContext(
-            colleagues=planned.colleagues,
+            peers=planned.peers,
             max_depth=definition.max_delegation_depth,
             policies=[callable_name(policy) for policy in definition.delegation_policies],
             timeout_s=None if limit is None else limit.total_seconds(),

@@ -55,18 +55,18 @@ class RunEvents:
         """All of them, that of the environment included."""
         return self._listeners
 
-    def wants(self, kind: type[Event]) -> bool:
+    def wants(self, event_type: type[Event]) -> bool:
         """Return whether a listener or a reader wants events of that type."""
-        return kind.method in self.interest
+        return event_type.method in self.interest
 
     def emit(self, event: Event) -> None:
         """Hand the event to listeners and readers."""
         self._delivery.emit(event)
         self._log.emit(event)
 
-    async def delivered(self, *kinds: type[Event]) -> None:
+    async def delivered(self, *event_types: type[Event]) -> None:
         """Return when the listeners to one of these types have heard of all that happened so far."""
-        await self._delivery.delivered(*kinds)
+        await self._delivery.delivered(*event_types)
 
     def stream(self) -> EventStream:
         """Return all events, the past ones first."""

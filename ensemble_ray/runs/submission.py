@@ -49,7 +49,7 @@ class SubmissionReason(Enum):
         """Return what to submit when nobody knows whether this submission arrived."""
         return self if self.is_recorded else SubmissionReason.RESUBMITTED
 
-    def settled(self, *, is_recorded: bool) -> SubmissionReason:
+    def resolve(self, *, is_recorded: bool) -> SubmissionReason:
         """Return what it comes to, now that the record was looked at."""
         if self is not SubmissionReason.RESUBMITTED:
             return self

@@ -42,7 +42,7 @@ class HierarchicalMachine(Machine):
     def _after_failure(self, instance: str, at: float, done: list[Instruction]) -> None:
         """Nothing follows."""
 
-    def _places(self) -> int:
+    def _free_slots(self) -> int:
         return 1
 
     def _ended(self) -> End:

@@ -33,7 +33,7 @@ class DelegationEnforcer:
         #: approved attempts by role; their sum is what the global cap counts
         self._approved: Counter[str] = Counter()
         #: those among them that nobody checked
-        self._recalled: Counter[str] = Counter()
+        self._reapplied: Counter[str] = Counter()
         #: successes by role and text
         self._done: Counter[tuple[str, str]] = Counter()
         #: those of the turn; which of them is first is chance, so that they are no repetitions of each other
@@ -83,10 +83,10 @@ class DelegationEnforcer:
             self._approved[role] += 1
         return reason
 
-    def recall(self, role: str) -> None:
+    def reapply_recorded(self, role: str) -> None:
         """Count an attempt that the record says was approved; what was decided is not decided again."""
         self._approved[role] += 1
-        self._recalled[role] += 1
+        self._reapplied[role] += 1
 
     def completed(self, role: str, description: str) -> None:
         """Count a worker that succeeded with that text (S-HIER-42)."""
@@ -235,12 +235,12 @@ class DelegationEnforcer:
         Raises:
             AssertionError: something does not hold.
         """
-        rules, recalled = self._rules, self._recalled
+        rules, reapplied = self._rules, self._reapplied
         assert all(count >= 0 for count in self._approved.values()), "charges"  # noqa: S101  invariants
         for role, cap in rules.max_calls_per_worker.items():
-            assert self._approved[role] <= cap + recalled[role], f"cap of '{role}'"  # noqa: S101
+            assert self._approved[role] <= cap + reapplied[role], f"cap of '{role}'"  # noqa: S101
         if rules.global_max_delegations > 0:
-            most = rules.global_max_delegations + recalled.total()
+            most = rules.global_max_delegations + reapplied.total()
             assert self._approved.total() <= most, "global cap"  # noqa: S101
         assert self._completed == {role for role, _ in self._done}, "completed roles"  # noqa: S101
 

@@ -304,10 +304,10 @@ class LoopMachine:
         state, exit_reason = self._how()
         if exit_reason is ExitReason.COMPLETED:
             self._show_bodies()
-        self._tell_end(done)
+        self._inform_of_end(done)
         done.append(End(state=state, exit_reason=exit_reason, units=(result,), unit_failures=failures))
 
-    def _tell_end(self, done: list[Instruction]) -> None:
+    def _inform_of_end(self, done: list[Instruction]) -> None:
         """Tell people of the predicate or the cap that ended it (S-LOOP-132)."""
         unit = self._unit
         if self._state is LoopState.CONVERGED:

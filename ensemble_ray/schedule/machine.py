@@ -6,7 +6,7 @@ Rules:
 3. An early exit starts nothing more, lets running tasks finish and outranks a recorded failure (S-PAR-30).
 4. A stimulus for a task that is resolved already is ignored: a late message of a replaced process changes nothing.
 5. The run ends exactly once, when every task is resolved.
-6. A task that waits at a gate holds no place. Where nothing else runs or can start, the run waits: it ends for now. Told that
+6. A task that waits at a gate holds no slot. Where nothing else runs or can start, the run waits: it ends for now. Told that
    it goes on, it starts those tasks again. A run that ends for another reason cancels them (S-REV-116, S-REV-119).
 """
 
@@ -49,8 +49,8 @@ _STATE_AFTER: Mapping[type[Completed | Failed | Exited | Cancelled], TaskState] 
     Cancelled: TaskState.CANCELLED,
 }
 _UNSTARTED = frozenset({TaskState.PENDING, TaskState.READY})
-#: What a run that ends lets go.
-_LET_GO = _UNSTARTED | {TaskState.WAITING}
+#: What a run that ends releases: none of it runs.
+_RELEASABLE = _UNSTARTED | {TaskState.WAITING}
 
 
 class Machine:
@@ -210,7 +210,7 @@ class Machine:
         """Skip what that failure forbids."""
         raise NotImplementedError
 
-    def _places(self) -> int:
+    def _free_slots(self) -> int:
         """How many more tasks may start now."""
         raise NotImplementedError
 
@@ -236,7 +236,7 @@ class Machine:
         self._move(instance, TaskState.WAITING, stimulus.at)
         self._waiting[instance] = None
         if self._is_stopping:  # nobody is asked any more (S-REV-17)
-            self._let_go(instance, TaskState.CANCELLED, "run ending early", stimulus.at, done)
+            self._skip(instance, TaskState.CANCELLED, "run ending early", stimulus.at, done)
 
     def _pick_up(self, stimulus: Continued) -> None:
         """Make ready what waits, before all that is ready: it was started before."""
@@ -281,22 +281,22 @@ class Machine:
         self._is_stopping = True
         self._ready.clear()
         for instance, state in self._states.items():
-            if state in _LET_GO:
-                self._let_go(instance, after if state in _UNSTARTED else TaskState.CANCELLED, reason, at, done)
+            if state in _RELEASABLE:
+                self._skip(instance, after if state in _UNSTARTED else TaskState.CANCELLED, reason, at, done)
 
-    def _let_go(self, instance: str, after: TaskState, reason: str, at: float, done: list[Instruction]) -> None:
+    def _skip(self, instance: str, after: TaskState, reason: str, at: float, done: list[Instruction]) -> None:
         self._waiting.pop(instance, None)
         self._move(instance, after, at)
         done.append(Skip(instance=instance, reason=reason))
 
     def _start_ready(self, at: float, done: list[Instruction]) -> None:
-        places = self._places()
-        while self._ready and places > 0:
+        free_slots = self._free_slots()
+        while self._ready and free_slots > 0:
             instance = self._ready.popleft()
             self._move(instance, TaskState.RUNNING, at)
             self._running.add(instance)
             done.append(self._start_of(instance))
-            places -= 1
+            free_slots -= 1
 
     def _start_of(self, instance: str) -> Start:
         changes = self._changes

@@ -1,8 +1,8 @@
-"""Map-reduce: items are pulled, maps and reduces are made as places become free. Package: schedule.
+"""Map-reduce: items are pulled, maps and reduces are made as slots become free. Package: schedule.
 
 Rules:
 1. `handle` is the one door. The same stimuli give the same instructions; no clock, no I/O, no randomness.
-2. Never more tasks in flight than the window, and never more items pulled ahead than there are places for
+2. Never more tasks in flight than the window, and never more items pulled ahead than there are slots for
    (S-MR-121, S-MR-140). A reduce that may start goes before further maps.
 3. Groups follow the order of work: level by level, pipelined, or pipelined in order (`map_reduce_groupers`).
 4. A failed map or reduce is left out, or it ends the run: what runs is stopped, nothing starts any more. The final
@@ -91,7 +91,7 @@ class MapReduceMachine:
         self._refused: set[int] = set()  # among those not yet passed
         self._asked = 0
         self._is_exhausted = False
-        #: places of tasks in flight by instance, in the order in which they started
+        #: positions of tasks in flight by instance, in the order in which they started
         self._running: dict[str, Position] = {}
         #: those among them whose outputs' tokens are being counted
         self._counting: set[str] = set()
@@ -335,13 +335,13 @@ class MapReduceMachine:
             done.append(WarnOversized(output=group.inputs[0], tokens=group.size, budget_tokens=budget))
 
     def _pull(self, done: list[Instruction]) -> None:
-        """Ask for as many items as there will be places for; one question at a time."""
+        """Ask for as many items as there will be slots for; one question at a time."""
         if self._is_exhausted or self._asked:
             return
-        places = self._rules.window - len(self._running) - self._waiting - len(self._groups)
-        if places > 0:
-            self._asked = places
-            done.append(Evaluate(question=PullItems(count=places)))
+        slots = self._rules.window - len(self._running) - self._waiting - len(self._groups)
+        if slots > 0:
+            self._asked = slots
+            done.append(Evaluate(question=PullItems(count=slots)))
 
     # Invariants, for tests and for hunting defects.
 

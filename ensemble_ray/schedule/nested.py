@@ -11,7 +11,7 @@ Rules:
    place is taken back (S-PAR-21, S-PAR-30). A cancelled run cancels all that runs (S-SET-27).
 6. A stimulus for a task that was not handed out, or that ended, is ignored: it is late. So is an answer nobody waits for.
 7. The run ends exactly once, when the machine of the run ended; no machine and no task is left then.
-8. Of a task that waits at a gate no machine hears: to them it has not ended. It holds no place; where nothing else runs and
+8. Of a task that waits at a gate no machine hears: to them it has not ended. It holds no slot; where nothing else runs and
    nothing is asked, the run waits (S-REV-116).
 
 One stimulus costs what the machines above its task cost, however many iterations and steps the run has had.
@@ -179,7 +179,7 @@ class NestedSource:
             if not self._is_ended:
                 self._route(stimulus)
                 while self._untold:
-                    self._tell(*self._untold.popleft(), done)
+                    self._apply(*self._untold.popleft(), done)
         while self._waiting and len(self._running) < self._cap:
             instance = next(iter(self._waiting))
             self._running[instance] = start = self._waiting.pop(instance)
@@ -221,9 +221,9 @@ class NestedSource:
         is_unwanted = instance in self._cancelling or self._machines[owner].machine.is_stopping
         self._cancelling.discard(instance)
         if is_unwanted:  # nobody is asked any more (S-REV-17)
-            self._let_go(instance, at)
+            self._drop(instance, at)
 
-    def _let_go(self, instance: str, at: float) -> None:
+    def _drop(self, instance: str, at: float) -> None:
         """Tell that a task that waits at a gate will not be started again."""
         del self._at_gates[instance]
         self._untold.append((self._owners.pop(instance), Cancelled(at=at, instance=instance)))
@@ -232,8 +232,8 @@ class NestedSource:
         self._completed += 1
         self._scopes.put(scope_of(instance), node_key(instance), (ContextPart((instance,)),))
 
-    def _tell(self, unit: str, stimulus: UnitStimulus, done: list[Instruction]) -> None:
-        """Tell a machine, and do what it wants."""
+    def _apply(self, unit: str, stimulus: UnitStimulus, done: list[Instruction]) -> None:
+        """Apply a stimulus to a machine, and do what it wants."""
         if (nested := self._machines.get(unit)) is None:
             return  # it ended before it could hear of that
         was_stopping = nested.machine.is_stopping
@@ -295,13 +295,13 @@ class NestedSource:
         elif instance in self._waiting:
             self._take_back(instance, "run cancelled", at, done)
         elif instance in self._at_gates:
-            self._let_go(instance, at)
+            self._drop(instance, at)
         elif instance in self._running:
             self._cancelling.add(instance)
             done.append(cancel)
 
     def _take_back(self, instance: str, reason: str, at: float, done: list[Instruction]) -> None:
-        """Have a task not run that waits for a place."""
+        """Have a task not run that waits for a slot."""
         del self._waiting[instance]
         done.append(Skip(instance=instance, reason=reason))
         self._untold.append((self._owners.pop(instance), Cancelled(at=at, instance=instance)))
@@ -310,7 +310,7 @@ class NestedSource:
         for instance in [each for each in self._waiting if self._owners[each] == unit]:
             self._take_back(instance, "run ending early", cause.at, done)
         for instance in [each for each in self._at_gates if self._owners[each] == unit]:
-            self._let_go(instance, cause.at)
+            self._drop(instance, cause.at)
         if isinstance(cause, CancelRequested):
             return  # its machine cancels each member itself
         reason = cause.reason if isinstance(cause, Exited) else None

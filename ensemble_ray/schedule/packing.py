@@ -1,6 +1,6 @@
-"""How a list is cut into groups: by weight or by count. Package: schedule, pure.
+"""How a list is cut into groups: by size or by count. Package: schedule, pure.
 
-In come weights or a count, out go groups of positions. Nothing is ever dropped: what is too heavy for any group gets
+In come sizes or a count, out go groups of positions. Nothing is ever dropped: what is too large for any group gets
 one of its own, and who asked finds it there.
 """
 
@@ -11,29 +11,30 @@ from collections.abc import Sequence
 __all__ = ["chunks", "first_fit_decreasing"]
 
 
-def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]:
-    """Pack heaviest first, each into the first bin where it fits, else into a new one (S-MR-70 to S-MR-73).
+def first_fit_decreasing(sizes: Sequence[int], budget: int) -> list[list[int]]:
+    """Pack largest first, each into the first bin where it fits, else into a new one (S-MR-70 to S-MR-73).
 
     Time is in proportion to n log n. A tournament over the bins' rooms finds the first one that fits: a node knows the
     largest room below it. A bin that is not open yet has all of its room, so that it is found when no open one fits.
 
     Args:
-        weights: Weight of each position, >= 0.
-        budget: What a bin may weigh; one that a heavier position has for itself takes nothing more, not even 0.
+        sizes: Size of each position, >= 0.
+        budget: What a bin may hold; one that a larger position has for itself takes nothing more, not even 0.
 
     Returns:
         Positions per bin, bins and their contents in the order in which they were placed.
     """
-    size = 1 << (len(weights) - 1).bit_length() if weights else 1
-    free = [budget] * (2 * size)  # the node n has the children 2n and 2n + 1; the bin b is the leaf size + b
+    leaf_count = 1 << (len(sizes) - 1).bit_length() if sizes else 1
+    # The node n has the children 2n and 2n + 1; the bin b is the leaf leaf_count + b.
+    free = [budget] * (2 * leaf_count)
     bins: list[list[int]] = []
-    for position in sorted(range(len(weights)), key=weights.__getitem__, reverse=True):  # stable, also in reverse
-        weight = weights[position]
-        node = _find_first_fit(free, size, weight) if weight <= budget else size + len(bins)
-        if node - size == len(bins):
+    for position in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):  # stable, also in reverse
+        size = sizes[position]
+        node = _find_first_fit(free, leaf_count, size) if size <= budget else leaf_count + len(bins)
+        if node - leaf_count == len(bins):
             bins.append([])
-        bins[node - size].append(position)
-        _reserve(free, node, weight)
+        bins[node - leaf_count].append(position)
+        _reserve(free, node, size)
     return bins
 
 
@@ -42,17 +43,17 @@ def chunks(count: int, size: int) -> list[range]:
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _find_first_fit(free: list[int], size: int, weight: int) -> int:
+def _find_first_fit(free: list[int], leaf_count: int, size: int) -> int:
     node = 1
-    while node < size:
+    while node < leaf_count:
         node *= 2
-        if free[node] < weight:
+        if free[node] < size:
             node += 1
     return node
 
 
-def _reserve(free: list[int], node: int, weight: int) -> None:
-    free[node] -= weight
+def _reserve(free: list[int], node: int, size: int) -> None:
+    free[node] -= size
     node //= 2
     while node:
         most_free = max(free[2 * node], free[2 * node + 1])

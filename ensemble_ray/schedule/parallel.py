@@ -82,5 +82,5 @@ class ParallelMachine(Machine):
                     done.append(Skip(instance=dependent, reason=f"context task '{key_of(cause)}' did not complete"))
                     blocked.append(dependent)
 
-    def _places(self) -> int:
+    def _free_slots(self) -> int:
         return sys.maxsize if self._cap is None else self._cap - len(self._running)

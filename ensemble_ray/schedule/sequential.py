@@ -27,7 +27,7 @@ class SequentialMachine(Machine):
     def _after_failure(self, instance: str, at: float, done: list[Instruction]) -> None:
         self._abandon(TaskState.SKIPPED, f"task '{key_of(instance)}' failed", at, done)
 
-    def _places(self) -> int:
+    def _free_slots(self) -> int:
         return 0 if self._running else 1
 
     def _advance(self, at: float) -> None:

@@ -6,9 +6,9 @@ Rules:
 3. Everything that decides about states is in this package; the diagram in the architecture page is drawn from the table.
 
 `pending`    not all of its dependencies are resolved.
-`ready`      could run; waits for a place under the cap.
+`ready`      could run; waits for a slot under the cap.
 `running`    handed to an executor; its result has not come.
-`waiting`    put down at an open gate; holds no place, and is started again when the run goes on (S-REV-115).
+`waiting`    put down at an open gate; holds no slot, and is started again when the run goes on (S-REV-115).
 `completed`  succeeded; its output can be used.
 `failed`     failed; dependents cannot run.
 `exited`     asked to end the run early (S-ENG-59).
@@ -47,7 +47,7 @@ _OPEN = frozenset({TaskState.PENDING, TaskState.READY, TaskState.RUNNING, TaskSt
 #: (from, to) -> why; the whole rule about task states, as data.
 TRANSITIONS: dict[tuple[TaskState, TaskState], str] = {
     (TaskState.PENDING, TaskState.READY): "dependencies resolved",
-    (TaskState.READY, TaskState.RUNNING): "a place is free",
+    (TaskState.READY, TaskState.RUNNING): "a slot is free",
     (TaskState.RUNNING, TaskState.WAITING): "came to an open gate",
     (TaskState.WAITING, TaskState.READY): "run goes on",
     (TaskState.RUNNING, TaskState.COMPLETED): "succeeded",

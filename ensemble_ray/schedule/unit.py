@@ -13,7 +13,7 @@ A machine schedules members: tasks or units, by instance. It knows nothing of wh
 5. `CancelRequested`: it cancels what runs, and ends when nothing runs. `StopRequested`: the run is ending around it; it
    starts nothing more, lets what runs end, and ends then.
 6. When it starts nothing more because a member failed or exited, it `is_stopping`: the nesting source then asks the units
-   below it to stop, and takes back what still waits for a place, as cancelled.
+   below it to stop, and takes back what still waits for a slot, as cancelled.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class RunViews:
             kept = self._kept[run_id] = _Kept(summary.created_at, RunView(run_id), self._clock())
         self._kept.move_to_end(run_id)
         kept.asked_at = self._clock()
-        self._let_go()
+        self._evict_idle()
         async with kept.lock:
             await self._catch_up(kept)
             kept.view.settle(summary)
@@ -91,7 +91,7 @@ class RunViews:
             raise not_found("run", run_id)
         return found
 
-    def _let_go(self) -> None:
+    def _evict_idle(self) -> None:
         """Drop views that nobody follows, those that were not asked for longest first, until few are left."""
         while len(self._kept) > _KEPT:
             run_id, oldest = next(iter(self._kept.items()))

@@ -12,7 +12,7 @@ from ensemble_ray.access.hosts import is_loopback
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.process.config import Settings
 from ensemble_ray.process.loop import run_blocking
-from ensemble_ray.process.notices import give_notice
+from ensemble_ray.process.notices import notify
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.studio.app import studio_app
 from ensemble_ray.studio.files import FilesFolder
@@ -87,7 +87,7 @@ class StudioServer:
         if is_local:
             app = LoopbackCheck(app)
         else:
-            give_notice(f"Studio listens on {self._host}: whoever has a key and reaches it sees the runs")
+            notify(f"Studio listens on {self._host}: whoever has a key and reaches it sees the runs")
         self._server = HttpServer(app, host=self._host, port=port, name="studio")
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Union
 
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
-from ensemble_ray.record.resume.told_source import ToldSource, numbered_groups, path_of_question
+from ensemble_ray.record.resume.folded_source import FoldedSource, numbered_groups, path_of_question
 from ensemble_ray.schedule.instructions import EdgeMatches, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import Completed, Evaluated
 from ensemble_ray.testing.replay_ports import Difference
@@ -57,16 +57,16 @@ def steps_of(plan: Plan, facts: Sequence[Fact], outputs: Collection[str]) -> Ite
     if not plan.units:
         yield from (Start(instance=instance_of(node.key)) for node in plan.nodes)
         return
-    told = ToldSource(plan)
+    source = FoldedSource(plan)
     for group in numbered_groups(facts):
         stimuli = [stimulus for _, stimulus in group]
         for stimulus in stimuli:
-            if isinstance(stimulus, Evaluated) and stimulus.question in told.questions:
+            if isinstance(stimulus, Evaluated) and stimulus.question in source.questions:
                 question = stimulus.question
                 if isinstance(question, UntilHolds | EdgeMatches):
-                    yield Asked(question=question, answered=stimulus, history=told.shown(question))
+                    yield Asked(question=question, answered=stimulus, history=source.history_of(question))
         known = [each for each in stimuli if not isinstance(each, Completed) or each.instance in outputs]
-        yield from told.tell(known)
+        yield from source.apply(known)
 
 
 class RepeatedPredicates:
@@ -81,22 +81,22 @@ class RepeatedPredicates:
         """
         self._predicates = LocalPredicates(list_predicates(units))
         self._output_of = output_of
-        #: by unit path: how many parts of its history were told
-        self._told: dict[str, int] = {}
+        #: by unit path: how many parts of its history were sent
+        self._sent: dict[str, int] = {}
 
     async def difference(self, asked: Asked) -> Difference | None:
         """Return how today's answer differs from the recorded one."""
-        question, told = asked.question, self._told.get(asked.question.unit, 0)
+        question, sent = asked.question, self._sent.get(asked.question.unit, 0)
         parts = [
             HistoryPart(
                 names=entry.names,
                 outputs=tuple(map(self._output_of, entry.instances)),
                 is_joined=entry.is_joined,
             )
-            for entry in asked.history[told:]
+            for entry in asked.history[sent:]
         ]
-        self._told[question.unit] = told + len(parts)
-        answer = await self._predicates.holds(question, known=told, new=parts)
+        self._sent[question.unit] = sent + len(parts)
+        answer = await self._predicates.holds(question, sent_count=sent, new=parts)
         recorded, current = _describe_recorded(asked.answered), _describe(answer)
         if recorded == current:
             return None

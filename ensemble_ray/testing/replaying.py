@@ -134,11 +134,11 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
             "with today's definition says whether it differs"
         )
     facts = await store.facts(found.run_id)
-    with located(found.place):
+    with located(found.location):
         recorded = RunFold(facts)
     if recorded.header.is_empty:
         raise RecordError(
-            f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to replay", found.place
+            f"Run '{found.run_id}' recorded no plan in {found.location}: there is nothing to replay", found.location
         )
     loaded = await threads.run(_definition, found, recorded.header) if ensemble is None else ensemble
     definition = planned_form(loaded)
@@ -278,7 +278,7 @@ class _Repetition:
         fold = self._tasks.get(instance)
         return None if fold is None else fold.task_output(self._planned.tasks[node_key(instance)].output_type)
 
-    # What tasks are given; fulfils `GivenOutputs`.
+    # What tasks get as context; fulfils `PrecedingOutputs`.
 
     def get(self, instance: str) -> TaskOutput:
         """Return the recorded output of a task.

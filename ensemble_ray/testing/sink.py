@@ -31,18 +31,18 @@ class RecordingSink:
         with self._lock:
             return tuple(self._events)
 
-    def wants(self, kind: type[Event]) -> bool:
+    def wants(self, event_type: type[Event]) -> bool:
         """Whether that type is among the kinds."""
-        return self._kinds is None or kind in self._kinds
+        return self._kinds is None or event_type in self._kinds
 
     def emit(self, event: Event) -> None:
         """Keep one event."""
         with self._lock:
             self._events.append(event)
 
-    async def delivered(self, *kinds: type[Event]) -> None:
+    async def delivered(self, *event_types: type[Event]) -> None:
         """Return: what is emitted is here."""
 
-    def of(self, kind: type[E]) -> tuple[E, ...]:
+    def of(self, event_type: type[E]) -> tuple[E, ...]:
         """Return the events of one type, in order."""
-        return tuple(event for event in self.events if isinstance(event, kind))
+        return tuple(event for event in self.events if isinstance(event, event_type))

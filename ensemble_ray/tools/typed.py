@@ -40,9 +40,11 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
             ValidationError: it is no model class (S-TOOL-52).
         """
         super().__init_subclass__(**options)
-        kind: object = cls.__dict__.get("input_type")
-        if kind is not None and not isinstance(kind, property):  # a property is looked at when a tool is resolved
-            _check_input_type(kind, f"Tool class '{cls.__qualname__}'")
+        input_type: object = cls.__dict__.get("input_type")
+        if input_type is not None and not isinstance(
+            input_type, property
+        ):  # a property is looked at when a tool is resolved
+            _check_input_type(input_type, f"Tool class '{cls.__qualname__}'")
 
     @abstractmethod
     def execute_typed(self, arguments: InputT, /) -> object:
@@ -78,23 +80,23 @@ def input_type_of(tool: TypedAgentTool[InputT]) -> type[InputT]:
     Raises:
         ValidationError: there is no `input_type`, or it is no model class (S-TOOL-52).
     """
-    kind: object = getattr(tool, "input_type", None)
-    _check_input_type(kind, f"Tool '{tool.name}'")
-    return cast("type[InputT]", kind)
+    input_type: object = getattr(tool, "input_type", None)
+    _check_input_type(input_type, f"Tool '{tool.name}'")
+    return cast("type[InputT]", input_type)
 
 
-def _check_input_type(kind: object, owner: str) -> None:
-    if not isinstance(kind, type) or not issubclass(kind, BaseModel):
-        raise ValidationError(f"{owner}: input_type must be a pydantic model class, got: {kind!r}")
+def _check_input_type(input_type: object, owner: str) -> None:
+    if not isinstance(input_type, type) or not issubclass(input_type, BaseModel):
+        raise ValidationError(f"{owner}: input_type must be a pydantic model class, got: {input_type!r}")
 
 
-def parse_input(text: str, kind: type[InputT]) -> InputT | ToolResult:
+def parse_input(text: str, input_type: type[InputT]) -> InputT | ToolResult:
     """Return the arguments as an instance of the model, or the failure that the model reads (S-TOOL-51).
 
     A text that is no JSON object is the value of the one required field, where that is a string (S-TOOL-53).
     """
-    name = kind.__name__
-    field = None if not text.strip() or text.lstrip().startswith("{") else _only_required_string(kind)
+    name = input_type.__name__
+    field = None if not text.strip() or text.lstrip().startswith("{") else _only_required_string(input_type)
     if field is not None:
         text = to_json({field: whole_text(text)}).decode()
     try:
@@ -108,22 +110,22 @@ def parse_input(text: str, kind: type[InputT]) -> InputT | ToolResult:
     values = cast("dict[str, object]", data)
     missing = [
         field.alias or key
-        for key, field in kind.model_fields.items()
+        for key, field in input_type.model_fields.items()
         if field.is_required() and all(values.get(accepted) is None for accepted in _accepted_names(key, field.alias))
     ]
     if missing:
         return ToolResult.failure(f"Missing required parameter(s) for '{name}': {', '.join(missing)}")
     try:
-        if kind.model_config.get("extra") == "forbid":
-            return kind.model_validate_json(to_json(_drop_unknown(values, kind)))
-        return kind.model_validate_json(text)
+        if input_type.model_config.get("extra") == "forbid":
+            return input_type.model_validate_json(to_json(_drop_unknown(values, input_type)))
+        return input_type.model_validate_json(text)
     except pydantic.ValidationError as error:
         return ToolResult.failure(f"Failed to deserialize input for '{name}': {explain_arguments(error)}")
 
 
-def _only_required_string(kind: type[BaseModel]) -> str | None:
+def _only_required_string(input_type: type[BaseModel]) -> str | None:
     """Return the name under which a text can be given as the one argument that is needed; None where it cannot."""
-    required = [(key, field) for key, field in kind.model_fields.items() if field.is_required()]
+    required = [(key, field) for key, field in input_type.model_fields.items() if field.is_required()]
     if len(required) != 1 or required[0][1].annotation is not str:
         return None
     key, field = required[0]
@@ -134,8 +136,8 @@ def _accepted_names(key: str, alias: str | None) -> tuple[str, ...]:
     return (key,) if alias is None else (alias, key)
 
 
-def _drop_unknown(values: Mapping[str, object], kind: type[BaseModel]) -> dict[str, object]:
-    known = {name for key, field in kind.model_fields.items() for name in _accepted_names(key, field.alias)}
+def _drop_unknown(values: Mapping[str, object], input_type: type[BaseModel]) -> dict[str, object]:
+    known = {name for key, field in input_type.model_fields.items() for name in _accepted_names(key, field.alias)}
     return {name: value for name, value in values.items() if name in known}
 
 

@@ -20,7 +20,6 @@ from ensemble_ray.values.trace import JsonObject, jsonable
 from ensemble_ray.values.value import FrozenSequence, Value
 
 __all__ = [
-    "Colleague",
     "DelegationContext",
     "DelegationPolicy",
     "DelegationPolicyContext",
@@ -29,6 +28,7 @@ __all__ = [
     "DelegationRequest",
     "DelegationResponse",
     "DelegationStatus",
+    "Peer",
     "PolicyFunction",
     "spoken_role",
 ]
@@ -215,7 +215,7 @@ PolicyFunction = Callable[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Colleague:
+class Peer:
     """An agent that others may hand work to."""
 
     #: key of the agent in the plan
@@ -230,7 +230,7 @@ class DelegationContext:
     """What all delegations of a run share; data, it travels with the run's frame."""
 
     #: in the order of the ensemble's agents
-    colleagues: Sequence[Colleague] = ()
+    peers: Sequence[Peer] = ()
     #: how deep delegations may be nested (S-DEL-11)
     max_depth: int = 3
     #: names of the policies, in order; they are asked through the run's callables
@@ -242,12 +242,12 @@ class DelegationContext:
     #: how often a delegation whose process died is sent to another one
     retries: int = 2
 
-    def find(self, role: str) -> Colleague | None:
+    def find(self, role: str) -> Peer | None:
         """Return the first agent of that role, spelled with other cases or spaces (S-DEL-2, S-HIER-21)."""
         wanted = spoken_role(role)
-        return next((each for each in self.colleagues if spoken_role(each.role) == wanted), None)
+        return next((each for each in self.peers if spoken_role(each.role) == wanted), None)
 
     @property
     def roles(self) -> tuple[str, ...]:
         """Their roles, in order."""
-        return tuple(each.role for each in self.colleagues)
+        return tuple(each.role for each in self.peers)

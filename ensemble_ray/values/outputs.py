@@ -93,9 +93,9 @@ _STATES = {
 }
 
 
-def full_name(kind: type[object]) -> str:
+def full_name(output_type: type[object]) -> str:
     """`module.qualname` of a class (S-CONV-10)."""
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{output_type.__module__}.{output_type.__qualname__}"
 
 
 #: Told where there is no parsed output.
@@ -134,7 +134,7 @@ class TaskOutput(Shown, Generic[Parsed_co]):
             raise IllegalStateError(NOT_PARSED)
         return cast("Parsed_co", self.parsed_output)
 
-    def get_parsed_output(self, kind: type[T]) -> T:
+    def get_parsed_output(self, output_type: type[T]) -> T:
         """Return the parsed output as an instance of that type.
 
         Raises:
@@ -142,9 +142,9 @@ class TaskOutput(Shown, Generic[Parsed_co]):
         """
         if self.parsed_output is None:
             raise IllegalStateError(NOT_PARSED)
-        if not isinstance(self.parsed_output, kind):
+        if not isinstance(self.parsed_output, output_type):
             actual = full_name(type(cast("object", self.parsed_output)))
-            msg = f"Parsed output is of type {actual} but requested type {full_name(kind)} does not match."
+            msg = f"Parsed output is of type {actual} but requested type {full_name(output_type)} does not match."
             raise IllegalStateError(msg)
         return self.parsed_output
 

@@ -92,7 +92,7 @@ class Turns:
             self._waiting -= 1
             self._on_change(self)
 
-    async def take(self, active: ActiveRun) -> bool:
+    async def acquire(self, active: ActiveRun) -> bool:
         """Wait for the turn of a run; False: it was cancelled before."""
         if active.is_cancelled:
             return False
@@ -103,10 +103,10 @@ class Turns:
             return await turn
         except asyncio.CancelledError:
             if self._queue.pop(active, None) is None and not turn.cancelled() and turn.result():
-                self.give_back()  # it was called just now
+                self.release()  # it was called just now
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Take notice that a run is over."""
         self._running -= 1
         self._call_next()

@@ -312,14 +312,14 @@ class DrivenRuns:
     async def _take_turn(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
         """Carry a run out when it is its turn."""
         turns = self._turns[active.entry.ensemble]
-        if not await turns.take(active):
+        if not await turns.acquire(active):
             return await self._runs_team.end_waiting(active) if is_recovered else Outcome(status=RunStatus.CANCELLED)
         active.has_begun = True
         try:
             await threads.run(self._ledger.note, active.entry.run_id, RunStatus.RUNNING)
             return await self._runs_team.carry_out(active, is_recovered=is_recovered)
         finally:
-            turns.give_back()
+            turns.release()
 
     async def _recover(self) -> int:
         entries = await threads.run(self._ledger.unfinished)

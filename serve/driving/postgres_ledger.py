@@ -204,7 +204,7 @@ class PostgresLedger:
         kind = RunExistsError if self._epoch is None else LedgerLostError
         return kind(
             f"Another endpoint of the name '{self._name}' ({'a process' if row is None else row[0]}) drives its runs in "
-            f"{self._database.place}: stop it, or choose another name"
+            f"{self._database.location}: stop it, or choose another name"
         )
 
 

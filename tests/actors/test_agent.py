@@ -22,17 +22,17 @@ RUN_CONTEXT = RunContext(run_id="run-1", workflow="sequential", total_tasks=1)
 
 
 @pytest.fixture
-def house(ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> AgentActor:
+def actor(ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> AgentActor:
     """One in this process."""
     del ray_cluster
     spawn.scheduler(SchedulerActor)
     monkeypatch.setattr(agent, "freeze_modules", lambda: None)
     monkeypatch.setattr(process_endpoints(), "share", process_endpoints().share)  # set by it, and set back
-    return AgentActor("house")
+    return AgentActor("process")
 
 
 async def test_run_is_not_kept_when_it_ended_while_its_journal_was_opened(
-    house: AgentActor, monkeypatch: pytest.MonkeyPatch
+    actor: AgentActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S-SET-42: a process that serves the next run has nothing of this one, and its journal is closed."""
     opening, journal = asyncio.Event(), MemoryJournal("run-1")
@@ -42,16 +42,16 @@ async def test_run_is_not_kept_when_it_ended_while_its_journal_was_opened(
         return journal
 
     monkeypatch.setattr(agent, "open_journal", open_slowly)
-    binding = asyncio.ensure_future(house.bind(pack_binding(Binding(RUN_CONTEXT, {}, None))))
+    binding = asyncio.ensure_future(actor.bind(pack_binding(Binding(RUN_CONTEXT, {}, None))))
     await asyncio.sleep(0)
-    assert await house.release("run-1")
+    assert await actor.release("run-1")
     opening.set()
     await binding
-    assert house._host._runs == {}
+    assert actor._host._runs == {}
     assert journal._is_closed
 
 
-async def test_refusal_is_told_when_the_run_ended_meanwhile(house: AgentActor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusal_is_told_when_the_run_ended_meanwhile(actor: AgentActor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error itself, and not that nobody waits for it."""
     opening = asyncio.Event()
 
@@ -60,9 +60,9 @@ async def test_refusal_is_told_when_the_run_ended_meanwhile(house: AgentActor, m
         raise ValidationError("no such record")
 
     monkeypatch.setattr(agent, "open_journal", refuse_slowly)
-    binding = asyncio.ensure_future(house.bind(pack_binding(Binding(RUN_CONTEXT, {}, None))))
+    binding = asyncio.ensure_future(actor.bind(pack_binding(Binding(RUN_CONTEXT, {}, None))))
     await asyncio.sleep(0)
-    await house.release("run-1")
+    await actor.release("run-1")
     opening.set()
     with pytest.raises(ValidationError, match="no such record"):
         await binding

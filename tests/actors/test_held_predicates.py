@@ -27,9 +27,9 @@ def edge(number: int, step: int = 1) -> EdgeMatches:
     return EdgeMatches(unit=UNIT, step=step, edge=number)
 
 
-def asking(*questions: EdgeMatches, known: int = 0) -> FollowingQuestions[bytes]:
+def asking(*questions: EdgeMatches, sent_count: int = 0) -> FollowingQuestions[bytes]:
     """What follows a task of the state `a`."""
-    return FollowingQuestions(questions=questions, known=known, new=(HistoryPart(names=("a",), outputs=()),))
+    return FollowingQuestions(questions=questions, sent_count=sent_count, new=(HistoryPart(names=("a",), outputs=()),))
 
 
 def held(*conditions: Callable[[GraphRoutingContext], object]) -> HeldPredicates:
@@ -54,7 +54,7 @@ async def test_conditions_are_asked_in_order_until_one_holds() -> None:
     conditions = held(condition("0", holds=False), condition("1", holds=True), condition("2", holds=True))
     assert await conditions.ask_after(asking(edge(0), edge(1), edge(2)), OUTPUT) == (False, True)
     assert asked == ["0 draft 1", "1 draft 1"]
-    assert await conditions.ask_after(asking(edge(0, 2), known=1), OUTPUT) == (False,)
+    assert await conditions.ask_after(asking(edge(0, 2), sent_count=1), OUTPUT) == (False,)
     assert asked[2:] == ["0 draft 2"]
 
 
@@ -72,8 +72,8 @@ async def test_what_a_condition_raised_comes_with_the_task() -> None:
 async def test_nothing_is_asked_when_what_was_sent_before_is_not_here() -> None:
     """S-LOOP-189, S-LOOP-54: the scheduler asks, with the whole history."""
     never = held(lambda _: pytest.fail("nobody has what it is asked about"))
-    assert await never.ask_after(asking(edge(0), known=3), OUTPUT) == ()
-    assert await never.holds(edge(0), known=3, new=[]) is None
+    assert await never.ask_after(asking(edge(0), sent_count=3), OUTPUT) == ()
+    assert await never.holds(edge(0), sent_count=3, new=[]) is None
 
 
 async def test_condition_that_takes_longer_than_a_report_waits_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ async def test_condition_that_takes_longer_than_a_report_waits_is_asked_once(mon
     conditions = held(slow)
     assert await conditions.ask_after(asking(edge(0)), OUTPUT) == ()
     waiting = asyncio.create_task(
-        conditions.holds(edge(0), known=0, new=[HistoryPart(names=("a",), outputs=(OUTPUT,))])
+        conditions.holds(edge(0), sent_count=0, new=[HistoryPart(names=("a",), outputs=(OUTPUT,))])
     )
     may_answer.set()
     assert await waiting is True
@@ -110,7 +110,7 @@ async def test_process_of_a_predicate_that_has_not_answered_is_not_clean(monkeyp
         await may_answer.wait()
         return True
 
-    host = CallableHost("house")
+    host = CallableHost("process-1")
     for run_id in ("stuck", "answered"):
         host._predicates[run_id] = held(slow)
     report = asyncio.create_task(host._predicates["stuck"].ask_after(asking(edge(0)), OUTPUT))

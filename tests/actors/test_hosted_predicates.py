@@ -61,14 +61,14 @@ async def test_history_is_sent_again_when_the_host_was_replaced(ray_cluster: str
     owner.session.open()
     predicates = HostedPredicates(owner.session)
     first, second = (UntilHolds(unit="loop:refine", iteration=number) for number in (1, 2))
-    assert await predicates.holds(first, known=0, new=[iteration("one")]) is False
+    assert await predicates.holds(first, sent_count=0, new=[iteration("one")]) is False
     pid = int(place.read_text())
     os.kill(pid, signal.SIGKILL)
-    assert await predicates.holds(second, known=1, new=[iteration("two")]) is None
-    assert await predicates.holds(second, known=0, new=[iteration("one"), iteration("two")]) is True
+    assert await predicates.holds(second, sent_count=1, new=[iteration("two")]) is None
+    assert await predicates.holds(second, sent_count=0, new=[iteration("one"), iteration("two")]) is True
     assert int(place.read_text()) not in {pid, os.getpid()}
     third = UntilHolds(unit="loop:refine", iteration=3)
-    failed = await predicates.holds(third, known=2, new=[iteration("three")])
+    failed = await predicates.holds(third, sent_count=2, new=[iteration("three")])
     assert isinstance(failed, EvaluationFailed)
     assert (failed.error_type, failed.message) == ("LookupError", "third")
     error = unpack_failure(WireFailure(body=cast("bytes", failed.error))).error
@@ -94,7 +94,7 @@ async def test_question_is_one_message_with_only_what_is_new() -> None:
     predicates = HostedPredicates(cast("RunSession", Session()))
     question = UntilHolds(unit="loop:refine", iteration=900)
     newest = iteration("nine hundred")
-    assert await predicates.holds(question, known=899, new=[newest]) is True
+    assert await predicates.holds(question, sent_count=899, new=[newest]) is True
     (body,) = asked
     assert unpack_question(body) == ("run", question, 899, (newest,))
 

@@ -217,7 +217,7 @@ async def test_delegation_is_sent_again_under_a_higher_epoch_when_the_process_di
 
 
 async def test_dead_process_is_forgotten_for_all_who_lived_in_it() -> None:
-    """S-DUR-31: another agent of the same house is looked for anew before it is asked."""
+    """S-DUR-31: another agent of the same process is looked for anew before it is asked."""
     dead, fresh = Worker(done, dying()), Worker()
     scheduler = Scheduler([("w1", dead)], [("w1", dead)], [("w2", fresh)])
     peers = peers_of(scheduler)

@@ -21,12 +21,12 @@ class Unreachable:
         """Its method."""
         return self
 
-    async def remote(self, run_id: str, house: str, reports: object) -> None:
+    async def remote(self, run_id: str, process: str, reports: object) -> None:
         """Call it."""
         if self._times:
             self._times -= 1
             raise ActorUnavailableError("out of reach", None)
-        self.taken.append((run_id, house, reports))
+        self.taken.append((run_id, process, reports))
 
 
 async def test_report_is_not_given_up_when_the_scheduler_is_out_of_reach_for_long(
@@ -35,5 +35,5 @@ async def test_report_is_not_given_up_when_the_scheduler_is_out_of_reach_for_lon
     """S-PAR-34: a run whose report is lost would never end."""
     monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0, 0.0))
     scheduler = Unreachable(20)
-    await ReportSender(scheduler, "house").report("run", [])
-    assert scheduler.taken == [("run", "house", [])]
+    await ReportSender(scheduler, "process-1").report("run", [])
+    assert scheduler.taken == [("run", "process-1", [])]

@@ -74,7 +74,7 @@ def run_with_faults(
         cluster.have_second_node()
     expected = undisturbed(scenario.name) if scenario.is_compared else None
     if scenario.is_fed:
-        victims = [victim.in_fed_run() for victim in victims]
+        victims = [victim.in_dynamic_run() for victim in victims]
     rng = random.Random(f"{scenario.name}/{seed}")  # noqa: S311  repeatable, keeps no secret
     begun = time.monotonic()
     with Disturbed.of(scenario, cluster=cluster, ground=victims[0].ground) as run:

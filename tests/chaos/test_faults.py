@@ -73,8 +73,8 @@ def test_files_are_harmed_as_the_seed_says(tmp_path: Path) -> None:
 def test_whoever_holds_a_lock_is_known(tmp_path: Path) -> None:
     """The kernel tells who is in the middle of a commit."""
     lock = CommitLock(tmp_path / "commit.lock")
-    assert lock.take()
+    assert lock.acquire()
     assert holds(os.getpid(), lock.path)
-    lock.give_back()
+    lock.release()
     assert not holds(os.getpid(), lock.path)
     lock.close()

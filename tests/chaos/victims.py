@@ -61,7 +61,7 @@ class Victim:
     #: how often one run may suffer it; None: as often as one likes
     most: int | None = None
 
-    def in_fed_run(self) -> Victim:
+    def in_dynamic_run(self) -> Victim:
         """The same where the driver makes the tasks and owns the run: it goes on nowhere without it.
 
         The processes of its tasks work on until somebody who goes on with it takes them away. The third death of a

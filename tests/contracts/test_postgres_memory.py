@@ -219,7 +219,7 @@ def test_commands_look_into_a_database(url: str, call: Call, monkeypatch: pytest
         "(entities)  1 fact",
     ]
     monkeypatch.setenv("ENSEMBLE_RAY_MEMORY", url)
-    assert json.loads(call("memory", "ls", "--json").printed)["place"] == memory.place
+    assert json.loads(call("memory", "ls", "--json").printed)["place"] == memory.location
     assert [each["content"] for each in json.loads(call("memory", "show", "sea", "--json").printed)] == ["High tide"]
     found = json.loads(call("memory", "search", "ann", "--json").printed)
     assert [each["content"] for each in found["entries"]] == ["Ann wants her refund"]

@@ -265,7 +265,7 @@ def test_a_server_that_was_away_is_found_again(postgres: PostgresServer, url: st
 def test_a_database_is_shown_without_its_password() -> None:
     """S-REFL-42."""
     store = PostgresReflectionStore("postgresql://me:secret@db:5433/team")
-    assert (store.place, repr(store)) == (
+    assert (store.location, repr(store)) == (
         "postgresql://db:5433/team",
         "PostgresReflectionStore('postgresql://db:5433/team')",
     )

@@ -57,7 +57,7 @@ async def test_run_stands_as_its_owner_said_at_its_end(store: RunStore, state: R
     found = await store.summary(RUN)
     assert found is not None
     assert (found.state, found.owner) == (state, "")
-    assert RUN in found.place or "://" in found.place
+    assert RUN in found.location or "://" in found.location
 
 
 async def test_second_owner_is_told_who_has_the_run(store: RunStore, address: StoreAddress) -> None:

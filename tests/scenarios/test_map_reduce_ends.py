@@ -142,16 +142,16 @@ def _say(_context: object) -> str:
 
 
 class _Losing(InlineRuntime):
-    """A runtime whose houses are gone when the first results have come, as with a lost cluster."""
+    """A runtime whose processes are gone when the first results have come, as with a lost cluster."""
 
     async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> InlineSession:
         def lose(results: Sequence[TaskResult]) -> None:
             deliver(results)
-            if not houses.failed.done():
-                houses.failed.set_exception(EnsembleError("the cluster is gone"))
+            if not session.failed.done():
+                session.failed.set_exception(EnsembleError("the cluster is gone"))
 
-        houses = await super().open_session(request, journal=journal, deliver=lose)
-        return houses
+        session = await super().open_session(request, journal=journal, deliver=lose)
+        return session
 
 
 def test_run_is_interrupted_when_its_houses_are_gone(home: str) -> None:

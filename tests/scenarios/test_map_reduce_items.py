@@ -194,13 +194,13 @@ async def _fails_at_7(asked: ScriptedCall) -> object:
     return ValueError("no") if task_of(asked) == "map 7" else answer(asked)
 
 
-@pytest.mark.parametrize("is_heard", [True, False])
-def test_no_event_is_made_where_results_alone_are_read(is_heard: bool) -> None:  # noqa: FBT001  the parameter
+@pytest.mark.parametrize("has_readers", [True, False])
+def test_no_event_is_made_where_results_alone_are_read(has_readers: bool) -> None:  # noqa: FBT001  the parameter
     """S-MR-131: `stream` gives no events, so that no process builds or sends one."""
-    run = mapping(range(3)).begin(runtime="inline", is_heard=is_heard)
+    run = mapping(range(3)).begin(runtime="inline", has_event_readers=has_readers)
     assert sorted(each.index for each in run.items()) == [0, 1, 2]
     run.result(PATIENCE_S)
-    assert bool(list(run.events())) is is_heard
+    assert bool(list(run.events())) is has_readers
 
 
 def test_readers_may_come_late_and_more_than_one() -> None:

@@ -100,7 +100,7 @@ def test_groups_of_the_record_are_kept() -> None:
         assert f"reduce {'+'.join(key.removeprefix('map-') for key in group)}" in reduced
 
 
-async def test_fed_run_goes_on_from_async_code() -> None:
+async def test_dynamic_run_goes_on_from_async_code() -> None:
     """S-MR-161, S-DUR-35: the same contract; an iterator is given anew."""
     cut = Held("map 5 ")
     cut.cut(mapping(iter(range(8)), llm=cut.llm, max_parallel_tasks=2), "async", 5)
@@ -332,7 +332,7 @@ def test_made_agents_are_not_asked_for_again() -> None:
     assert [task_of(each) for each in llm.calls[before:]] == ["map 2"]  # and nobody made an agent
 
 
-def test_spent_budget_ends_a_fed_run_which_goes_on_with_a_larger_one(home: str) -> None:
+def test_spent_budget_ends_a_dynamic_run_which_goes_on_with_a_larger_one(home: str) -> None:
     """S-BUD-4, S-BUD-6, S-BUD-11: what was recorded counts as spent, and is not asked again."""
 
     async def entry(asked: ScriptedCall) -> ChatResponse:

@@ -20,32 +20,32 @@ async def test_runs_have_their_turns_in_the_order_in_which_they_came() -> None:
     """S-SRV-50: so many at a time; what stands is told whenever it changes."""
     stood: list[tuple[int, int]] = []
     turns = Turns(2, lambda each: stood.append((each.running, each.queued)))
-    taking = [asyncio.ensure_future(turns.take(run())) for _ in range(5)]
+    taking = [asyncio.ensure_future(turns.acquire(run())) for _ in range(5)]
     await asyncio.sleep(0)
     assert (turns.running, turns.queued) == (2, 3)
-    turns.give_back()
+    turns.release()
     await asyncio.sleep(0)
     assert [each.done() for each in taking] == [True, True, True, False, False]
-    turns.give_back()
-    turns.give_back()
+    turns.release()
+    turns.release()
     assert all(await asyncio.gather(*taking))
-    turns.give_back()
-    turns.give_back()
+    turns.release()
+    turns.release()
     assert stood[-1] == (turns.running, turns.queued) == (0, 0)
 
 
 async def test_run_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
     """S-SRV-24: nor does one that was cancelled before, and the next one has it."""
     turns = Turns(1, lambda _: None)
-    assert await turns.take(run())
+    assert await turns.acquire(run())
     waiting, cancelled, late = run(), run(), run()
-    taking = {each: asyncio.ensure_future(turns.take(each)) for each in (cancelled, waiting)}
+    taking = {each: asyncio.ensure_future(turns.acquire(each)) for each in (cancelled, waiting)}
     await asyncio.sleep(0)
     turns.cancel(cancelled)
     turns.cancel(late)
     assert not await taking[cancelled]
-    assert not await turns.take(late)
-    turns.give_back()
+    assert not await turns.acquire(late)
+    turns.release()
     assert await taking[waiting]
     assert (turns.running, turns.queued) == (1, 0)
 
@@ -53,11 +53,11 @@ async def test_run_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
 async def test_turn_is_not_lost_when_who_waits_for_it_is_ended() -> None:
     """S-SRV-50: neither while it waits, nor just when it is called."""
     turns = Turns(1, lambda _: None)
-    await turns.take(run())
-    first, second, third = (asyncio.ensure_future(turns.take(run())) for _ in range(3))
+    await turns.acquire(run())
+    first, second, third = (asyncio.ensure_future(turns.acquire(run())) for _ in range(3))
     await asyncio.sleep(0)
     first.cancel()
-    turns.give_back()
+    turns.release()
     second.cancel()
     await asyncio.wait([first, second])
     assert await asyncio.wait_for(third, 10)

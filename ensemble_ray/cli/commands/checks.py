@@ -179,7 +179,7 @@ def check_store() -> Iterator[Finding]:
         yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
     else:
         what = "the first run makes its tables" if runs is None else count_noun(runs, "run")
-        yield Finding(name="Store", state="ok", detail=f"{database.place} answers, {what}")
+        yield Finding(name="Store", state="ok", detail=f"{database.location} answers, {what}")
 
 
 def check_embedded() -> Iterator[Finding]:

@@ -60,7 +60,7 @@ def add_key(
         show_json({"key": text, **_as_data(key)})
     else:
         show(text)
-    say(f"This is the only time that the key of '{name}' is shown. What is kept of it: {kept.place}")
+    say(f"This is the only time that the key of '{name}' is shown. What is kept of it: {kept.location}")
     return FINE
 
 
@@ -76,7 +76,7 @@ def list_keys(*, as_json: AsJson = False) -> int:
         show_json([_as_data(key) for key in found or ()])
         return FINE
     if not found:
-        say(f"There is no key in {kept.place}. Make one: ensemble-ray keys add NAME --teams TEAM,...")
+        say(f"There is no key in {kept.location}. Make one: ensemble-ray keys add NAME --teams TEAM,...")
         return FINE
     now = utc_now()
     rows = [

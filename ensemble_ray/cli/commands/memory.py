@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ensemble_ray.cli.inputs.memory_place import MemoryPath, MemoryUrl, memory_tables, model_of
+from ensemble_ray.cli.inputs.memory_location import MemoryPath, MemoryUrl, memory_tables, model_of
 from ensemble_ray.cli.view.terminal import FAILED, FINE, say, show, show_json
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: AsJs
     long_term = counts.pop(_long_term(), 0)
     if as_json:
         data = {"scopes": counts, "long_term": long_term, "entities": len(facts)}
-        show_json({"place": tables.place, "embedding_model": None if model is None else model[0], **data})
+        show_json({"place": tables.location, "embedding_model": None if model is None else model[0], **data})
         return FINE
     rows = [(scope, _counted(count, "entry", "entries")) for scope, count in counts.items()]
     rows += [("(long-term memory)", _counted(long_term, "entry", "entries"))] if long_term else []
@@ -53,7 +53,7 @@ def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: AsJs
     for name, count in rows:
         show(f"{name:<{width}}  {count}")
     if not rows:
-        say(f"{tables.place} remembers nothing")
+        say(f"{tables.location} remembers nothing")
     return FINE
 
 
@@ -82,7 +82,7 @@ def show_scope(
     for entry in entries:
         show(_shown(entry))
     if not entries:
-        say(f"{tables.place} has no long-term memory")
+        say(f"{tables.location} has no long-term memory")
     elif total > len(entries):
         say(f"and {total - len(entries)} older ones; all of them: --all")
     return FINE
@@ -128,7 +128,7 @@ def search(
         for entity, fact in facts.items():
             show(_indented(f"{entity}: {fact}"))
     if not found and not facts:
-        say(f"Nothing is found in {tables.place}")
+        say(f"Nothing is found in {tables.location}")
     return FINE
 
 
@@ -151,7 +151,7 @@ def clear(
     _check_target(scope, is_long_term=is_long_term, is_entities=is_entities)
     tables = memory_tables(path, url)
     what, delete = _facts_part(tables) if is_entities else _scope_part(tables, scope)
-    if not is_sure and not _agrees(f"Delete {what} in {tables.place}, for good?"):
+    if not is_sure and not _agrees(f"Delete {what} in {tables.location}, for good?"):
         say("Nothing was deleted")
         return FAILED
     delete()
@@ -198,7 +198,7 @@ def _count_entries(tables: MemoryTables, scope: str | None) -> tuple[str, int]:
         return _long_term(), counts.get(_long_term(), 0)
     if not scope.strip() or scope not in counts:
         known = ", ".join(name for name in counts if name)
-        raise ValidationError(f"There is no scope '{scope}' in {tables.place}. Known: [{known}]")
+        raise ValidationError(f"There is no scope '{scope}' in {tables.location}. Known: [{known}]")
     return scope, counts[scope]
 
 

@@ -329,7 +329,7 @@ def _as_data(view: RunView, output: EnsembleOutput) -> dict[str, Any]:
     from ensemble_ray.process.loop import run_blocking
 
     found = run_blocking(own_store().summary(str(output.run_id)))
-    return {**view.to_data(output), "record": None if found is None else found.place}
+    return {**view.to_data(output), "record": None if found is None else found.location}
 
 
 def _unwritable(file: Path) -> str | None:

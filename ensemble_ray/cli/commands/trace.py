@@ -115,7 +115,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     run_id = named.run_id
     head = run_blocking(read_head(store, run_id, is_partial=is_partial))
     if task is None and head.is_dynamic:
-        with located(named.place):
+        with located(named.location):
             view = run_blocking(_view(store, named, is_partial=is_partial))
             rows, data = tuple(view.rows()), view.data()
         if as_json:
@@ -128,8 +128,8 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     else:
         facts = run_blocking(_of_task(store, run_id, task, is_partial=is_partial))
     if not facts:
-        raise RecordError(f"Run '{run_id}' has recorded nothing in {named.place}", named.place)
-    with located(named.place):
+        raise RecordError(f"Run '{run_id}' has recorded nothing in {named.location}", named.location)
+    with located(named.location):
         fold = RunFold(facts)
         found = fold.trace()
     if head.tags:
@@ -158,15 +158,15 @@ def _draw_run(store: RunStore, named: RunSummary, pictures: Pictures) -> None:
 
     def make_trace() -> ExecutionTrace:
         facts = run_blocking(store.facts(named.run_id))
-        with located(named.place):
+        with located(named.location):
             return RunFold(facts).trace()
 
     def make_flow() -> Flow:
         if head.is_dynamic:
-            with located(named.place):
+            with located(named.location):
                 return tally_flow(run_blocking(_view(store, named, is_partial=False)).levels)
         trace = make_trace()
-        with located(named.place):
+        with located(named.location):
             plan = recorded_plan(head.header.plan) if head.header.plan else None
         return ran_flow(trace_steps(trace, plan), plan, workflow=trace.workflow)
 

@@ -152,7 +152,7 @@ def _agent(place: str, said: Mapping[str, object], notes: _Notes) -> dict[str, o
             case "verbose" | "allow_delegation":
                 agent[key] = value
             case _:
-                _tell_of(place, key, value, notes)
+                _note_key(place, key, value, notes)
     for key in ("role", "goal", "background"):
         if found := _VARIABLE.findall(str(agent.get(key, ""))):
             names = ", ".join(f"{{{name}}}" for name in found)
@@ -180,13 +180,13 @@ def _task(
             case "guardrail_max_retries" | "max_retries":
                 task["max_output_retries"] = value
             case _:
-                _tell_of(place, key, value, notes)
+                _note_key(place, key, value, notes)
     if task.setdefault("context", list(before)) in (None, []):
         del task["context"]
     return task
 
 
-def _tell_of(place: str, key: str, value: object, notes: _Notes) -> None:
+def _note_key(place: str, key: str, value: object, notes: _Notes) -> None:
     if key in _MEANINGLESS or value in (None, False, [], ""):
         return
     advice = {

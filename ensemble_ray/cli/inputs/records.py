@@ -61,7 +61,7 @@ def as_data(run: RunSummary) -> dict[str, object]:
         "state": run.state.value,
         "created_at": run.created_at.isoformat(),
         "origin": run.origin,
-        "place": run.place,
+        "place": run.location,
         "owner": run.owner,
     }
 
@@ -111,7 +111,7 @@ def say_where(run_id: str) -> None:
         say("Record: none was kept")
         return
     command = own_command()
-    lines = [f"Record: {found.place}", f"Show it: {command} trace {run_id}"]
+    lines = [f"Record: {found.location}", f"Show it: {command} trace {run_id}"]
     if advice is not None:
         lines.append(advice.format(command=command, run=run_id))
     say("\n".join(lines))

@@ -53,8 +53,8 @@ class ItemProgress:
         self.title = escape_controls(title)
         self.total = total
         #: by their events, and those on record
-        self._heard_done = 0
-        self._heard_failed = 0
+        self._reported_done = 0
+        self._reported_failed = 0
         self.reduces_done = 0
         #: whether all items were one task (S-MR-82)
         self.is_direct = False
@@ -73,7 +73,7 @@ class ItemProgress:
 
     def add_recorded(self, tasks: int, *, items: int = 0) -> None:
         """Count items and reduces that were done before the run went on."""
-        self._heard_done += items
+        self._reported_done += items
         self.reduces_done += tasks - items
         self._recorded = items
 
@@ -84,12 +84,12 @@ class ItemProgress:
     @property
     def items_done(self) -> int:
         """Items that have their output, by its counts or by events, whichever is ahead."""
-        return max(self._heard_done, 0 if self._run is None else self._run.completed_count)
+        return max(self._reported_done, 0 if self._run is None else self._run.completed_count)
 
     @property
     def items_failed(self) -> int:
         """Items that have failed, in the same way."""
-        return max(self._heard_failed, 0 if self._run is None else self._run.failed_count)
+        return max(self._reported_failed, 0 if self._run is None else self._run.failed_count)
 
     def set_total(self, total: int) -> None:
         """Take over how many items there are."""
@@ -99,10 +99,10 @@ class ItemProgress:
         """Count the next event and return its line; in a block only failures get one."""
         self._count(event, at)
         match event:
-            case TaskFailedEvent() if self._heard_failed <= _SHOWN_FAILURES:
+            case TaskFailedEvent() if self._reported_failed <= _SHOWN_FAILURES:
                 label = label_of(event)
                 self.shown_failures.add(label)
-                more = "; further ones are only counted" if self._heard_failed == _SHOWN_FAILURES else ""
+                more = "; further ones are only counted" if self._reported_failed == _SHOWN_FAILURES else ""
                 return f"failed   {label}: {screen_line(message_of(event.cause), _TEXT)}{more}"
             case EnsembleStartedEvent() if not is_live:
                 return self.title + ("" if self.total is None else f": {self.total:,} items")
@@ -122,7 +122,7 @@ class ItemProgress:
                 if is_inside_unit(event.instance):
                     pass  # one of several tasks of an item, whose end the run counts
                 elif is_of_items(event.instance):
-                    self._heard_done += 1
+                    self._reported_done += 1
                     self.is_direct = is_direct(event.instance)
                 else:
                     self.reduces_done += 1
@@ -131,7 +131,7 @@ class ItemProgress:
                 self.output_tokens += max(0, metrics.output_tokens)
             case TaskFailedEvent():
                 self._end(at)
-                self._heard_failed += is_of_items(event.instance)
+                self._reported_failed += is_of_items(event.instance)
             case _:
                 pass
 

@@ -56,7 +56,7 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
     end = head.end
     text = None
     if found.state in _WITH_TEXT:
-        with located(found.place):
+        with located(found.location):
             text = await (_last_text(store, run_id) if head.is_dynamic else _planned_text(store, run_id))
     reason = None if end is None else end.exit_reason or (ExitReason.ERROR if found.state is RunState.FAILED else None)
     errors = () if end is None else end.errors

@@ -55,7 +55,7 @@ def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool)
     except ModuleNotFoundError as error:
         raise missing_packages(error) from error
     facts = run_blocking(store.facts(named.run_id))
-    with located(named.place):
+    with located(named.location):
         spans = recorded_spans(facts, content)
     resource = own_resource()
     send_spans([readable(each, resource) for each in spans], receiver)

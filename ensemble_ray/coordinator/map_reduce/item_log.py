@@ -81,17 +81,17 @@ class ItemLog:
         self._is_over = True
         self._notify_readers()
 
-    async def free_places(self, in_flight: Callable[[], int]) -> int:
+    async def free_slots(self, in_flight: Callable[[], int]) -> int:
         """How many more items may be pulled, when some may: so many that no reader gets further behind than the window.
 
         Args:
             in_flight: Tells how many items were pulled whose results have not come.
         """
         async with self._changed:
-            await self._changed.wait_for(lambda: self._free_places(in_flight()) > 0)
-            return self._free_places(in_flight())
+            await self._changed.wait_for(lambda: self._free_slots(in_flight()) > 0)
+            return self._free_slots(in_flight())
 
-    def _free_places(self, in_flight: int) -> int:
+    def _free_slots(self, in_flight: int) -> int:
         if not self._readers:
             return self.window
         return self.window - in_flight - len(self._came) + min(self._readers.values())

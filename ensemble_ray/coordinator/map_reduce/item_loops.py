@@ -71,8 +71,8 @@ class LoopEnd:
     at: float
     #: what the item gives; None: nothing
     output: TaskOutput | None = None
-    #: instances of the outputs that it is made of
-    given: tuple[str, ...] = ()
+    #: instances of the outputs that its output is made of
+    source_instances: tuple[str, ...] = ()
     #: of all executions, in order
     traces: Sequence[TaskTrace] = ()
     error: BaseException | None = None
@@ -186,14 +186,14 @@ class ItemLoops:
             self._journal.now,
         )
         self._running[item] = running
-        self._tell(running, Begun(at=self._journal.now()))
+        self._apply(running, Begun(at=self._journal.now()))
 
     def stop(self, item: str) -> bool:
         """Ask a loop to end; whether it is at work, and will tell of its end."""
         running = self._running.get(item)
         if running is None:
             return False
-        self._tell(running, CancelRequested(at=self._journal.now()))
+        self._apply(running, CancelRequested(at=self._journal.now()))
         return True
 
     def owns(self, instance: str) -> bool:
@@ -214,7 +214,7 @@ class ItemLoops:
             running.outputs.put(instance, output)
             running.completed[instance] = output
         if result.status == "completed":
-            self._tell(
+            self._apply(
                 running,
                 Completed(
                     at=result.at, instance=instance, duration_s=result.duration_s, total_tokens=result.total_tokens
@@ -222,13 +222,13 @@ class ItemLoops:
             )
         elif result.status == "failed":
             running.failure = order, result
-            self._tell(running, Failed(at=result.at, instance=instance))
+            self._apply(running, Failed(at=result.at, instance=instance))
         elif result.status == "exited":
-            self._tell(
+            self._apply(
                 running, Exited(at=result.at, instance=instance, reason=result.exit_reason, has_output=has_output)
             )
         else:
-            self._tell(running, Cancelled(at=result.at, instance=instance))
+            self._apply(running, Cancelled(at=result.at, instance=instance))
 
     async def _answered(self, running: _Running, answered: Stimulus) -> None:
         """Put a verdict on record, then tell the loop."""
@@ -239,10 +239,10 @@ class ItemLoops:
         # Another process may commit work that follows from it before this one does (S-DUR-122).
         fact = self._journal.fact(item, encode_stimulus(placed), answered.at)
         await self._journal.append(fact, until=Persistence.COMMITTED)
-        self._tell(running, answered)
+        self._apply(running, answered)
 
-    def _tell(self, running: _Running, stimulus: Stimulus) -> None:
-        """Tell a loop, and do what it wants; what is recorded of that is told next."""
+    def _apply(self, running: _Running, stimulus: Stimulus) -> None:
+        """Apply a stimulus to a loop, and do what it wants; what is recorded of that is applied next."""
         waiting = [stimulus]
         while waiting and self._running.get(running.prepared.instance) is running:
             told = waiting.pop(0)
@@ -301,7 +301,7 @@ def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
     return replace(
         ended,
         output=join_iterations(outputs) if len(outputs) > 1 else next(iter(outputs), None),
-        given=tuple(f"{prepared.instance}/{each}" for each in given),
+        source_instances=tuple(f"{prepared.instance}/{each}" for each in given),
         exit_reason=None if end.exit_reason is ExitReason.COMPLETED else end.exit_reason,
     )
 

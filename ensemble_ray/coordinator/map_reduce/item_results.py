@@ -47,11 +47,11 @@ class ItemResultWriter:
         #: told that a file cannot be written
         self.on_error: Callable[[BaseException], None] = lambda _: None
 
-    async def free_places(self, in_flight: Callable[[], int]) -> int:
+    async def free_slots(self, in_flight: Callable[[], int]) -> int:
         """Return how many more items may be pulled, when some may."""
         while len(self._waiting) >= _MOST_WAITING and self._writing is not None:
             await asyncio.wait([self._writing])
-        return await self._log.free_places(in_flight)
+        return await self._log.free_slots(in_flight)
 
     def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
         """Note that an item has its output."""

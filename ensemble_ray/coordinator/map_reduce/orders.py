@@ -15,7 +15,7 @@ from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.coordinator.map_reduce.ready_tasks import inner_key
 from ensemble_ray.coordinator.start_orders import gather_context, revision_of
 from ensemble_ray.definition.task import Task
-from ensemble_ray.execute.kinds import AgentTemplates
+from ensemble_ray.execute.agent_templates import AgentTemplates
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.facts.items import AgentsJoined, GroupRecorded
 from ensemble_ray.plan.map_reduce_factories import FactoryFailure, ItemLoop

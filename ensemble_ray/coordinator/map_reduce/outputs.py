@@ -163,8 +163,8 @@ class MapReduceOutputs:
         self._agents.extend(self._spool.put(pickle.dumps(summary, protocol=5)) for summary in fresh)
         return fresh
 
-    def recall(self, agents: Sequence[AgentSummary]) -> None:
-        """Keep who took part as the record tells it; objects of another process are known by what they say."""
+    def keep_recorded_agents(self, agents: Sequence[AgentSummary]) -> None:
+        """Keep who took part, as the record has it; objects of another process are known by what they say."""
         for summary in agents:
             self._recorded_agents.add(_hash_of(summary))
         self._agents.extend(self._spool.put(pickle.dumps(summary, protocol=5)) for summary in agents)

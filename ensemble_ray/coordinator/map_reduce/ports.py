@@ -35,7 +35,7 @@ class TaskFactories(Protocol):
 class ItemResults(Protocol):
     """Hears what comes of items."""
 
-    async def free_places(self, in_flight: Callable[[], int]) -> int:
+    async def free_slots(self, in_flight: Callable[[], int]) -> int:
         """Return how many more items may be pulled, when some may: a reader or a file may be slow (S-MR-131).
 
         Args:

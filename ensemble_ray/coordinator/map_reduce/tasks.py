@@ -177,8 +177,8 @@ class MapReduceTasks:
 
     async def _pull(self, count: int) -> ItemsPulled:
         items = self._parts.items
-        places = await self._parts.results.free_places(lambda: items.in_flight)
-        batch = await items.pull(min(count, places))
+        slots = await self._parts.results.free_slots(lambda: items.in_flight)
+        batch = await items.pull(min(count, slots))
         now = self._journal.now()
         if batch.has_unrecorded:
             data = ItemsRecorded.of(batch.indices, batch.digests, are_all=batch.is_exhausted)
@@ -317,7 +317,7 @@ class MapReduceTasks:
         instance, number, item = prepared.instance, prepared.number, items.item(prepared.number)
         if end.output is not None:
             left = () if end.exit_reason is None else (ExitRecorded(reason=end.exit_reason),)
-            self._unrecorded[instance] = (ItemOutputRecorded(outputs=end.given), *left)
+            self._unrecorded[instance] = (ItemOutputRecorded(outputs=end.source_instances), *left)
             output = store.keep(0, number, end.output, prepared.unit_type, item=item, executions=end.traces)
             self._parts.results.completed(number, items.index(number), item, output)
             return self._complete(instance, (0, number), output, is_final=False, exit_reason=end.exit_reason)

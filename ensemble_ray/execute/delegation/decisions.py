@@ -24,10 +24,10 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.text.foreign_text import Line
 from ensemble_ray.values.delegation import (
-    Colleague,
     DelegationPolicyContext,
     DelegationPolicyResult,
     DelegationRequest,
+    Peer,
 )
 from ensemble_ray.values.ids import effect_name, uuid_of
 
@@ -47,7 +47,7 @@ class Decision:
 
     request: DelegationRequest
     #: who is asked; None: nobody
-    worker: Colleague | None
+    worker: Peer | None
     #: when the request was made, Unix time, s
     at: float
     #: turn and index of the call
@@ -114,10 +114,10 @@ class Decisions:
         refusal = found if isinstance(found, Refusal) else self._gate.approve(found)
         if refusal is not None:
             return Decision(request=request, worker=None, at=at, position=position, refusal=refusal)
-        return await self._under_policies(request, cast("Colleague", found), at, position)
+        return await self._under_policies(request, cast("Peer", found), at, position)
 
     async def _under_policies(
-        self, request: DelegationRequest, worker: Colleague, at: float, position: tuple[int, int]
+        self, request: DelegationRequest, worker: Peer, at: float, position: tuple[int, int]
     ) -> Decision:
         """Ask the policies in order; the attempt counts for the worker that it ends with (S-DEL-41, S-HIER-46)."""
         charged = worker.role
@@ -165,9 +165,9 @@ class Decisions:
     def _recalled(self, fact: Fact[DelegationDecided], position: tuple[int, int]) -> Decision:
         """Return the decision that is on record; what it counted for counts again."""
         data = fact.data
-        worker = next((each for each in self._context.colleagues if each.key == data.worker), None)
+        worker = next((each for each in self._context.peers if each.key == data.worker), None)
         if data.charged is not None:
-            self._gate.recall(data.charged)
+            self._gate.reapply_recorded(data.charged)
         return Decision(
             request=read_request(fact),
             worker=worker,

@@ -40,7 +40,7 @@ from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer, rules_text
-from ensemble_ray.values.delegation import Colleague, DelegationResponse, DelegationStatus
+from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus, Peer
 from ensemble_ray.values.ids import delegated_instance
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
@@ -74,9 +74,9 @@ class Delegations:
         text_field = "task_description" if scope.is_manager else "task"
         self._decisions = Decisions(scope, gate, text_field)
         cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
-        self._places = nullcontext() if cap is None else asyncio.Semaphore(cap)
+        self._slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
         #: attempts that wait for a worker, by the call's name, and those of them whose worker was asked
-        self._open: dict[str, tuple[Decision, Colleague]] = {}
+        self._open: dict[str, tuple[Decision, Peer]] = {}
         self._begun: set[str] = set()
         #: what a worker gave that ends more than its task
         self._beyond: BaseException | None = None
@@ -145,7 +145,7 @@ class Delegations:
         if decision.worker is None:
             return self._refused(call, decision), Persistence.QUEUED
         self._open[name] = (decision, decision.worker)
-        async with self._places:
+        async with self._slots:
             if self._beyond is not None:  # what has not begun when a run ends does not begin (S-PAR-30)
                 del self._open[name]
                 self._noted(decision, decision.worker.role, _STOPPED, errors=(_STOPPED,))
@@ -154,7 +154,7 @@ class Delegations:
         effect = self._concluded(name, decision, decision.worker, result)
         return self._tool_effect(call, effect), Persistence.COMMITTED if effect.output is None else Persistence.QUEUED
 
-    async def recall(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
+    async def reapply_recorded(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
         """Replay a call whose result is on record: what it did counts, and stands in the trace, as when it was made."""
         decision = self._decisions.of(name)
         if isinstance(decision, str):
@@ -167,9 +167,7 @@ class Delegations:
         effect = self._concluded(name, decision, decision.worker, result, took_s=recorded.duration_s)
         effect.text = recorded.text
 
-    async def _recorded_result(
-        self, name: str, decision: Decision, worker: Colleague, recorded: ToolEffect
-    ) -> TaskResult:
+    async def _recorded_result(self, name: str, decision: Decision, worker: Peer, recorded: ToolEffect) -> TaskResult:
         """Return the result of a worker, as the record has it."""
         order = self._worker_order(name, decision, worker)
         facts = await self._scope.ports.journal.lookup_recorded(order.instance)
@@ -189,7 +187,7 @@ class Delegations:
             key=order.key, instance=order.instance, status="completed", at=self._scope.ports.clock.now(), output=output
         )
 
-    async def _performed(self, name: str, decision: Decision, worker: Colleague) -> TaskResult:
+    async def _performed(self, name: str, decision: Decision, worker: Peer) -> TaskResult:
         order = self._worker_order(name, decision, worker)
         self._announce_start(decision, worker)
         _log.info("Agent '%s' delegates to '%s' (depth %d)", self._order.agent_role, worker.role, order.depth)
@@ -235,7 +233,7 @@ class Delegations:
         error = AgentExecutionError(text, order.agent_role, order.task.description)
         return self._failed_result(order, error, None if stopped is None else stopped.trace)
 
-    def _worker_order(self, name: str, decision: Decision, worker: Colleague) -> TaskOrder:
+    def _worker_order(self, name: str, decision: Decision, worker: Peer) -> TaskOrder:
         instance = delegated_instance(name)
         task = Task(description=decision.request.task_description, expected_output=EXPECTED_OUTPUT)
         return TaskOrder(
@@ -251,7 +249,7 @@ class Delegations:
             depth=self._order.depth + 1,
             caller_role=self._order.agent_role,
             delegation_id=decision.request.task_id,
-            is_again=self._order.is_again,
+            is_resubmission=self._order.is_resubmission,
             directives=self._order.directives,
             switches=self._order.switches,
         )
@@ -280,7 +278,7 @@ class Delegations:
         return self._tool_effect(call, effect, "error" if decision.is_error else "success")
 
     def _concluded(
-        self, name: str, decision: Decision, worker: Colleague, result: TaskResult, *, took_s: float | None = None
+        self, name: str, decision: Decision, worker: Peer, result: TaskResult, *, took_s: float | None = None
     ) -> DelegationEffect:
         output = result.output
         if output is None:
@@ -341,7 +339,7 @@ class Delegations:
             duration_s=effect.response.duration.total_seconds(),
         )
 
-    def _announce_start(self, decision: Decision, worker: Colleague) -> None:
+    def _announce_start(self, decision: Decision, worker: Peer) -> None:
         self._scope.emit(
             DelegationStartedEvent,
             lambda: DelegationStartedEvent(

@@ -1,6 +1,6 @@
 """Who may be asked by whom: the guards before any policy, and what a policy's change must still pass. Package: execute.
 
-Pure. In: the role that a model wrote. Out: the colleague it means, or the sentence that the model is told instead.
+Pure. In: the role that a model wrote. Out: the agent it means, or the sentence that the model is told instead.
 Must never happen: a worker that is asked although a rule forbids it, however its role is spelled.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
-from ensemble_ray.values.delegation import Colleague, DelegationContext, spoken_role
+from ensemble_ray.values.delegation import DelegationContext, Peer, spoken_role
 
 __all__ = ["Gate", "ManagerGate", "PeerGate", "Refusal"]
 
@@ -43,19 +43,19 @@ class Gate(Protocol):
         """The roles that may be asked, as policies see them (S-DEL-44)."""
         ...
 
-    def find(self, role: str) -> Colleague | Refusal:
+    def find(self, role: str) -> Peer | Refusal:
         """Apply the guards (S-DEL-73 to S-DEL-75, S-HIER-21)."""
         ...
 
-    def approve(self, worker: Colleague) -> Refusal | None:
+    def approve(self, worker: Peer) -> Refusal | None:
         """Apply the checks before the policies; an approved attempt counts from here on (S-HIER-41)."""
         ...
 
-    def change(self, asked: Colleague, role: str) -> Colleague | Refusal:
+    def change(self, asked: Peer, role: str) -> Peer | Refusal:
         """Who is asked after the policies, which may have changed the target (S-DEL-77, S-DEL-78, S-HIER-46)."""
         ...
 
-    def recall(self, charged: str) -> None:
+    def reapply_recorded(self, charged: str) -> None:
         """Count an attempt again that the record says was approved for that role."""
         ...
 
@@ -89,7 +89,7 @@ class PeerGate:
         self.depth = depth
         self.roles = tuple(each for each in context.roles if not self._is_self(each))
 
-    def find(self, role: str) -> Colleague | Refusal:
+    def find(self, role: str) -> Peer | Refusal:
         """Depth, then self, then unknown."""
         most = self._context.max_depth
         if self.depth >= most:
@@ -103,11 +103,11 @@ class PeerGate:
         found = self._context.find(role)
         return found or Refusal(f"Agent not found with role '{role.strip()}'. Available roles: {roles}")
 
-    def approve(self, worker: Colleague) -> Refusal | None:  # noqa: ARG002  between peers nothing is counted
+    def approve(self, worker: Peer) -> Refusal | None:  # noqa: ARG002  between peers nothing is counted
         """Nothing stands before the policies."""
         return None
 
-    def change(self, asked: Colleague, role: str) -> Colleague | Refusal:  # noqa: ARG002  nothing was charged
+    def change(self, asked: Peer, role: str) -> Peer | Refusal:  # noqa: ARG002  nothing was charged
         """Unknown, then self."""
         found = self._context.find(role)
         if found is None:
@@ -117,7 +117,7 @@ class PeerGate:
             return Refusal(f"{_modified(role)} which results in self-delegation. Choose a different agent.")
         return found
 
-    def recall(self, charged: str) -> None:
+    def reapply_recorded(self, charged: str) -> None:
         """Nothing is counted."""
 
     def succeeded(self, role: str, description: str) -> str:  # noqa: ARG002  nothing is counted
@@ -146,18 +146,18 @@ class ManagerGate:
         self._enforcer = enforcer
         self.roles = context.roles
 
-    def find(self, role: str) -> Colleague | Refusal:
+    def find(self, role: str) -> Peer | Refusal:
         """Only whether there is one."""
         roles = _listed(self._context.roles)
         found = self._context.find(role)
         return found or Refusal(f"No agent found with role '{role.strip()}'. Available roles: {roles}")
 
-    def approve(self, worker: Colleague) -> Refusal | None:
+    def approve(self, worker: Peer) -> Refusal | None:
         """Check the constraints, by the worker's own role (S-HIER-45)."""
         reason = self._enforcer.approve(worker.role)
         return None if reason is None else self._rejected(reason)
 
-    def change(self, asked: Colleague, role: str) -> Colleague | Refusal:
+    def change(self, asked: Peer, role: str) -> Peer | Refusal:
         """Unknown, then the constraints of the new target, which is charged instead (S-HIER-46)."""
         found = self._context.find(role)
         if found is None:
@@ -167,9 +167,9 @@ class ManagerGate:
             return self._rejected(reason)
         return found
 
-    def recall(self, charged: str) -> None:
+    def reapply_recorded(self, charged: str) -> None:
         """Count the attempt as when it was approved."""
-        self._enforcer.recall(charged)
+        self._enforcer.reapply_recorded(charged)
 
     def succeeded(self, role: str, description: str) -> str:
         """Tell a manager that repeats itself."""

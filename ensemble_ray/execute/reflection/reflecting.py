@@ -21,7 +21,7 @@ from ensemble_ray.execute.agent.attempts import Attempts
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.request_size import estimated_input
 from ensemble_ray.execute.spending import answer_tokens
-from ensemble_ray.facts.reflection import ReflectionMade, ReflectionRecalled, ReflectionStored
+from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import use_effect_key
@@ -83,7 +83,7 @@ async def reflect(scope: TaskScope, output: TaskOutput, agent: Agent | None, *, 
     if scope.order.task.reflection_config is None or scope.ports.compare is not None:
         return  # a replay performs nothing
     name = _name(scope)
-    made = scope.recorded(name, ReflectionMade)
+    made = scope.recorded(name, ReflectionRecorded)
     reflections = scope.ports.reflections
     if not scope.context.has_reflections or reflections is None:
         _log.warning("Task '%s' is not reflected on: its run has no reflection_store", scope.order.key)
@@ -106,7 +106,7 @@ async def reflect(scope: TaskScope, output: TaskOutput, agent: Agent | None, *, 
 
 async def _learn(
     scope: TaskScope, reflections: RunReflections, output: TaskOutput, agent: Agent | None
-) -> ReflectionMade | None:
+) -> ReflectionRecorded | None:
     """Return what is learned of an output; None: there is nobody to ask (S-REFL-9)."""
     task = scope.order.task
     config, key = task.reflection_config, reflection_key(task.description)
@@ -124,12 +124,12 @@ async def _learn(
     if config.strategy is not None:
         asked = ReflectionInput(task=task, task_output=output, prior_reflection=prior)
         learned = await reflections.ask_strategy(asked)
-        return ReflectionMade(key=key, reflection=learned.to_data(), is_first=prior is None)
+        return ReflectionRecorded(key=key, reflection=learned.to_data(), is_first=prior is None)
     assert model is not None, "asked above"  # noqa: S101  for the type
     return await _ask_model(scope, model, output, prior)
 
 
-async def _keep(scope: TaskScope, name: str, reflections: RunReflections, learned: ReflectionMade) -> None:
+async def _keep(scope: TaskScope, name: str, reflections: RunReflections, learned: ReflectionRecorded) -> None:
     """Store what was learned, unless the record says that it is, and tell of it (S-REFL-15)."""
     if scope.recorded(name, ReflectionStored) is None:
         try:
@@ -153,7 +153,7 @@ async def _keep(scope: TaskScope, name: str, reflections: RunReflections, learne
 
 async def _ask_model(
     scope: TaskScope, model: ChatModel, output: TaskOutput, prior: TaskReflection | None
-) -> ReflectionMade:
+) -> ReflectionRecorded:
     """Ask a model once; what it or its answer lacks is made of the task's own texts (S-REFL-12, S-REFL-13)."""
     task, count = scope.order.task, 1 if prior is None else prior.run_count + 1
     messages = [ChatMessage(role="user", content=build_reflection_request(task, output.raw, prior))]
@@ -178,7 +178,7 @@ async def _ask_model(
         reflected_at=utc_of(scope.ports.clock.now()),
         run_count=count,
     )
-    return ReflectionMade(
+    return ReflectionRecorded(
         key=reflection_key(task.description),
         reflection=reflection.to_data(),
         input_tokens=tokens[0],

@@ -230,7 +230,7 @@ class ToolCalls:
         for index, call in handed.items():
             if index in resolved:
                 name = effect_name(self._order.instance, turn, f"call-{index}")
-                await self._delegations.recall(call, name, resolved[index])
+                await self._delegations.reapply_recorded(call, name, resolved[index])
 
     async def _lost(self, call: ToolCall, intent: Fact[ToolIntended], text: str) -> ToolEffect:
         """Return a call that was begun before a crash, and has an unknown outcome for good."""

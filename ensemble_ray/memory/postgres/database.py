@@ -19,8 +19,8 @@ from ensemble_ray.process.postgres_server import (
     SET_SESSION,
     advice_for,
     first_line,
+    location_of,
     parameters_of,
-    place_of,
     try_patiently,
 )
 
@@ -50,7 +50,7 @@ class MemoryDatabase:
             ValidationError: the driver is not installed, or it is no URL of a database.
         """
         self._parameters = parameters_of(dsn, needed_by="Memories in PostgreSQL need")
-        self.place = place_of(self._parameters)
+        self.location = location_of(self._parameters)
         #: the quoted schema of pgvector; None: vectors are bytes; known with the first connection
         self.vector_schema: str | None = None
         self._forget_connections()
@@ -79,7 +79,7 @@ class MemoryDatabase:
                     self._put_back(connection)
 
         return try_patiently(
-            attempt, place=self.place, patience_s=_PATIENCE_S, is_repeatable=is_repeatable, failure=self._failure
+            attempt, location=self.location, patience_s=_PATIENCE_S, is_repeatable=is_repeatable, failure=self._failure
         )
 
     def is_made(self) -> bool:
@@ -92,7 +92,7 @@ class MemoryDatabase:
 
         try:
             with self._open() as connection:
-                return has_tables(connection, self.place)
+                return has_tables(connection, self.location)
         except psycopg.Error as error:
             raise self._failure(error) from error
 
@@ -130,7 +130,7 @@ class MemoryDatabase:
     def _connect(self) -> Connection:
         connection = self._open()
         try:
-            ensure_tables(connection, self.place)
+            ensure_tables(connection, self.location)
             self.vector_schema = vector_schema(connection)
         except BaseException:
             connection.close()
@@ -151,7 +151,7 @@ class MemoryDatabase:
 
     def _failure(self, error: BaseException) -> EnsembleError:
         advice = advice_for(error, schema=SCHEMA)
-        return EnsembleError(f"Cannot use the memory in {self.place}: {first_line(error)}. {advice}")
+        return EnsembleError(f"Cannot use the memory in {self.location}: {first_line(error)}. {advice}")
 
 
 def _is_open(connection: Connection) -> bool:

@@ -19,7 +19,7 @@ class PostgresMemory(LastingMemory):
     has the extension pgvector it finds entries by meaning itself; else the process that asks does.
 
     Examples:
-        >>> PostgresMemory("postgresql://me:secret@db.example.org/team").place
+        >>> PostgresMemory("postgresql://me:secret@db.example.org/team").location
         'postgresql://db.example.org:5432/team'
     """
 
@@ -38,15 +38,15 @@ class PostgresMemory(LastingMemory):
         super().__init__(PostgresTables(MemoryDatabase(dsn)), embedding_model)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The database, without user and password."""
-        return self._tables.place
+        return self._tables.location
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_open, (self._dsn, self._model))
 
     def __repr__(self) -> str:
-        return f"PostgresMemory({self.place!r})"
+        return f"PostgresMemory({self.location!r})"
 
 
 def _open(dsn: str, model: EmbeddingModel | None) -> PostgresMemory:

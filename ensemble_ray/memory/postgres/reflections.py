@@ -25,7 +25,7 @@ class PostgresReflectionStore:
     The database may be that of a `PostgresMemory`.
 
     Examples:
-        >>> PostgresReflectionStore("postgresql://me:secret@db.example.org/team").place
+        >>> PostgresReflectionStore("postgresql://me:secret@db.example.org/team").location
         'postgresql://db.example.org:5432/team'
     """
 
@@ -43,9 +43,9 @@ class PostgresReflectionStore:
         self._has_table = False
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The database, without user and password."""
-        return self._database.place
+        return self._database.location
 
     def store(self, key: str, reflection: TaskReflection) -> None:
         """Keep a reflection, in place of the one that has that key.
@@ -120,7 +120,7 @@ class PostgresReflectionStore:
         return (PostgresReflectionStore, (self._dsn,))
 
     def __repr__(self) -> str:
-        return f"PostgresReflectionStore({self.place!r})"
+        return f"PostgresReflectionStore({self.location!r})"
 
 
 def _key_text(key: str) -> str:

@@ -86,7 +86,7 @@ WHERE of_table.nspname = 'ensemble_ray_memory' AND c.relname = 'entries' AND a.a
 """
 
 
-def has_tables(connection: Connection, place: str) -> bool:
+def has_tables(connection: Connection, location: str) -> bool:
     """Return whether anything was ever remembered there.
 
     Raises:
@@ -97,27 +97,27 @@ def has_tables(connection: Connection, place: str) -> bool:
     version = _asked(connection, "SELECT max(version) FROM ensemble_ray_memory.version")
     if not isinstance(version, int) or version > _VERSION:
         raise EnsembleError(
-            f"The memory in {place} was written by a later version of ensemble_ray: it cannot be read here"
+            f"The memory in {location} was written by a later version of ensemble_ray: it cannot be read here"
         )
     return True
 
 
-def ensure_tables(connection: Connection, place: str) -> None:
+def ensure_tables(connection: Connection, location: str) -> None:
     """Make the tables unless they are there; several processes may do so at once.
 
     Raises:
         EnsembleError: they are of a later version, or the database cannot hold texts.
     """
-    if has_tables(connection, place):
+    if has_tables(connection, location):
         return
     encoding = _asked(connection, "SELECT current_setting('server_encoding')")
     if encoding != "UTF8":
         raise EnsembleError(
-            f"The database {place} has the encoding {encoding}: memory needs one with the encoding UTF8"
+            f"The database {location} has the encoding {encoding}: memory needs one with the encoding UTF8"
         )
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-        if has_tables(connection, place):  # somebody was faster
+        if has_tables(connection, location):  # somebody was faster
             return
         if not _asked(connection, _HAS_SCHEMA):  # else the right to make schemas is not needed
             connection.execute("CREATE SCHEMA ensemble_ray_memory")

@@ -33,9 +33,9 @@ class PostgresTables:
         self._database = database
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The database, without user and password."""
-        return self._database.place
+        return self._database.location
 
     def close(self) -> None:
         """Close its connections; they are opened again when they are needed."""
@@ -154,7 +154,7 @@ class PostgresTables:
         )
         return [StoredEntry(int(row), _entry_of(text)) for row, text in rows]
 
-    def give_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
+    def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
         """Add the vectors of rows that have none."""
 
         def giving(connection: Connection) -> None:

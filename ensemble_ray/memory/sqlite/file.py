@@ -59,7 +59,7 @@ class MemoryFile:
         self._process_id = 0
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The file."""
         return str(self.path)
 
@@ -170,7 +170,7 @@ class MemoryFile:
         with self.reading() as connection:
             return [_stored(row) for row in connection.execute(query, (scope,))]
 
-    def give_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
+    def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
         """Add the vectors of rows that have none."""
         with self.changing() as connection:
             connection.executemany("update entries set vector = ? where id = ? and vector is null", vectors)

@@ -60,19 +60,21 @@ class ReplayedSource:
             return []
         group = self._groups[-1]
         self._groups.append([])
-        return self._tell(group)
+        return self._apply(group)
 
     def resume(self) -> list[Instruction]:
         """Forget what a run that goes on makes up for, and return all that was wanted until now, once more."""
         self._groups = [[each for each in group if not is_undone(each)] for group in self._groups]
         self._source = machine_for(self.plan)
-        wanted = [each for group in self._groups for each in self._tell(group)]
+        wanted = [each for group in self._groups for each in self._apply(group)]
         self._groups.append([])
         return wanted
 
-    def _tell(self, group: Sequence[Stimulus]) -> list[Instruction]:
-        told = [each for each in group if not isinstance(each, Cancelled) or self._source.is_cancelling(each.instance)]
-        return self._source.handle(*told) if told else []
+    def _apply(self, group: Sequence[Stimulus]) -> list[Instruction]:
+        relevant = [
+            each for each in group if not isinstance(each, Cancelled) or self._source.is_cancelling(each.instance)
+        ]
+        return self._source.handle(*relevant) if relevant else []
 
 
 class ReplayedStarts:

@@ -88,7 +88,7 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
         asked = {key: found for key, unit in planned.units.items() if (found := _unit(unit))}
         if asked:
             data["units"] = asked
-    if planned.colleagues:
+    if planned.peers:
         data["delegation"] = _delegation(planned, definition)
     if (memory := memory_data(definition)) is not None:
         data["memory"] = memory

@@ -31,8 +31,8 @@ __all__ = [
     "item_digest",
     "map_key",
     "map_reduce_run_data",
+    "position_of",
     "reduce_key",
-    "work_of",
 ]
 
 #: Key of the short-circuit's only task, and of the last reduce (S-MR-160).
@@ -63,7 +63,7 @@ _RULES = (
     "on_item_error",
     "parallel_error_strategy",
 )
-_WORK = re.compile(r"(?:map-(?P<index>\d+)|reduce-(?P<level>\d+)-(?P<number>\d+))")
+_TASK_KEY = re.compile(r"(?:map-(?P<index>\d+)|reduce-(?P<level>\d+)-(?P<number>\d+))")
 #: In a `repr`: where in the memory of this process something lies.
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
 
@@ -140,9 +140,9 @@ def reduce_key(level: int, number: int) -> str:
     return f"reduce-{level}-{number}"
 
 
-def work_of(key: str) -> tuple[int, int] | None:
-    """Level and number of a map (level 0, and the index of its item) or reduce; None for any other key."""
-    found = _WORK.fullmatch(key)
+def position_of(key: str) -> tuple[int, int] | None:
+    """Return level and number of a map (level 0, and the index of its item) or reduce; None for any other key."""
+    found = _TASK_KEY.fullmatch(key)
     if found is None:
         return None
     if found["index"] is not None:

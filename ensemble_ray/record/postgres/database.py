@@ -20,8 +20,8 @@ from ensemble_ray.process.postgres_server import (
     advice_for,
     first_line,
     is_passing,
+    location_of,
     parameters_of,
-    place_of,
 )
 from ensemble_ray.record.postgres.schema import SCHEMA, ensure_schema, flaw_of, has_schema
 
@@ -48,7 +48,7 @@ class Database:
         """
         self.patience_s = patience_s
         self._parameters: dict[str, Any] = parameters_of(url, needed_by="Records in PostgreSQL need")
-        self.place = place_of(self._parameters)
+        self.location = location_of(self._parameters)
 
     async def connect(self) -> Connection:
         """Open a connection that commits every statement; the schema is there.
@@ -59,7 +59,7 @@ class Database:
         """
         connection = await self._open()
         try:
-            await ensure_schema(connection, self.place)
+            await ensure_schema(connection, self.location)
         except BaseException:
             await connection.close()
             raise
@@ -75,7 +75,7 @@ class Database:
         with self.translated_errors():
             connection = await self._open()
             try:
-                if not await has_schema(connection, self.place):
+                if not await has_schema(connection, self.location):
                     yield None
                     return
                 async with connection.transaction():
@@ -93,9 +93,9 @@ class Database:
         with self.translated_errors():
             connection = await self._open()
             try:
-                has_tables = await has_schema(connection, self.place)
+                has_tables = await has_schema(connection, self.location)
                 if flaw := await flaw_of(connection):
-                    raise RecordError(f"No run can be recorded in the database {self.place}: {flaw}", self.place)
+                    raise RecordError(f"No run can be recorded in the database {self.location}: {flaw}", self.location)
                 if not has_tables:
                     return None
                 row = await (await connection.execute("SELECT count(*) FROM ensemble_ray.runs")).fetchone()
@@ -133,7 +133,7 @@ class Database:
                 if not is_passing(error) or loop.time() + delay > deadline:
                     raise self.failure(error) from error
                 if not tries:
-                    _log.warning("Lost the database %s, trying again: %s", self.place, first_line(error))
+                    _log.warning("Lost the database %s, trying again: %s", self.location, first_line(error))
             tries += 1
             await asyncio.sleep(delay)
 
@@ -141,10 +141,10 @@ class Database:
         """Return what went wrong with this database, and what to do."""
         advice = advice_for(error, schema=SCHEMA)
         msg = (
-            f"Cannot use the database {self.place}: {first_line(error)}. "
+            f"Cannot use the database {self.location}: {first_line(error)}. "
             f"{advice}. What is recorded stays; a run that this ended can be resumed afterwards"
         )
-        return RecordError(msg, self.place)
+        return RecordError(msg, self.location)
 
     async def _open(self) -> Connection:
         import psycopg

@@ -53,28 +53,28 @@ WHERE run_id = %s AND instance = %s AND name = %s ORDER BY seq
 """
 
 
-async def gates_in(connection: Connection, place: str) -> list[GatesOfRun]:
+async def gates_in(connection: Connection, location: str) -> list[GatesOfRun]:
     """Return the runs that have not ended and have gates, oldest first."""
     cursor = await connection.execute(_RUNS_WITH_GATES)
     found: list[GatesOfRun] = []
     for (run_id,) in await cursor.fetchall():
-        for run in await read_runs(connection, place, run_id):
+        for run in await read_runs(connection, location, run_id):
             if run.state.is_final:  # its owner died before it wrote the state
                 continue
             try:
-                found.append(GatesOfRun(run, await read_gates(connection, run_id, place)))
+                found.append(GatesOfRun(run, await read_gates(connection, run_id, location)))
             except RecordError as error:
                 _log.warning("The review gates of run %s are not listed: %s", run_id, error)
     return found
 
 
-async def read_gates(connection: Connection, run_id: str, place: str) -> list[Fact]:
+async def read_gates(connection: Connection, run_id: str, location: str) -> list[Fact]:
     """Return what is recorded of a run's gates; see `GatesOfRun.facts`.
 
     Raises:
         RecordError: a fact is damaged.
     """
-    found = await with_bodies(connection, run_id, place, await _rows(connection, _GATES, [run_id]))
+    found = await with_bodies(connection, run_id, location, await _rows(connection, _GATES, [run_id]))
     ends = ends_of_open(found)
     if not ends:
         return found
@@ -84,7 +84,7 @@ async def read_gates(connection: Connection, run_id: str, place: str) -> list[Fa
         "names": [text_of_name(name) for _, name in ends],
         "kinds": list(END_KINDS),
     }
-    return found + await with_bodies(connection, run_id, place, await _rows(connection, _ENDS, values))
+    return found + await with_bodies(connection, run_id, location, await _rows(connection, _ENDS, values))
 
 
 async def record_decision(
@@ -100,14 +100,14 @@ async def record_decision(
     async with await database.connect() as connection, connection.transaction():
         rows = await _rows(connection, _RUN, [run_id])
         if not rows:
-            raise await unknown_run(connection, run_id, database.place)
+            raise await unknown_run(connection, run_id, database.location)
         ((begun, of_run),) = rows
         # Whoever takes the run locks its row, too: an owner that is not there now reads what is written here.
         is_owned = await owner_of(connection, run_id) is not None
         fact = Fact(run=run_id, name=gate, at=time.time(), data=decision)
         instance = text_of_name(fact.instance)
         found = await _rows(connection, _NAMED, [run_id, instance, text_of_name(gate)])
-        (asked,) = fold_gates(await with_bodies(connection, run_id, database.place, found))
+        (asked,) = fold_gates(await with_bodies(connection, run_id, database.location, found))
         obstacle = obstacle_at(asked, at=fact.at, is_owned=is_owned)
         if obstacle is not None:
             return asked, obstacle

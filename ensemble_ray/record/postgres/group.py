@@ -120,21 +120,21 @@ class _Rows:
             self.characters += len(data)
         self.entries.append(entry)
 
-    def parameters(self, target: BegunRun, place: int) -> dict[str, Any]:
+    def parameters(self, target: BegunRun, run_index: int) -> dict[str, Any]:
         """Return the values of `_APPEND`."""
         return {
-            f"run{place}": target[0],
-            f"begun{place}": target[1],
-            f"entries{place}": self.entry,
-            f"numbers{place}": self.number,
-            f"kinds{place}": self.kind,
-            f"names{place}": self.name,
-            f"instances{place}": self.instance,
-            f"ats{place}": self.at,
-            f"epochs{place}": self.epoch,
-            f"data{place}": self.data,
-            f"digests{place}": list(self.bodies),
-            f"bodies{place}": list(self.bodies.values()),
+            f"run{run_index}": target[0],
+            f"begun{run_index}": target[1],
+            f"entries{run_index}": self.entry,
+            f"numbers{run_index}": self.number,
+            f"kinds{run_index}": self.kind,
+            f"names{run_index}": self.name,
+            f"instances{run_index}": self.instance,
+            f"ats{run_index}": self.at,
+            f"epochs{run_index}": self.epoch,
+            f"data{run_index}": self.data,
+            f"digests{run_index}": list(self.bodies),
+            f"bodies{run_index}": list(self.bodies.values()),
         }
 
 
@@ -189,14 +189,14 @@ async def commit_group(connection: Connection, group: CommitGroup, writer: UUID)
     if not runs:
         return CommitResult(refused=refused, missing=missing)
     values: dict[str, Any] = {"writer": writer}
-    for place, run in enumerate(runs):
-        values.update(group.rows[run].parameters(run, place))
+    for run_index, run in enumerate(runs):
+        values.update(group.rows[run].parameters(run, run_index))
     cursor = await connection.execute(_statement(len(runs)), values)
-    for place, entry, instance, newest in await cursor.fetchall():
+    for run_index, entry, instance, newest in await cursor.fetchall():
         if entry is None:
-            missing.append(runs[place])
+            missing.append(runs[run_index])
         else:
-            found = group.rows[runs[place]].entries[entry]
+            found = group.rows[runs[run_index]].entries[entry]
             refused.append(RefusedAppend(entry=found, instance=name_of(instance), newest=newest))
     return CommitResult(refused=refused, missing=missing)
 
@@ -204,7 +204,7 @@ async def commit_group(connection: Connection, group: CommitGroup, writer: UUID)
 @lru_cache(maxsize=50)
 def _statement(runs: int) -> bytes:
     """One statement for all: the server has the whole group before it locks anything."""
-    return " UNION ALL ".join(_APPEND.format(place) for place in range(runs)).encode()
+    return " UNION ALL ".join(_APPEND.format(run_index) for run_index in range(runs)).encode()
 
 
 def text_of_name(name: str) -> str:

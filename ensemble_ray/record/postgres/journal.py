@@ -63,12 +63,12 @@ SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(
 class PostgresJournal:
     """One run's facts, as one process writes them; its writer knows of it already (`attach`, `join`)."""
 
-    def __init__(self, writer: PostgresWriter, target: BegunRun, *, is_buffered: bool, place: str) -> None:
+    def __init__(self, writer: PostgresWriter, target: BegunRun, *, is_buffered: bool, location: str) -> None:
         self.run_id = target[0]
         self._target = target
         self._writer = writer
         self._is_buffered = is_buffered
-        self._place = place
+        self._location = location
         self._is_closed = False
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
@@ -92,7 +92,7 @@ class PostgresJournal:
         """
         await self.flush()
         facts = await self._writer.using(
-            lambda connection: read_facts(connection, self.run_id, self._place, instance=instance)
+            lambda connection: read_facts(connection, self.run_id, self._location, instance=instance)
         )
         return {(fact.name, fact.kind): fact for fact in facts}
 
@@ -119,7 +119,7 @@ class PostgresJournal:
             await self._writer.detach(self._target)
 
 
-async def read_facts(connection: Connection, run_id: str, place: str, *, instance: str | None = None) -> list[Fact]:
+async def read_facts(connection: Connection, run_id: str, location: str, *, instance: str | None = None) -> list[Fact]:
     """Return committed facts of a run in order: all of them, or the effects of one instance.
 
     Raises:
@@ -129,13 +129,13 @@ async def read_facts(connection: Connection, run_id: str, place: str, *, instanc
         cursor = await connection.execute(_ALL, [run_id])
     else:
         cursor = await connection.execute(_OF_INSTANCE, [run_id, text_of_name(instance)])
-    return await with_bodies(connection, run_id, place, await cursor.fetchall())
+    return await with_bodies(connection, run_id, location, await cursor.fetchall())
 
 
 async def read_page(
     connection: Connection,
     run_id: str,
-    place: str,
+    location: str,
     *,
     after: int,
     size: int,
@@ -147,7 +147,7 @@ async def read_page(
     Args:
         connection: To read over.
         run_id: The run's id.
-        place: The database, for messages.
+        location: The database, for messages.
         after: Position of the last fact that was read; 0: from the first one.
         size: Most facts to read.
         kinds: Only facts of these kinds; None: all.
@@ -158,7 +158,7 @@ async def read_page(
     """
     values = {"run": run_id, "after": after, "size": size, "has_data": has_data, **_of_kinds(kinds)}
     cursor = await connection.execute(_PAGE, values)
-    return await with_bodies(connection, run_id, place, await cursor.fetchall())
+    return await with_bodies(connection, run_id, location, await cursor.fetchall())
 
 
 async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
@@ -172,7 +172,7 @@ async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
     return last, max(0, missing)
 
 
-async def check_whole(connection: Connection, run_id: str, place: str) -> None:
+async def check_whole(connection: Connection, run_id: str, location: str) -> None:
     """Refuse a record of which facts are missing.
 
     Raises:
@@ -181,10 +181,10 @@ async def check_whole(connection: Connection, run_id: str, place: str) -> None:
     last, missing = await missing_facts(connection, run_id)
     if missing:
         msg = (
-            f"The record of run '{run_id}' in {place} is damaged: {missing} of the facts up to {last} are missing. "
+            f"The record of run '{run_id}' in {location} is damaged: {missing} of the facts up to {last} are missing. "
             f"Restore them, or go on without them: ensemble-ray resume {run_id} --allow-loss (allow_loss=True)"
         )
-        raise RecordError(msg, place)
+        raise RecordError(msg, location)
 
 
 async def last_seq(connection: Connection, run_id: str, kinds: Collection[str] | None) -> int:
@@ -200,7 +200,9 @@ def _of_kinds(kinds: Collection[str] | None) -> dict[str, object]:
     return {"kinds": None if kinds is None else list(kinds), "instance": RUN if is_of_run else None}
 
 
-async def with_bodies(connection: Connection, run_id: str, place: str, rows: Sequence[tuple[Any, ...]]) -> list[Fact]:
+async def with_bodies(
+    connection: Connection, run_id: str, location: str, rows: Sequence[tuple[Any, ...]]
+) -> list[Fact]:
     """Return facts of rows (seq, kind, name, at, epoch, data), with the long texts that they name.
 
     Raises:
@@ -212,11 +214,11 @@ async def with_bodies(connection: Connection, run_id: str, place: str, rows: Seq
         cursor = await connection.execute(_BODIES, [run_id, list(named)])
         bodies = {bytes(key).hex(): bytes(body) for key, body in await cursor.fetchall()}
     if len(rows) < _MANY:
-        return _facts(run_id, rows, bodies, place)
-    return await asyncio.to_thread(_facts, run_id, rows, bodies, place)
+        return _facts(run_id, rows, bodies, location)
+    return await asyncio.to_thread(_facts, run_id, rows, bodies, location)
 
 
-def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, bytes], place: str) -> list[Fact]:
+def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, bytes], location: str) -> list[Fact]:
     def resolve(digest: str) -> str:
         body = bodies.get(digest)
         return missing_text(digest) if body is None else body.decode("utf-8", "surrogatepass")
@@ -227,6 +229,6 @@ def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, by
             named, fields = name_of(name), data_of(data, resolve)
             found.append(read_fact(run=run_id, kind=kind, name=named, at=at, data=fields, epoch=epoch, seq=seq))
         except (ValueError, TypeError, RecursionError) as error:
-            msg = f"The record is damaged: fact {seq} of run '{run_id}' in {place} cannot be read ({error})"
-            raise RecordError(msg, place) from error
+            msg = f"The record is damaged: fact {seq} of run '{run_id}' in {location} cannot be read ({error})"
+            raise RecordError(msg, location) from error
     return found

@@ -239,7 +239,7 @@ async def ask_cancel(database: Database, run_id: str) -> None:
             "UPDATE ensemble_ray.runs SET cancel_asked = true WHERE run_id = %s", [run_id]
         )
         if not cursor.rowcount:
-            raise await unknown_run(connection, run_id, database.place)
+            raise await unknown_run(connection, run_id, database.location)
 
 
 async def remove(database: Database, run_id: str) -> None:
@@ -251,7 +251,7 @@ async def remove(database: Database, run_id: str) -> None:
         Error: psycopg's.
     """
     async with await database.connect() as connection, connection.transaction():
-        await _lock(connection, run_id, database.place, is_free=True)
+        await _lock(connection, run_id, database.location, is_free=True)
         await _delete(connection, run_id)
 
 
@@ -261,9 +261,9 @@ async def _begin(database: Database, connection: Connection, run_id: str, origin
     async with connection.transaction():
         cursor = await connection.execute(_NEW, values)
         if await cursor.fetchone() is None:
-            _, has_facts, _ = await _lock(connection, run_id, database.place, is_free=True)
+            _, has_facts, _ = await _lock(connection, run_id, database.location, is_free=True)
             if has_facts:
-                (found,) = await read_runs(connection, database.place, run_id)
+                (found,) = await read_runs(connection, database.location, run_id)
                 raise RunExistsError(describe_conflict(run_id, found.state))
             await _delete(connection, run_id)
             await connection.execute(_NEW, values)
@@ -275,7 +275,7 @@ async def _claim(database: Database, connection: Connection, run_id: str, *, by_
     async with connection.transaction():
         if by_force:
             await connection.execute("SET LOCAL lock_timeout = '2s'")
-        begun, _, newest = await _lock(connection, run_id, database.place, is_free=not by_force)
+        begun, _, newest = await _lock(connection, run_id, database.location, is_free=not by_force)
         values = {"run": run_id, "begun": begun, "epoch": newest + OWNER_STEP, "owner": this_process()}
         await connection.execute(_CLAIM, values)
         await connection.execute(
@@ -290,7 +290,7 @@ async def _delete(connection: Connection, run_id: str) -> None:
         await connection.execute(f"DELETE FROM ensemble_ray.{table} WHERE run_id = %s", [run_id])  # noqa: S608  our tables
 
 
-async def _lock(connection: Connection, run_id: str, place: str, *, is_free: bool) -> tuple[UUID, bool, int]:
+async def _lock(connection: Connection, run_id: str, location: str, *, is_free: bool) -> tuple[UUID, bool, int]:
     """Lock a run's row until the end of the transaction; gives its beginning, whether there are facts, the newest epoch.
 
     Raises:
@@ -302,7 +302,7 @@ async def _lock(connection: Connection, run_id: str, place: str, *, is_free: boo
     cursor = await connection.execute(_FOUND, {"run": run_id})
     row = await cursor.fetchone()
     if row is None:
-        raise await unknown_run(connection, run_id, place)
+        raise await unknown_run(connection, run_id, location)
     if is_free:
         await _refuse_owned(connection, run_id)  # again: it must be free while the row is ours
     begun, has_facts, newest = row

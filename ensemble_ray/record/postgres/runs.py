@@ -45,7 +45,7 @@ FROM ensemble_ray.runs r
 """  # noqa: S608  our own constants
 
 
-async def read_runs(connection: Connection, place: str, run_id: str | None = None) -> list[RunSummary]:
+async def read_runs(connection: Connection, location: str, run_id: str | None = None) -> list[RunSummary]:
     """All runs, newest first; or the one of that id, if it is there."""
     if run_id is None:
         cursor = await connection.execute(f"{_RUNS} ORDER BY r.created_at DESC, r.run_id DESC")
@@ -57,7 +57,7 @@ async def read_runs(connection: Connection, place: str, run_id: str | None = Non
             created_at=created_at.astimezone(UTC),
             origin=origin,
             state=_shown(_written(state), last_fact, is_owned=is_owned),
-            place=place,
+            location=location,
             owner=owner if is_owned and not _written(state).is_final else "",
         )
         for found, created_at, origin, state, owner, is_owned, last_fact in await cursor.fetchall()
@@ -85,7 +85,7 @@ def _shown(state: RunState, last_fact: str | None, *, is_owned: bool) -> RunStat
     return RunState.INTERRUPTED
 
 
-async def unknown_run(connection: Connection | None, run_id: str, place: str) -> ValidationError:
+async def unknown_run(connection: Connection | None, run_id: str, location: str) -> ValidationError:
     """Says that there is no such run, and which are near."""
     recorded: list[str] = []
     if connection is not None:
@@ -93,4 +93,4 @@ async def unknown_run(connection: Connection | None, run_id: str, place: str) ->
         recorded = [row[0] for row in await cursor.fetchall()]
     near = difflib.get_close_matches(run_id, recorded, n=3, cutoff=0.5)
     shown = f". Nearest: [{', '.join(near)}]" if near else ""
-    return ValidationError(f"Unknown run '{run_id}' in {place}{shown}")
+    return ValidationError(f"Unknown run '{run_id}' in {location}{shown}")

@@ -149,7 +149,7 @@ SELECT current_setting('server_encoding'),
 """
 
 
-async def has_schema(connection: Connection, place: str) -> bool:
+async def has_schema(connection: Connection, location: str) -> bool:
     """Whether anything was ever recorded there.
 
     Raises:
@@ -164,10 +164,10 @@ async def has_schema(connection: Connection, place: str) -> bool:
     version = row[0] if row else None
     if not isinstance(version, int) or version > FORMAT:
         msg = (
-            f"The records in {place} are of format {version}, this version of ensemble-ray knows {FORMAT}: "
+            f"The records in {location} are of format {version}, this version of ensemble-ray knows {FORMAT}: "
             "upgrade it, or use another database"
         )
-        raise RecordError(msg, place)
+        raise RecordError(msg, location)
     return True
 
 
@@ -190,22 +190,22 @@ async def flaw_of(connection: Connection) -> str:
     return ""
 
 
-async def ensure_schema(connection: Connection, place: str) -> None:
+async def ensure_schema(connection: Connection, location: str) -> None:
     """Make the tables unless they are there; several processes may do so at once.
 
     Raises:
         RecordError: they are of a newer format, or the database cannot hold texts.
     """
-    if await has_schema(connection, place):
+    if await has_schema(connection, location):
         return
     cursor = await connection.execute("SELECT current_setting('server_encoding')")
     row = await cursor.fetchone()
     if row != ("UTF8",):
-        msg = f"The database {place} has the encoding {row and row[0]}: records need one with the encoding UTF8"
-        raise RecordError(msg, place)
+        msg = f"The database {location} has the encoding {row and row[0]}: records need one with the encoding UTF8"
+        raise RecordError(msg, location)
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-        if await has_schema(connection, place):  # somebody was faster
+        if await has_schema(connection, location):  # somebody was faster
             return
         await connection.execute(_TABLES)
         await connection.execute(_FUNCTION)

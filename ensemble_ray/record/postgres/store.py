@@ -100,7 +100,7 @@ class PostgresStore:
         if not gap:
             return False
         owned = await self.claim(run_id, by_force=by_force)
-        reason = f"{gap} of the facts up to {last} are missing in {self._database.place}"
+        reason = f"{gap} of the facts up to {last} are missing in {self._database.location}"
         data = LossAccepted(last=last, expected=last, gap=gap, texts=0, has_effect=True, reason=reason)
         lost = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
         try:
@@ -121,11 +121,11 @@ class PostgresStore:
         target = await own_writer.join(run_id)
         if target is None:
             msg = (
-                f"Cannot write the run's record: there is no run '{run_id}' in {database.place}. "
+                f"Cannot write the run's record: there is no run '{run_id}' in {database.location}. "
                 "Is ENSEMBLE_RAY_STORE the same in all processes?"
             )
-            raise RecordError(msg, database.place)
-        return PostgresJournal(own_writer, target, is_buffered=is_buffered, place=database.place)
+            raise RecordError(msg, database.location)
+        return PostgresJournal(own_writer, target, is_buffered=is_buffered, location=database.location)
 
     async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
         """All committed facts in order, numbered from 1; none when there is no such run.
@@ -137,8 +137,8 @@ class PostgresStore:
             if connection is None:
                 return []
             if not is_partial:
-                await check_whole(connection, run_id, self._database.place)
-            return await read_facts(connection, run_id, self._database.place)
+                await check_whole(connection, run_id, self._database.location)
+            return await read_facts(connection, run_id, self._database.location)
 
     def read(
         self,
@@ -161,7 +161,7 @@ class PostgresStore:
                 if connection is None:
                     return 0
                 if not is_partial:
-                    await check_whole(connection, run_id, database.place)
+                    await check_whole(connection, run_id, database.location)
                 return await last_seq(connection, run_id, kinds)
 
         # A transaction for each page: how long its reader takes for one must hold nothing open on the server.
@@ -170,7 +170,7 @@ class PostgresStore:
                 if connection is None:
                     return []
                 return await read_page(
-                    connection, run_id, database.place, after=position, size=PAGE, kinds=kinds, has_data=has_data
+                    connection, run_id, database.location, after=position, size=PAGE, kinds=kinds, has_data=has_data
                 )
 
         return pages(last, page, run_id, after=after)
@@ -184,7 +184,7 @@ class PostgresStore:
         async with self._database.reading() as connection:
             if connection is None:
                 return []
-            return await read_facts(connection, run_id, self._database.place, instance=instance)
+            return await read_facts(connection, run_id, self._database.location, instance=instance)
 
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return the run as lists show it; None when there is none.
@@ -193,7 +193,7 @@ class PostgresStore:
             RecordError: the database cannot be used.
         """
         async with self._database.reading() as connection:
-            found = [] if connection is None else await read_runs(connection, self._database.place, run_id)
+            found = [] if connection is None else await read_runs(connection, self._database.location, run_id)
         return found[0] if found else None
 
     async def runs(self) -> list[RunSummary]:
@@ -203,7 +203,7 @@ class PostgresStore:
             RecordError: the database cannot be used.
         """
         async with self._database.reading() as connection:
-            return [] if connection is None else await read_runs(connection, self._database.place)
+            return [] if connection is None else await read_runs(connection, self._database.location)
 
     async def find(self, text: str) -> RunSummary:
         """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
@@ -213,7 +213,7 @@ class PostgresStore:
             RecordError: the database cannot be used.
         """
         runs = {run.run_id: run for run in await self.runs()}  # newest first
-        return runs[chosen_id(text, list(runs), lambda: list(runs), self._database.place)]
+        return runs[chosen_id(text, list(runs), lambda: list(runs), self._database.location)]
 
     async def ask_cancel(self, run_id: str) -> None:
         """Ask the owner of a run to end it.
@@ -232,7 +232,7 @@ class PostgresStore:
             RecordError: the database cannot be used.
         """
         async with self._database.reading() as connection:
-            return [] if connection is None else await gates_in(connection, self._database.place)
+            return [] if connection is None else await gates_in(connection, self._database.location)
 
     async def gates_of(self, run_id: str) -> list[Fact]:
         """Return what is recorded of a run's review gates; nothing when there is no such run.
@@ -241,7 +241,7 @@ class PostgresStore:
             RecordError: the record is damaged, or the database cannot be used.
         """
         async with self._database.reading() as connection:
-            return [] if connection is None else await read_gates(connection, run_id, self._database.place)
+            return [] if connection is None else await read_gates(connection, run_id, self._database.location)
 
     async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
         """Record a decision at a gate unless something is in its way, which is returned then; one step for every process.
@@ -268,7 +268,7 @@ class PostgresStore:
     def _journal(self, claim: Claim, *, is_buffered: bool) -> PostgresJournal:
         writer = self._writer()
         writer.attach(claim.target)
-        return PostgresJournal(writer, claim.target, is_buffered=is_buffered, place=self._database.place)
+        return PostgresJournal(writer, claim.target, is_buffered=is_buffered, location=self._database.location)
 
     def _writer(self) -> PostgresWriter:
         writers = _writers.setdefault(asyncio.get_running_loop(), {})

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.journal import EpochGate
+from ensemble_ray.record.journal import EpochFence
 from ensemble_ray.record.postgres.group import Append, BegunRun, CommitGroup, CommitResult, commit_group, render
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class PostgresWriter:
         #: number of the last fact of any run: in each run they rise, which is all that the database compares
         self._last_number = 0
         #: by run: newest epochs seen; what is older is refused before it is queued
-        self._gates: dict[BegunRun, EpochGate] = {}
+        self._fences: dict[BegunRun, EpochFence] = {}
         #: by run: hashes of long texts that are in the database
         self._kept: dict[BegunRun, set[bytes]] = {}
         self._users: dict[BegunRun, int] = {}
@@ -105,7 +105,7 @@ class PostgresWriter:
             self._users[target] = left
             return
         self._users.pop(target, None)
-        self._gates.pop(target, None)
+        self._fences.pop(target, None)
         self._kept.pop(target, None)
         self._failures.pop(target, None)
         if self._users:
@@ -127,7 +127,7 @@ class PostgresWriter:
         self._check(target)
         if not facts and until is Persistence.QUEUED:
             return
-        self._gate(target).admit(facts, epoch)
+        self._fence(target).admit(facts, epoch)
         waits = until is not Persistence.QUEUED or self._queued_facts >= _FULL
         waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future() if waits else None
         first = self._last_number + 1
@@ -159,10 +159,10 @@ class PostgresWriter:
         if failure is not None:
             raise _again(failure)
 
-    def _gate(self, target: BegunRun) -> EpochGate:
-        if target not in self._gates:
-            self._gates[target] = EpochGate(target[0])
-        return self._gates[target]
+    def _fence(self, target: BegunRun) -> EpochFence:
+        if target not in self._fences:
+            self._fences[target] = EpochFence(target[0])
+        return self._fences[target]
 
     def _ensure_task(self) -> None:
         if self._task is None:
@@ -186,12 +186,12 @@ class PostgresWriter:
                         self._due.set()
                     return
             except RecordError as error:
-                self._give_up(error)
+                self._abandon(error)
                 return
             except Exception as error:  # noqa: BLE001  whatever it is, those who wait must be told
                 failure = self._database.failure(error)
                 failure.__cause__ = error
-                self._give_up(failure)
+                self._abandon(failure)
                 return
 
     async def _write_group(self) -> None:
@@ -204,7 +204,7 @@ class PostgresWriter:
         for target in group.rows:
             if target in self._users:
                 self._kept.setdefault(target, set()).update(group.bodies(target))
-        self._settle(taken, outcome)
+        self._resolve(taken, outcome)
 
     async def _rendered(self, entries: Sequence[Append]) -> CommitGroup:
         if _is_small(entries):
@@ -213,31 +213,33 @@ class PostgresWriter:
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ensemble-ray-postgres")
         return await asyncio.get_running_loop().run_in_executor(self._threads, render, entries, self._kept)
 
-    def _settle(self, taken: Sequence[Append], outcome: CommitResult) -> None:
+    def _resolve(self, taken: Sequence[Append], outcome: CommitResult) -> None:
         errors: dict[int, Exception] = {}
         for refusal in outcome.refused:
             entry = refusal.entry
             errors[id(entry)] = StaleEpochError(entry.target[0], refusal.instance, entry.epoch, refusal.newest)
             if entry.target not in self._users:
                 continue  # its journals were closed meanwhile
-            gate = self._gate(entry.target)
-            gate.learn(refusal.instance, refusal.newest)
+            fence = self._fence(entry.target)
+            fence.learn(refusal.instance, refusal.newest)
             for fact in entry.facts:  # the entry's other instances lost facts with it: they must stop too
-                gate.learn(fact.fence, entry.epoch + 1)
-        place = self._database.place
+                fence.learn(fact.fence, entry.epoch + 1)
+        location = self._database.location
         missing = {
-            target: RecordError(f"The record of run '{target[0]}' was deleted from {place} while it was written", place)
+            target: RecordError(
+                f"The record of run '{target[0]}' was deleted from {location} while it was written", location
+            )
             for target in outcome.missing
         }
         self._failures.update({target: error for target, error in missing.items() if target in self._users})
         for entry in taken:
-            _tell(entry, missing.get(entry.target) or self._failures.get(entry.target) or errors.get(id(entry)))
+            _notify(entry, missing.get(entry.target) or self._failures.get(entry.target) or errors.get(id(entry)))
 
-    def _give_up(self, failure: RecordError) -> None:
+    def _abandon(self, failure: RecordError) -> None:
         self._failure = failure
         self._task = None
         for entry in self._queue:
-            _tell(entry, failure)
+            _notify(entry, failure)
         self._queue.clear()
         self._queued_facts = 0
 
@@ -287,7 +289,7 @@ def _is_small(entries: Sequence[Append]) -> bool:
     return not found and characters <= _SMALL_CHARACTERS
 
 
-def _tell(entry: Append, error: Exception | None) -> None:
+def _notify(entry: Append, error: Exception | None) -> None:
     if entry.waiter is None or entry.waiter.done():
         return
     if error is None:

@@ -19,7 +19,7 @@ from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_maki
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.reflection import ReflectionMade
+from ensemble_ray.facts.reflection import ReflectionRecorded
 from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
 from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.plan.nodes import SYNTHESIZED
@@ -220,7 +220,7 @@ def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: 
             data = replace(data, is_copied=True)  # the run that is forked paid for it (S-BUD-9)
         elif isinstance(data, MemoryRecalled | MemoryStored):
             data = replace(data, embedding_tokens=0)  # as above; the outputs have them in their metrics
-        elif isinstance(data, ReflectionMade | SamplingAnswered):
+        elif isinstance(data, ReflectionRecorded | SamplingAnswered):
             data = replace(data, input_tokens=0, output_tokens=0)
         copies.append(replace(fact, run=run_id, epoch=0, seq=0, data=data))
     return copies

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 from ensemble_ray.execute.orders import FailureSummary, TaskFailure, TaskResult
 from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched, ToldFact
+from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
@@ -44,7 +44,7 @@ Failure = TypeVar("Failure", bound=FailureSummary)
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _OutputFigures:
     """What scheduling needs of a task's output."""
 
     at: float
@@ -53,7 +53,7 @@ class _Given:
     tool_call_count: int
 
     @classmethod
-    def of(cls, output: TaskOutput) -> _Given:
+    def of(cls, output: TaskOutput) -> _OutputFigures:
         return cls(
             output.completed_at.timestamp(),
             output.duration.total_seconds(),
@@ -82,7 +82,7 @@ class PlannedRecovery:
         self._is_resumed = is_resumed
         self._is_empty = True
         self._told = RecordedStimuli()
-        self._given: dict[str, _Given] = {}
+        self._outputs: dict[str, _OutputFigures] = {}
         #: texts of tasks whose end the machine was not told, and those that it was told: it may read them
         self._texts: dict[str, str] = {}
         self._failures: RecordedFailures[str] = RecordedFailures()
@@ -92,7 +92,7 @@ class PlannedRecovery:
         self._begun: set[str] = set()
         #: of a second reading: what those did of which only their effects tell; what a manager asked for
         self._fold = RunFold()
-        self._directives: list[ToldFact] = []
+        self._directives: list[DirectiveFact] = []
 
     @classmethod
     def of(cls, facts: Sequence[Fact], keep: KeepOutput | None = None, *, is_resumed: bool = True) -> PlannedRecovery:
@@ -130,8 +130,8 @@ class PlannedRecovery:
                     if not is_restart:
                         self._told.forget_undone()
                     self._told.apply_continued(fact.at)
-                case DirectiveGiven() | ModelSwitched() as given:
-                    self._directives.append(given)
+                case DirectiveRecorded() | ModelSwitched() as directive:
+                    self._directives.append(directive)
                 case _ if fact.is_of_run:
                     self.head.apply(fact)
                 case _:
@@ -154,10 +154,10 @@ class PlannedRecovery:
 
     def _apply_end(self, fact: Fact) -> None:
         match fact.data:
-            case OutputRecorded() as given:
-                output = typed_output({**given.output_data(), "trace": None})  # which is large
-                self._given[fact.name], self._texts[fact.name] = _Given.of(output), output.raw
-                self._keep(fact.name, given)
+            case OutputRecorded() as recorded:
+                output = typed_output({**recorded.output_data(), "trace": None})  # which is large
+                self._outputs[fact.name], self._texts[fact.name] = _OutputFigures.of(output), output.raw
+                self._keep(fact.name, recorded)
             case FailureRecorded():
                 self._failures.put(fact.name, cast("Fact[FailureRecorded]", fact))
             case ExitRecorded(reason=reason):
@@ -173,14 +173,14 @@ class PlannedRecovery:
     @property
     def unexplained(self) -> frozenset[str]:
         """Instances of tasks that gave nothing, of which only their effects tell what they did."""
-        return frozenset((self._untraced | self._told.exits.keys()) - self._given.keys()) | self._stoppable
+        return frozenset((self._untraced | self._told.exits.keys()) - self._outputs.keys()) | self._stoppable
 
     @property
     def _stoppable(self) -> frozenset[str]:
         """Instances of tasks that did something and did not end, in a run that may have stopped some of them for good (S-DUR-135)."""
         if not _has_forks(self.head.header):
             return frozenset()
-        return frozenset(self._begun - self._given.keys() - set(self._failures) - self._told.exits.keys())
+        return frozenset(self._begun - self._outputs.keys() - set(self._failures) - self._told.exits.keys())
 
     @property
     def needs_effects(self) -> bool:
@@ -207,9 +207,9 @@ class PlannedRecovery:
         """Take a fact of a manager or of its workers; of what is told elsewhere, only what was asked and what came of it."""
         is_workers = delegating_call(fact.instance) is not None
         match fact.data:
-            case OutputRecorded() as given if is_workers:
-                self._keep(fact.name, given)
-                data = given if is_whole else OutputRecorded(output=_head_of(given))
+            case OutputRecorded() as recorded if is_workers:
+                self._keep(fact.name, recorded)
+                data = recorded if is_whole else OutputRecorded(output=_head_of(recorded))
                 self._fold.apply(replace(fact, data=data))
             case FailureRecorded() if is_workers:
                 self._fold.apply(fact)
@@ -239,7 +239,7 @@ class PlannedRecovery:
 
     def failure(self, instance: str) -> TaskResult | None:
         """Return what is recorded of a task that failed or ended the run early; None when it did neither (S-DUR-39)."""
-        if instance in self._given:
+        if instance in self._outputs:
             return None
         failed = self._failures.get(instance)
         if failed is not None:
@@ -291,14 +291,14 @@ class PlannedRecovery:
     @property
     def ended(self) -> Iterable[str]:
         """Instances of tasks whose output, failure or early exit is recorded."""
-        return dict.fromkeys((*self._given, *self._failures, *self._told.exits))
+        return dict.fromkeys((*self._outputs, *self._failures, *self._told.exits))
 
     def result(
         self, instance: str, output_of: Callable[[str], Output], failure_of: Callable[[TaskFailure], Failure]
     ) -> TaskResult[Output, Failure] | None:
         """Return the result of a task; None where no end of it is recorded. Its output stays where it is kept."""
-        given = self._given.get(instance)
-        result = self.failure(instance) if given is None else self._completed(instance, given)
+        figures = self._outputs.get(instance)
+        result = self.failure(instance) if figures is None else self._completed(instance, figures)
         if result is None:
             return None
         held = cast("TaskResult[Output, Failure]", result)  # of which it has neither yet
@@ -312,7 +312,7 @@ class PlannedRecovery:
         workers = [(each, each.summary()) for each in self._fold_of(instance).workers_that_gave()]
         return [(given.agent_role, output_of(each.instance)) for each, given in workers if given is not None]
 
-    def _completed(self, instance: str, given: _Given) -> TaskResult:
+    def _completed(self, instance: str, figures: _OutputFigures) -> TaskResult:
         """Return what scheduling needs of a task that gave its output."""
         exited = self._told.exits.get(instance)  # at the gate behind it
         return TaskResult(
@@ -320,10 +320,10 @@ class PlannedRecovery:
             instance=instance,
             status="completed" if exited is None else "exited",
             exit_reason=ExitReason.USER_EXIT_EARLY if exited is None else exited.reason,
-            at=given.at,
-            duration_s=given.duration_s,
-            total_tokens=given.total_tokens,
-            tool_call_count=given.tool_call_count,
+            at=figures.at,
+            duration_s=figures.duration_s,
+            total_tokens=figures.total_tokens,
+            tool_call_count=figures.tool_call_count,
             text=self._texts.get(instance),
             failed_delegations=self._fold.failed_delegations(self._fold_of(instance)),
         )
@@ -380,13 +380,13 @@ async def read_planned(
     return recovery
 
 
-def _keep_nothing(instance: str, given: OutputRecorded) -> None:
+def _keep_nothing(instance: str, recorded: OutputRecorded) -> None:
     """Take an output that nobody asks for."""
 
 
-def _head_of(given: OutputRecorded) -> Mapping[str, object]:
+def _head_of(recorded: OutputRecorded) -> Mapping[str, object]:
     """Return an output without what is large in it."""
-    return {**given.output_data(), "raw": "", "parsed_output": None, "output_type": None, "trace": None}
+    return {**recorded.output_data(), "raw": "", "parsed_output": None, "output_type": None, "trace": None}
 
 
 def _has_forks(header: PlanRecorded) -> bool:

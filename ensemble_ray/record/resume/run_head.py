@@ -112,7 +112,7 @@ async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -
 
 
 @contextlib.contextmanager
-def located(place: str) -> Generator[None]:
+def located(location: str) -> Generator[None]:
     """Name the place of the record in what goes wrong inside with what was read of it.
 
     Raises:
@@ -123,7 +123,7 @@ def located(place: str) -> Generator[None]:
     except RecordError as error:
         if error.path:
             raise
-        raise RecordError(f"{error} (in {place})", place) from error
+        raise RecordError(f"{error} (in {location})", location) from error
 
 
 async def head_facts(store: RunStore, run_id: str, *, is_partial: bool = False) -> list[Fact]:

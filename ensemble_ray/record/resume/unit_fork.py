@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.ends import OutputRecorded
+from ensemble_ray.record.resume.folded_source import FoldedSource, numbered_groups, path_of_question
 from ensemble_ray.record.resume.fork import ForkPlan
-from ensemble_ray.record.resume.told_source import ToldSource, numbered_groups, path_of_question
 from ensemble_ray.record.view.units import is_named
 from ensemble_ray.schedule.instructions import Question, Start, TaskChanges
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Stimulus
@@ -54,7 +54,7 @@ def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: st
     outputs = {fact.name for fact in facts if isinstance(fact.data, OutputRecorded)}
     cut = _Cut(recorded, plan, outputs, name)
     for group in numbered_groups(facts):
-        cut.tell(group)
+        cut.apply(group)
     kept = cut.kept()
     left = [each for each in executions if each not in kept]
     used = {node_key(each) for each in kept}
@@ -118,7 +118,7 @@ def _shortest(executions: Iterable[str], others: Iterable[str]) -> dict[str, Non
 
 @dataclass(slots=True)
 class _Cut:
-    """The two sources, told group by group."""
+    """The two sources, group by group."""
 
     recorded: Plan
     plan: Plan
@@ -127,20 +127,20 @@ class _Cut:
     name: str
     #: by number of a stimulus' fact that is used: how many of its group follow
     stimuli: dict[int, int] = field(default_factory=dict[int, int])
-    _then: ToldSource = field(init=False)
-    _now: ToldSource = field(init=False)
+    _then: FoldedSource = field(init=False)
+    _now: FoldedSource = field(init=False)
     _kept: dict[str, None] = field(default_factory=dict[str, None])
 
     def __post_init__(self) -> None:
-        self._then, self._now = ToldSource(self.recorded), ToldSource(self.plan)
+        self._then, self._now = FoldedSource(self.recorded), FoldedSource(self.plan)
 
-    def tell(self, group: Sequence[tuple[int, Stimulus]]) -> None:
-        """Tell both sources what they are to be told of a group."""
+    def apply(self, group: Sequence[tuple[int, Stimulus]]) -> None:
+        """Apply to both sources what concerns them of a group."""
         used = [(seq, stimulus) for seq, stimulus in group if self._is_used(stimulus)]
-        self._then.tell([stimulus for _, stimulus in group])
+        self._then.apply([stimulus for _, stimulus in group])
         if not used:
             return
-        self._now.tell([stimulus for _, stimulus in used])
+        self._now.apply([stimulus for _, stimulus in used])
         ends = (stimulus for _, stimulus in used if isinstance(stimulus, Completed | Exited | Cancelled))
         self._kept.update(dict.fromkeys(end.instance for end in ends))
         for more, (seq, stimulus) in zip(range(len(used) - 1, -1, -1), used, strict=True):
@@ -163,20 +163,20 @@ class _Cut:
                 return False
 
     def _is_output_used(self, instance: str) -> bool:
-        if instance not in self.outputs or self._is_again(instance) or not self._now.source.is_running(instance):
+        if instance not in self.outputs or self._is_repeated(instance) or not self._now.source.is_running(instance):
             return False
         return _plain(self._now.starts.get(instance)) == _plain(self._then.starts.get(instance))
 
     def _is_answer_used(self, question: Question) -> bool:
         if (
-            self._is_again(path_of_question(question))
+            self._is_repeated(path_of_question(question))
             or question not in self._now.questions
             or question not in self._then.questions
         ):
             return False
-        return self._now.shown(question) == self._then.shown(question)
+        return self._now.history_of(question) == self._then.history_of(question)
 
-    def _is_again(self, path: str) -> bool:
+    def _is_repeated(self, path: str) -> bool:
         """Whether a task, or an answer about an execution, belongs to what is done again."""
         return path == self.name or is_named(self.name, path)
 

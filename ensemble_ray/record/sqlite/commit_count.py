@@ -83,8 +83,8 @@ class CountFile:
         Raises:
             OSError: it cannot be written.
         """
-        for place in (_SYNCED, _EFFECT, _COMMITTED):
-            self._write(place, seq if place == _COMMITTED else 0)
+        for slot in (_SYNCED, _EFFECT, _COMMITTED):
+            self._write(slot, seq if slot == _COMMITTED else 0)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -92,9 +92,9 @@ class CountFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _write(self, place: int, seq: int) -> None:
+    def _write(self, slot: int, seq: int) -> None:
         text = b"%-12d %-36s " % (seq, _boot())
-        os.pwrite(self._descriptor, b"%s%08x\n" % (text.ljust(_NOTE_BYTES - 9), crc32(text)), place * _NOTE_BYTES)
+        os.pwrite(self._descriptor, b"%s%08x\n" % (text.ljust(_NOTE_BYTES - 9), crc32(text)), slot * _NOTE_BYTES)
 
 
 def read_count(directory: Path) -> CommitCount | None:
@@ -111,8 +111,8 @@ def read_count(directory: Path) -> CommitCount | None:
             content = (directory / COUNT).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        committed, synced, effect = notes = [_read(content, place) for place in range(3)]
-        if not any(note is None and _is_written(content, place) for place, note in enumerate(notes)):
+        committed, synced, effect = notes = [_read(content, slot) for slot in range(3)]
+        if not any(note is None and _is_written(content, slot) for slot, note in enumerate(notes)):
             break
     if committed is None:
         return None
@@ -125,12 +125,12 @@ def read_count(directory: Path) -> CommitCount | None:
     )
 
 
-def _is_written(content: bytes, place: int) -> bool:
-    return bool(content[place * _NOTE_BYTES : (place + 1) * _NOTE_BYTES].strip(b"\0"))
+def _is_written(content: bytes, slot: int) -> bool:
+    return bool(content[slot * _NOTE_BYTES : (slot + 1) * _NOTE_BYTES].strip(b"\0"))
 
 
-def _read(content: bytes, place: int) -> tuple[int, bytes] | None:
-    note = content[place * _NOTE_BYTES : (place + 1) * _NOTE_BYTES]
+def _read(content: bytes, slot: int) -> tuple[int, bytes] | None:
+    note = content[slot * _NOTE_BYTES : (slot + 1) * _NOTE_BYTES]
     if len(note) < _NOTE_BYTES or note[-1:] != b"\n":
         return None
     text = note[:50]

@@ -41,7 +41,7 @@ class CommitLock:
         self._descriptor = -1
         self._name = b""
 
-    def take(self, patience_s: float = PATIENCE_S) -> bool:
+    def acquire(self, patience_s: float = PATIENCE_S) -> bool:
         """Wait for the lock; False when somebody else still holds it after that time.
 
         Raises:
@@ -64,18 +64,18 @@ class CommitLock:
             os.pwrite(self._descriptor, self._name, 0)
         return True
 
-    def take_or_raise(self, patience_s: float = PATIENCE_S) -> None:
-        """As `take`, for those who can go no further without it.
+    def acquire_or_raise(self, patience_s: float = PATIENCE_S) -> None:
+        """As `acquire`, for those who can go no further without it.
 
         Raises:
             RecordError: somebody else holds it for longer; names the process.
             OSError: the file cannot be made.
         """
-        if not self.take(patience_s):
+        if not self.acquire(patience_s):
             raise self.is_held(patience_s)
 
-    def take_from_frozen(self, patience_s: float = PATIENCE_S) -> None:
-        """As `take_or_raise`; a holder that is stopped (SIGSTOP) on this machine is ended, since it would hold it for ever.
+    def seize(self, patience_s: float = PATIENCE_S) -> None:
+        """As `acquire_or_raise`; a holder that is stopped (SIGSTOP) on this machine is ended, since it would hold it for ever.
 
         SQLite's own locks and what is half written are the holder's too, and end with it as after any kill.
 
@@ -84,7 +84,7 @@ class CommitLock:
             OSError: the file cannot be made.
         """
         until = time.monotonic() + patience_s
-        while not self.take(min(_FROZEN_S, patience_s)):
+        while not self.acquire(min(_FROZEN_S, patience_s)):
             if time.monotonic() > until:
                 raise self.is_held(patience_s)
             self._end_frozen_holder()
@@ -97,7 +97,7 @@ class CommitLock:
         )
         return RecordError(msg, str(self.path))
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Let the next one in."""
         if fcntl is not None and self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -89,7 +89,7 @@ def record_decision(
     """
     lock = CommitLock(directory.path / COMMIT_LOCK)
     try:
-        lock.take_or_raise(patience_s)
+        lock.acquire_or_raise(patience_s)
         # Whoever takes the run holds this lock meanwhile: an owner that is not there now reads what is written here.
         is_owned = directory.ownership.is_held()
         return _record(

@@ -21,7 +21,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
-from ensemble_ray.record.journal import EpochGate
+from ensemble_ray.record.journal import EpochFence
 from ensemble_ray.record.rendering import body_digest, text_of
 from ensemble_ray.record.sqlite.commit_lock import PATIENCE_S, CommitLock
 from ensemble_ray.record.sqlite.writer import group_writer
@@ -45,7 +45,7 @@ _BREATH_S = 0.0002
 #: How long the writer waits for another process before it serves other runs, s.
 _TURN_S = 0.05
 #: Hashes of texts that are known to be in the file; beyond that they are handed to it again, which it passes over.
-_KNOWN_BODIES = 10_000
+_MOST_STORED_BODIES = 10_000
 
 
 #: Somebody who waits, and what to raise there.
@@ -105,7 +105,7 @@ class SqliteJournal:
         self._is_buffered = is_buffered
         self._patience_s = patience_s
         self._writer = group_writer()
-        self._gate = EpochGate(run_id)
+        self._fence = EpochFence(run_id)
         self._queue: deque[_Unit] = deque()
         #: facts
         self._appended = 0
@@ -119,7 +119,7 @@ class SqliteJournal:
         self._lock = CommitLock(directory / COMMIT_LOCK)
         self._stalled: list[_Unit] = []
         self._stalled_since = 0.0
-        self._known_bodies: set[str] = set()
+        self._stored_bodies: set[str] = set()
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order; their data must not change afterwards. They are committed within 200 ms.
@@ -133,7 +133,7 @@ class SqliteJournal:
             IllegalStateError: the journal is closed, or was opened before this process was forked.
         """
         self._check_usable()
-        self._gate.admit(facts, epoch)
+        self._fence.admit(facts, epoch)
         if until is Persistence.QUEUED or self._is_buffered:
             if facts:
                 self._push(_Unit(facts, epoch))
@@ -243,14 +243,14 @@ class SqliteJournal:
                     self._ask()
                     return
                 self._stalled = []
-                self._settle(group)
+                self._resolve_waiters(group)
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
             self._fail(error, group)
         if self._failure is not None:
             while self._queue:  # also what came in while the failure was being told
-                self._settle([self._queue.popleft()], self._failure)
+                self._resolve_waiters([self._queue.popleft()], self._failure)
         if self._is_closed and not self._queue:
-            self._let_go()
+            self._release()
 
     def _next_group(self, limit: int) -> list[_Unit]:
         group: list[_Unit] = []
@@ -271,7 +271,7 @@ class SqliteJournal:
     def _render(self, unit: _Unit) -> None:
         def keep(text: str) -> str:
             digest = body_digest(text)
-            if digest not in self._known_bodies:
+            if digest not in self._stored_bodies:
                 unit.bodies[digest] = text
             return digest
 
@@ -288,7 +288,7 @@ class SqliteJournal:
 
         from ensemble_ray.record.sqlite.file import SqliteFile, is_stale
 
-        if not self._lock.take(_TURN_S):
+        if not self._lock.acquire(_TURN_S):
             return self._is_out_of_turn()
         self._stalled_since = 0.0
         try:
@@ -307,9 +307,9 @@ class SqliteJournal:
                     raise
                 rows, bodies = self._add_admitted(self._file, group, is_synced=is_synced)
         finally:
-            self._lock.give_back()
-        if len(self._known_bodies) < _KNOWN_BODIES:
-            self._known_bodies.update(bodies)
+            self._lock.release()
+        if len(self._stored_bodies) < _MOST_STORED_BODIES:
+            self._stored_bodies.update(bodies)
         return True
 
     def _add_admitted(
@@ -318,20 +318,20 @@ class SqliteJournal:
         """Commit what the newest epochs admit of a group; the rest is refused, unit by unit."""
         has_effect = any(unit.has_effect for unit in group)
         with file.transaction(is_synced=is_synced, has_effect=has_effect):
-            gate = EpochGate(self.run_id)
+            fence = EpochFence(self.run_id)
             for instance, epoch in file.epochs().items():
-                gate.learn(instance, epoch)
-                self._gate.learn(instance, epoch)
+                fence.learn(instance, epoch)
+                self._fence.learn(instance, epoch)
             for unit in group:
                 instances = {row[2] for row in unit.rows}
                 try:
-                    gate.admit_instances(instances, unit.epoch)
+                    fence.admit_instances(instances, unit.epoch)
                 except StaleEpochError as error:
                     unit.refusal = error
                     # Whatever else was in the unit is lost with it: its instances must not go on as if it were there.
                     for instance in instances:
-                        gate.learn(instance, unit.epoch + 1)
-                        self._gate.learn(instance, unit.epoch + 1)
+                        fence.learn(instance, unit.epoch + 1)
+                        self._fence.learn(instance, unit.epoch + 1)
             rows, bodies = _together([unit for unit in group if unit.refusal is None])
             file.add_in_transaction(rows, bodies)
         return rows, bodies
@@ -344,7 +344,7 @@ class SqliteJournal:
             raise self._lock.is_held(self._patience_s)
         return False
 
-    def _settle(self, group: Iterable[_Unit], error: Exception | None = None) -> None:
+    def _resolve_waiters(self, group: Iterable[_Unit], error: Exception | None = None) -> None:
         """Tell everybody who waits for these units, with one call into each event loop."""
         done: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
         for unit in group:
@@ -360,9 +360,9 @@ class SqliteJournal:
         self._failure = error
         self._stalled = []
         _log.error("Run %s: its record ends here. %s", self.run_id, self._refusal(error))
-        self._settle(group, error)
+        self._resolve_waiters(group, error)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._lock.close()
         file, self._file = self._file, None
         if file is not None:

@@ -267,7 +267,7 @@ class SqliteStore:
         """Become the owner of a run, and be the only one who writes to it inside; whatever fails inside, it has no owner."""
         lock = CommitLock(directory.path / COMMIT_LOCK)
         try:
-            (lock.take_from_frozen if by_force else lock.take_or_raise)(self._patience_s)
+            (lock.seize if by_force else lock.acquire_or_raise)(self._patience_s)
             directory.own(by_force=by_force)
             yield lock
         except (OSError, sqlite3.Error) as error:

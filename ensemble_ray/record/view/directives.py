@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched, ToldFact
+from ensemble_ray.facts.directives import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.record.view.texts import row_text
 from ensemble_ray.record.view.tree import TreeRow
 
@@ -19,23 +19,23 @@ __all__ = ["directive_data", "directive_rows", "directives_in"]
 _TITLE = 200
 
 
-def directives_in(facts: Iterable[Fact]) -> list[ToldFact]:
+def directives_in(facts: Iterable[Fact]) -> list[DirectiveFact]:
     """Return what people told the run, among facts, in order."""
-    return [fact.data for fact in facts if isinstance(fact.data, ToldFact)]
+    return [fact.data for fact in facts if isinstance(fact.data, DirectiveFact)]
 
 
-def directive_rows(given: Iterable[ToldFact]) -> tuple[TreeRow, ...]:
+def directive_rows(given: Iterable[DirectiveFact]) -> tuple[TreeRow, ...]:
     """Return a row for each directive: its text, who gave it, and when it expires; and for each choice of a model."""
     return tuple(_row(each) for each in given)
 
 
-def directive_data(given: Iterable[ToldFact]) -> dict[str, list[dict[str, object]]]:
+def directive_data(given: Iterable[DirectiveFact]) -> dict[str, list[dict[str, object]]]:
     """Return `directives` and `model_switches` as JSON data, those of which there are any."""
     directives: list[dict[str, object]] = []
     switches: list[dict[str, object]] = []
     for each in given:
         by = each.given_by or None
-        if isinstance(each, DirectiveGiven):
+        if isinstance(each, DirectiveRecorded):
             directives.append({"text": each.text, "expires_at": _instant(each), "given_by": by})
         else:
             switches.append({"model": each.model, "agent": each.agent, "given_by": by})
@@ -43,7 +43,7 @@ def directive_data(given: Iterable[ToldFact]) -> dict[str, list[dict[str, object
     return {name: rows for name, rows in found.items() if rows}
 
 
-def _row(given: ToldFact) -> TreeRow:
+def _row(given: DirectiveFact) -> TreeRow:
     if isinstance(given, ModelSwitched):
         whose = "all agents" if given.agent is None else row_text(given.agent, _TITLE)
         chosen = "own" if given.model is None else row_text(given.model, _TITLE)
@@ -54,7 +54,7 @@ def _row(given: ToldFact) -> TreeRow:
     return TreeRow(depth=1, kind="directive", title=f"told: {row_text(given.text, _TITLE)}", details=details)
 
 
-def _instant(given: DirectiveGiven) -> str | None:
+def _instant(given: DirectiveRecorded) -> str | None:
     if given.expires_at is None:
         return None
     return datetime.fromtimestamp(given.expires_at, UTC).isoformat(timespec="seconds")

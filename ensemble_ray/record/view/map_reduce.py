@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched
+from ensemble_ray.facts.directives import DirectiveRecorded, ModelSwitched
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.items import GroupRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, work_of
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
 from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.run_head import HEAD_KINDS
@@ -51,7 +51,7 @@ VIEW_KINDS = (
         FailureRecorded,
         ExitRecorded,
         LossAccepted,
-        DirectiveGiven,
+        DirectiveRecorded,
         ModelSwitched,
     ),
     *UNKNOWN_KINDS,
@@ -198,9 +198,9 @@ class MapReduceView:
         return tally
 
     def _level_of(self, key: str) -> int | None:
-        work = work_of(key)
-        if work is not None:
-            return work[0]
+        position = position_of(key)
+        if position is not None:
+            return position[0]
         final = self._recovery.groups.final
         return 0 if key == DIRECT else None if final is None else final.level
 

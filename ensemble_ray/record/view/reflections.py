@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ensemble_ray.facts.reflection import ReflectionMade, ReflectionStored
+from ensemble_ray.facts.reflection import ReflectionRecorded, ReflectionStored
 from ensemble_ray.record.view.texts import row_text
 from ensemble_ray.record.view.tree import TreeRow
 from ensemble_ray.values.ids import reflected_instance
@@ -24,17 +24,17 @@ _TITLE = 120
 
 def reflection_rows(facts: Iterable[Fact]) -> tuple[TreeRow, ...]:
     """Return a row for each output that was reflected on, in order."""
-    made: dict[str, ReflectionMade] = {}
+    made: dict[str, ReflectionRecorded] = {}
     stored: set[str] = set()
     for fact in facts:
-        if isinstance(fact.data, ReflectionMade):
+        if isinstance(fact.data, ReflectionRecorded):
             made[fact.instance] = fact.data
         elif isinstance(fact.data, ReflectionStored):
             stored.add(fact.instance)
     return tuple(_row(instance, data, is_stored=instance in stored) for instance, data in made.items())
 
 
-def _row(instance: str, data: ReflectionMade, *, is_stored: bool) -> TreeRow:
+def _row(instance: str, data: ReflectionRecorded, *, is_stored: bool) -> TreeRow:
     learned = data.made
     details = [
         f"execution {learned.run_count:,}",

@@ -228,15 +228,15 @@ class MapReduceLauncher:
                 return self._cancelled_end(now)
             reader, is_direct = found
             stack.push_async_callback(reader.close)
-            watch = await self._open_results(scope, is_direct=is_direct, is_continued=record is not None)
-            stack.push_async_exit(watch.leave)
+            results = await self._open_results(scope, is_direct=is_direct, is_continued=record is not None)
+            stack.push_async_exit(results.leave)
             run_journal = RunJournal(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
             self._events = UnitEvents(scope.events)
             parts = self._assemble_parts(
-                scope, run_journal, ItemBuffer(reader, record), watch, record, is_direct=is_direct
+                scope, run_journal, ItemBuffer(reader, record), results, record, is_direct=is_direct
             )
             coordinator = Coordinator(run_journal, MapReduceTasks(run_journal, parts))
-            watch.on_error = coordinator.break_off
+            results.on_error = coordinator.break_off
             try:
                 executor = await scope.runtime.open_session(
                     self._request(scope, mode), journal=journal, deliver=coordinator.deliver
@@ -308,7 +308,7 @@ class MapReduceLauncher:
         scope: RunScope,
         journal: RunJournal,
         items: ItemBuffer,
-        watch: ItemResultWriter,
+        results: ItemResultWriter,
         record: RecoveredRun | None,
         *,
         is_direct: bool,
@@ -335,7 +335,7 @@ class MapReduceLauncher:
             items=items,
             orders=orders,
             store=self._outputs,
-            results=watch,
+            results=results,
             definition=definition,
             events=self._events,
             record=record,

@@ -17,7 +17,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.items import AgentsJoined, ItemOutputRecorded, ItemsRecorded
-from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
 from ensemble_ray.values.error_data import error_from
@@ -48,7 +48,7 @@ class RecoveredRun:
         #: what is recorded of tasks of items that are more than one task and have not ended, by key of the item
         self._inner: dict[str, dict[str, OutputRecorded | Fact[FailureRecorded]]] = {}
         #: which of them are the outputs of their items, where those are not known yet
-        self._given: dict[str, ItemOutputRecorded] = {}
+        self._output_facts: dict[str, ItemOutputRecorded] = {}
         self.facts = MapReduceRecovery(self._keep, self._keep_failure, self._keep_inner, self._keep_item)
 
     @classmethod
@@ -79,7 +79,7 @@ class RecoveredRun:
         self.facts.apply(facts)
         for fact in facts:
             if isinstance(fact.data, AgentsJoined):
-                self._outputs.recall(fact.data.summaries())
+                self._outputs.keep_recorded_agents(fact.data.summaries())
         if any(isinstance(fact.data, ItemsRecorded) for fact in facts):
             early, self._early = self._early, {}
             for key, end in early.items():
@@ -87,8 +87,8 @@ class RecoveredRun:
                     self._keep(key, end)
                 else:
                     self._keep_failure(key, end)
-            for key in [*self._given]:
-                self._give(key)
+            for key in [*self._output_facts]:
+                self._keep_output(key)
 
     def _keep(self, key: str, end: OutputRecorded) -> None:
         position = self._position_of(key)
@@ -102,18 +102,18 @@ class RecoveredRun:
         end = fact.data
         kept = end if isinstance(end, OutputRecorded) else cast("Fact[FailureRecorded]", fact)
         self._inner.setdefault(key, {})[fact.name] = kept
-        self._give(key)
+        self._keep_output(key)
 
     def _keep_item(self, key: str, end: ItemOutputRecorded) -> None:
-        self._given[key] = end
-        self._give(key)
+        self._output_facts[key] = end
+        self._keep_output(key)
 
-    def _give(self, key: str) -> None:
+    def _keep_output(self, key: str) -> None:
         """Keep the output of an item, once all that it is made of is known."""
-        position, end, inner = self._position_of(key), self._given.get(key), self._inner.get(key, {})
+        position, end, inner = self._position_of(key), self._output_facts.get(key), self._inner.get(key, {})
         if position is None or end is None or any(name not in inner for name in end.outputs):
             return
-        del self._given[key]
+        del self._output_facts[key]
         given = [self._output_of(cast("OutputRecorded", inner[name])) for name in end.outputs]
         output = given[0] if len(given) == 1 else join_iterations(given)
         self._outputs.keep(*position, output, node_type(position[0]), executions=self._executions(key))
@@ -144,10 +144,10 @@ class RecoveredRun:
         if key == FINAL:
             final = self.facts.groups.final
             return None if final is None else (final.level, final.number)
-        work = work_of(key)
-        if work is None or work[0]:
-            return work
-        number = self.facts.items.number(work[1])
+        position = position_of(key)
+        if position is None or position[0]:
+            return position
+        number = self.facts.items.number(position[1])
         return None if number is None else (0, number)
 
     def _key(self, level: int, number: int) -> str:

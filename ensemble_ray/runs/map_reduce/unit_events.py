@@ -24,9 +24,9 @@ class UnitEvents:
         self._events = events
         self.executor: ExecutorSession
 
-    def wants(self, kind: type[Event]) -> bool:
+    def wants(self, event_type: type[Event]) -> bool:
         """Whether anybody listens to that type."""
-        return self._events.wants(kind)
+        return self._events.wants(event_type)
 
     def emit(self, event: Event) -> None:
         """Take one event."""

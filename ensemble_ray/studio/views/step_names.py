@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.plan.plan import MANAGER_KEY
-from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, work_of
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
 from ensemble_ray.studio.views.step_state import StepState, title_of
 from ensemble_ray.values.ids import delegating_call, instance_of, key_of, node_key
 
@@ -100,10 +100,10 @@ class StepNames:
         """Return the step of a task."""
         key = node_key(instance)
         node = self.nodes.get(key, {})
-        work = work_of(key) if self.is_dynamic else None
+        position = position_of(key) if self.is_dynamic else None
         level = node.get("level") if isinstance(node.get("level"), int) else None
-        if work is not None:
-            level = work[0]
+        if position is not None:
+            level = position[0]
         elif self.is_dynamic and key in self.levels:
             level = self.levels[key]
         elif self.is_dynamic and key == DIRECT:
@@ -115,7 +115,7 @@ class StepNames:
             agent=as_text(node.get("agent_role")),
             node=key if key in self.nodes else None,
             parent=self.parent_of(instance),
-            number=None if work is None else work[1],
+            number=None if position is None else position[1],
             level=cast("int | None", level),
         )
 
@@ -157,8 +157,8 @@ class StepNames:
         if self.is_dynamic:
             if key in {DIRECT, FINAL}:
                 return cast("StepKind", key)
-            work = work_of(key)
-            return "task" if work is None else "reduce" if work[0] else "map"
+            position = position_of(key)
+            return "task" if position is None else "reduce" if position[0] else "map"
         return "handler" if "agent_key" in node and node["agent_key"] is None else "task"
 
     def _kinds_of(self, key: str) -> tuple[StepKind, StepKind] | None:

@@ -14,7 +14,7 @@ from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
-from ensemble_ray.facts.reflection import ReflectionMade
+from ensemble_ray.facts.reflection import ReflectionRecorded
 from ensemble_ray.facts.reviews import ReviewRequested
 from ensemble_ray.facts.runs import PlanRecorded, RunResumed
 from ensemble_ray.facts.sampling import SamplingAnswered
@@ -51,7 +51,7 @@ TOTAL_KINDS = tuple(
                 FailureRecorded,
                 MemoryRecalled,
                 MemoryStored,
-                ReflectionMade,
+                ReflectionRecorded,
             ),
         )
     )
@@ -161,7 +161,7 @@ class RunTotals:
             tags=dict(self.head.tags),
             open_reviews=0 if state.is_final else sum(gate.is_open for gate in self.gates),
             origin_run=None if fork is None else fork.run,
-            place=summary.place,
+            place=summary.location,
             workflow=self.head.header.workflow or "",
             tasks=self._planned or self._ended,
         )

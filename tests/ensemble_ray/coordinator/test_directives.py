@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ensemble_ray.execute.outcomes import Resumed
-from ensemble_ray.facts.directives import DirectiveGiven, ModelSwitched
+from ensemble_ray.facts.directives import DirectiveRecorded, ModelSwitched
 from ensemble_ray.values.directives import Directive, ModelSwitch, model_for
 from tests.ensemble_ray.coordinator.planned_runs import Conducting, Failure, conducting, done
 from tests.ensemble_ray.schedule.plans import sequence
@@ -24,10 +24,10 @@ async def test_tasks_that_start_later_are_told_while_it_is_active() -> None:
     run.clock.advance(60)
     await run.report(done("b"))
     assert told(run) == {"a": (), "b": ("Soon", "Always"), "c": ("Always",)}
-    given = [fact.data for fact in run.journal.facts() if isinstance(fact.data, DirectiveGiven)]
+    given = [fact.data for fact in run.journal.facts() if isinstance(fact.data, DirectiveRecorded)]
     assert given == [
-        DirectiveGiven(text="Soon", expires_at=160.0, given_by="Ann"),
-        DirectiveGiven(text="Always"),
+        DirectiveRecorded(text="Soon", expires_at=160.0, given_by="Ann"),
+        DirectiveRecorded(text="Always"),
     ]
 
 
@@ -52,7 +52,7 @@ async def test_a_run_that_ended_takes_none() -> None:
 
 async def test_a_run_that_goes_on_has_what_is_recorded() -> None:
     """S-CTL-6: what expired meanwhile is not told."""
-    recorded = [DirectiveGiven(text="Expired", expires_at=99.0), DirectiveGiven(text="Always")]
+    recorded = [DirectiveRecorded(text="Expired", expires_at=99.0), DirectiveRecorded(text="Always")]
     resumed: Resumed[str, Failure] = Resumed(started_at=50.0, stimuli=(), results={}, directives=recorded)
     run = await conducting(sequence("a"), resumed=resumed)
     assert told(run) == {"a": ("Always",)}

@@ -1,4 +1,4 @@
-"""The conductor: journal first, then act; reports in batches; what is known when a run ends."""
+"""The coordinator: journal first, then act; reports in batches; what is known when a run ends."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_failure_knows_how_many_were_completed_before_it() -> None:
 
 
 async def test_skipped_tasks_are_a_line_at_debug_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    """S-PAR-28: never handed to a house."""
+    """S-PAR-28: never handed to a process."""
     run = await conducting(plan_of("parallel", {"a": (), "b": ("a",)}, error_strategy="continue_on_error"))
     with caplog.at_level(logging.DEBUG, logger="ensemble_ray.coordinator.coordinator"):
         await run.report(failed("a"))
@@ -188,7 +188,7 @@ async def test_early_exit_keeps_what_was_done(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_cancelled_run_ends_when_its_tasks_have_stopped() -> None:
-    """S-SET-27: the wish is a fact before houses hear of it; completed outputs are kept."""
+    """S-SET-27: the wish is a fact before processes hear of it; completed outputs are kept."""
     run = await conducting(PAIR)
     await run.report(done("a"))
     await run.cancel()

@@ -1,4 +1,4 @@
-"""The conductor of a run that goes on: what its machine was told is told again, what is recorded is used."""
+"""The coordinator of a run that goes on: what its machine was told is told again, what is recorded is used."""
 
 from __future__ import annotations
 

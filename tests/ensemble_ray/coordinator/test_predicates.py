@@ -53,8 +53,8 @@ async def test_predicate_sees_this_iteration_and_all_before_it() -> None:
     """S-LOOP-50, S-LOOP-51: by body key in body order, in views that cannot be written."""
     seen: list[LoopIterationContext] = []
     predicates = asked(lambda context: seen.append(context) or len(seen) == 2)
-    assert await predicates.holds(until(1), known=0, new=[iteration("w1", "c1")]) is False
-    assert await predicates.holds(until(2), known=1, new=[iteration("w2", "c2")]) is True
+    assert await predicates.holds(until(1), sent_count=0, new=[iteration("w1", "c1")]) is False
+    assert await predicates.holds(until(2), sent_count=1, new=[iteration("w2", "c2")]) is True
     first, second = seen
     assert [each.iteration_number for each in seen] == [1, 2]
     assert [(key, each.raw) for key, each in second.last_iteration_outputs.items()] == [
@@ -81,12 +81,13 @@ async def test_condition_sees_the_step_and_the_visits_of_each_state() -> None:
 
     predicates = LocalPredicates({"graph:g/edge/0": lambda _: False, "graph:g/edge/2": condition})
     ask = predicates.holds
-    assert await ask(EdgeMatches(unit="graph:g", step=1, edge=0), known=0, new=[step("a", "1")]) is False
-    assert await ask(EdgeMatches(unit="graph:g", step=1, edge=2), known=1, new=[]) is False
+    assert await ask(EdgeMatches(unit="graph:g", step=1, edge=0), sent_count=0, new=[step("a", "1")]) is False
+    assert await ask(EdgeMatches(unit="graph:g", step=1, edge=2), sent_count=1, new=[]) is False
     assert (
-        await ask(EdgeMatches(unit="graph:g", step=3, edge=2), known=1, new=[step("b", "2"), step("a", "3")]) is False
+        await ask(EdgeMatches(unit="graph:g", step=3, edge=2), sent_count=1, new=[step("b", "2"), step("a", "3")])
+        is False
     )
-    assert await ask(EdgeMatches(unit="graph:g", step=4, edge=2), known=3, new=[step("b", "4")]) is True
+    assert await ask(EdgeMatches(unit="graph:g", step=4, edge=2), sent_count=3, new=[step("b", "4")]) is True
     last = seen[-1]
     assert (last.current_state, last.last_output.raw, last.step_number) == ("b", "4", 4)
     visits = {state: [each.raw for each in outputs] for state, outputs in last.state_history.items()}
@@ -96,19 +97,19 @@ async def test_condition_sees_the_step_and_the_visits_of_each_state() -> None:
 async def test_whole_history_is_wanted_where_it_is_not_known() -> None:
     """S-LOOP-54: of a process that was replaced, and of a unit that was forgotten."""
     predicates = asked(lambda context: len(context.history) == 2)
-    assert await predicates.holds(until(2), known=1, new=[iteration("w2", "c2")]) is None
+    assert await predicates.holds(until(2), sent_count=1, new=[iteration("w2", "c2")]) is None
     both = [iteration("w1", "c1"), iteration("w2", "c2")]
-    assert await predicates.holds(until(2), known=0, new=both) is True
+    assert await predicates.holds(until(2), sent_count=0, new=both) is True
     predicates.forget("loop:refine")
-    assert await predicates.holds(until(3), known=2, new=[iteration("w3", "c3")]) is None
+    assert await predicates.holds(until(3), sent_count=2, new=[iteration("w3", "c3")]) is None
 
 
 async def test_question_that_comes_twice_adds_its_iteration_once() -> None:
     """S-LOOP-143: an answer that was lost on its way is asked for again."""
     predicates = asked(lambda context: len(context.history) == 2)
-    await predicates.holds(until(1), known=0, new=[iteration("w1", "c1")])
+    await predicates.holds(until(1), sent_count=0, new=[iteration("w1", "c1")])
     for _ in range(2):
-        assert await predicates.holds(until(2), known=1, new=[iteration("w2", "c2")]) is True
+        assert await predicates.holds(until(2), sent_count=1, new=[iteration("w2", "c2")]) is True
 
 
 async def test_executions_of_a_loop_have_histories_of_their_own() -> None:
@@ -116,7 +117,7 @@ async def test_executions_of_a_loop_have_histories_of_their_own() -> None:
     predicates = asked(lambda context: len(context.history) == 1)
     for visit in (1, 2):
         question = until(1, f"graph:g#{visit}/loop:refine")
-        assert await predicates.holds(question, known=0, new=[iteration("w", "c")]) is True
+        assert await predicates.holds(question, sent_count=0, new=[iteration("w", "c")]) is True
 
 
 async def test_error_of_a_predicate_is_logged_and_returned(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,7 +126,7 @@ async def test_error_of_a_predicate_is_logged_and_returned(caplog: pytest.LogCap
     def predicate(_: object) -> bool:
         raise RuntimeError("boom")
 
-    failed = await asked(predicate).holds(until(1), known=0, new=[iteration("w", "c")])
+    failed = await asked(predicate).holds(until(1), sent_count=0, new=[iteration("w", "c")])
     assert isinstance(failed, EvaluationFailed)
     assert (failed.error_type, failed.message, type(failed.error)) == ("RuntimeError", "boom", RuntimeError)
     (note,) = getattr(failed.error, "__notes__", ())

@@ -40,12 +40,12 @@ class Asked:
     forgotten: list[str] = field(default_factory=list)
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[str]]
+        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[str]]
     ) -> bool | EvaluationFailed | None:
         """Note the question, and answer."""
         assert isinstance(question, UntilHolds)
-        self.sent.append((question.iteration, known, [part.outputs for part in new]))
-        if known == self.lost:
+        self.sent.append((question.iteration, sent_count, [part.outputs for part in new]))
+        if sent_count == self.lost:
             self.lost = -1
             return None
         return self.answers.pop(0)
@@ -59,10 +59,10 @@ class Forgetful(Asked):
     """Predicates whose process dies each time."""
 
     async def holds(
-        self, question: UntilHolds | EdgeMatches, *, known: int, new: Sequence[HistoryPart[str]]
+        self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[str]]
     ) -> bool | EvaluationFailed | None:
         """Know nothing of what was sent."""
-        del question, known, new
+        del question, sent_count, new
         return None
 
 
@@ -152,12 +152,12 @@ async def test_verdict_that_came_with_the_task_is_not_asked_for() -> None:
     """S-LOOP-189: the order says what will be asked, with what is new; the source is told when it asks."""
     asked = Asked([True])
     run = Run(asked)
-    assert run.foresee() == FollowingQuestions(questions=(until(1),), known=0, new=(part(),))
+    assert run.foresee() == FollowingQuestions(questions=(until(1),), sent_count=0, new=(part(),))
     first = f"{UNIT}#0/x#0"
     run.units.keep_verdicts(first, [False])
     run.complete(first)
     assert await run.answer(until(1)) == Evaluated(at=7.0, question=until(1), answer=False)
-    assert run.foresee() == FollowingQuestions(questions=(until(2),), known=1, new=(part(),))
+    assert run.foresee() == FollowingQuestions(questions=(until(2),), sent_count=1, new=(part(),))
     run.units.keep_verdicts(f"{UNIT}#1/x#0", [])  # it took longer
     run.complete(f"{UNIT}#1/x#0")
     assert await run.answer(until(2)) == Evaluated(at=7.0, question=until(2), answer=True)
@@ -171,7 +171,7 @@ async def test_order_has_all_that_the_predicates_were_not_sent() -> None:
         run.complete(f"{UNIT}#{number}/x#0")
         run.nest.handle(Evaluated(at=1.0, question=until(number + 1), answer=False))
     earlier = [part(f"of {UNIT}#{number}/x#0") for number in range(2)]
-    assert run.foresee() == FollowingQuestions(questions=(until(3),), known=0, new=(*earlier, part()))
+    assert run.foresee() == FollowingQuestions(questions=(until(3),), sent_count=0, new=(*earlier, part()))
 
 
 async def test_nothing_is_foreseen_when_the_predicates_live_elsewhere() -> None:
@@ -204,7 +204,12 @@ async def test_predicate_is_sent_everything_when_its_process_was_replaced() -> N
     for number in range(3):
         run.complete(f"{UNIT}#{number}/x#0")
         await run.answer(until(number + 1))
-    assert [(n, known, len(parts)) for n, known, parts in asked.sent] == [(1, 0, 1), (2, 1, 1), (2, 0, 2), (3, 2, 1)]
+    assert [(n, sent_count, len(parts)) for n, sent_count, parts in asked.sent] == [
+        (1, 0, 1),
+        (2, 1, 1),
+        (2, 0, 2),
+        (3, 2, 1),
+    ]
 
 
 async def test_predicates_that_lose_all_they_are_sent_end_the_run() -> None:

@@ -14,7 +14,7 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import uses_team_model
 from ensemble_ray.definition.validation import manager_model, validate
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.execute.kinds import AgentTemplates
+from ensemble_ray.execute.agent_templates import AgentTemplates
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.decorator import tool
 from ensemble_ray.values.rate_limit import RateLimit

@@ -13,7 +13,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.values.delegation import Colleague, DelegationContext
+from ensemble_ray.values.delegation import DelegationContext, Peer
 from ensemble_ray.values.messages import ToolCall
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, call, writer
 
@@ -43,11 +43,11 @@ def together(
 ) -> Bench:
     """A bench whose agents know each other; under `rules` the first one is their manager."""
     keyed = {agent.role.lower(): agent for agent in agents}
-    colleagues = [
-        Colleague(key=key, role=agent.role) for key, agent in keyed.items() if rules is None or agent is not agents[0]
+    targets = [
+        Peer(key=key, role=agent.role) for key, agent in keyed.items() if rules is None or agent is not agents[0]
     ]
     names = [f"policy {number}" for number in range(len(policies))]
-    delegation = DelegationContext(colleagues=colleagues, policies=names, **context)  # type: ignore[arg-type]
+    delegation = DelegationContext(peers=targets, policies=names, **context)  # type: ignore[arg-type]
     run_context = replace(RUN_CONTEXT, delegation=delegation, hierarchy=rules)
     bench = Bench(agents=keyed, known=known, journal=journal, context=run_context, policies=policies)
     executor = LocalExecutor(bench.runner, bench.agents, lambda _results: None, grace_s=1.0)
@@ -57,6 +57,6 @@ def together(
 
 async def done_by(bench: Bench, key: str, *, epoch: int = 0) -> TaskResult:
     """The result of that agent's task, in its own place."""
-    colleagues = bench.runner.peers
-    assert colleagues is not None
-    return await colleagues.perform(bench.order(key, epoch=epoch))
+    peers = bench.runner.peers
+    assert peers is not None
+    return await peers.perform(bench.order(key, epoch=epoch))

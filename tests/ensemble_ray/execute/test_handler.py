@@ -55,7 +55,7 @@ def bench_of(handler: object, *, known: list[Fact] | None = None, **fields: obje
 
 
 async def begun(effect: Effect = "once") -> list[Fact]:
-    """What a house recorded that died in the handler."""
+    """What a process recorded that died in the handler."""
     bench, journal = bench_of(Counting(), effect=effect)
     await bench.run("count")
     return journal.facts()[:1]

@@ -30,7 +30,7 @@ def leave() -> str:
 
 
 def again_of(bench: Bench) -> tuple[Bench, ScriptedModel]:
-    """The same record in another house; its model has no answer, its clock is later."""
+    """The same record in another process; its model has no answer, its clock is later."""
     model = ScriptedModel()
     again = Bench(agents={"draft": writer(model, tools=[Search(), leave])}, known=bench.journal.facts())
     again.clock.advance(60.0)
@@ -38,7 +38,7 @@ def again_of(bench: Bench) -> tuple[Bench, ScriptedModel]:
 
 
 async def told_again(bench: Bench) -> tuple[TaskResult, Bench]:
-    """What another house tells of a task that has ended; it did nothing and recorded nothing."""
+    """What another process tells of a task that has ended; it did nothing and recorded nothing."""
     again, model = again_of(bench)
     known = again.named
     result = await again.run(epoch=1)
@@ -130,7 +130,7 @@ async def test_call_that_asked_for_the_end_of_the_run_has_a_known_outcome() -> N
 
 @pytest.mark.parametrize("epoch", [0, 1])
 async def test_record_is_asked_only_for_tasks_that_were_handed_out_before(epoch: int) -> None:
-    """S-DUR-31: a task's first house has nothing to look for, which saves a query for each."""
+    """S-DUR-31: a task's first process has nothing to look for, which saves a query for each."""
     asked: list[str] = []
 
     class Asked(MemoryJournal):
@@ -144,7 +144,7 @@ async def test_record_is_asked_only_for_tasks_that_were_handed_out_before(epoch:
 
 
 async def test_task_began_when_its_first_house_began_it() -> None:
-    """S-DUR-38: its duration is that of the whole, also where its first house recorded only an answer."""
+    """S-DUR-38: its duration is that of the whole, also where its first process recorded only an answer."""
     first, _ = searching(Search(), call("search", '{"input": "Ray"}'), asyncio.CancelledError)
     await first.run(is_stopped=True)
     begun = first.journal.facts()[0].data.to_data()["started_at"]

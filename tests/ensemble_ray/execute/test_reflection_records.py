@@ -14,7 +14,7 @@ from ensemble_ray import (
     ReflectionStore,
     TaskReflection,
 )
-from ensemble_ray.facts.reflection import ReflectionMade, ReflectionStored
+from ensemble_ray.facts.reflection import ReflectionRecorded, ReflectionStored
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.messages import ChatResponse, TokenUsage
@@ -134,7 +134,7 @@ async def test_reflections_are_no_part_of_the_task() -> None:
     assert result.output.trace is not None
     assert len(result.output.trace.llm_interactions) == 1
     assert result.total_tokens == 5
-    (fact,) = [fact.data for fact in made.journal.facts() if isinstance(fact.data, ReflectionMade)]
+    (fact,) = [fact.data for fact in made.journal.facts() if isinstance(fact.data, ReflectionRecorded)]
     assert (fact.input_tokens, fact.output_tokens, fact.is_first) == (100, 50, True)
 
 

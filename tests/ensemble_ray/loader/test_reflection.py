@@ -75,7 +75,7 @@ def test_reflection_in_a_database(load: Load, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TEAM_NOTES", "postgresql://me:secret@elsewhere:5433/team")
     store = load(IN_DATABASE).reflection_store
     assert isinstance(store, PostgresReflectionStore)
-    assert store.place == "postgresql://elsewhere:5433/team"
+    assert store.location == "postgresql://elsewhere:5433/team"
     store = load(f"{REST}reflection_store: {{postgres: {{url: postgresql://db/team}}}}\n").reflection_store
     assert isinstance(store, PostgresReflectionStore)
 

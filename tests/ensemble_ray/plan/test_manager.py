@@ -33,7 +33,7 @@ def test_plan_has_one_task_and_all_agents() -> None:
     assert (node.key, node.agent_key, node.agent_role, node.index) == (MANAGER_KEY, MANAGER_KEY, "Manager", 1)
     assert "Task 1: do 0 of gold" in node.description
     assert [entry.role for entry in planned.plan.agents] == ["Manager", "Writer", "Digger"]
-    assert [each.role for each in planned.colleagues] == ["Writer", "Digger"]
+    assert [each.role for each in planned.peers] == ["Writer", "Digger"]
     manager = planned.agents[MANAGER_KEY]
     assert (manager.role, manager.max_iterations, tuple(manager.tools)) == ("Manager", 7, ())
     assert "Writer" in (manager.background or "")

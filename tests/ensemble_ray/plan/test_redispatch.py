@@ -45,8 +45,8 @@ def test_order_is_hopeless_after_its_third_death() -> None:
         assert table.deaths_of("a") == number
         table.hand_out("a", table.epoch_of("a") or 0, "first")
     assert table.lose("first") == AfterDeath([], ["a"])
-    assert table.give_up("first", ["a"]) == ["a"]
-    assert table.give_up("first", ["a"]) == []
+    assert table.abandon("first", ["a"]) == ["a"]
+    assert table.abandon("first", ["a"]) == []
     assert table.lose("first") == AfterDeath([], [])
     assert table.report("a", (MOST_DEATHS - 1) * REDISPATCH_STEP)
 
@@ -82,8 +82,8 @@ def test_orders_of_a_living_process_are_given_up_once() -> None:
     table.hand_out("b", 0, "second")
     table.report("c", 0)
     assert table.orders_of("first") == ["a"]
-    assert table.give_up("first", ["a", "b", "c"]) == ["a"]
-    assert (table.give_up("first", ["a"]), table.load("first")) == ([], 0)
+    assert table.abandon("first", ["a", "b", "c"]) == ["a"]
+    assert (table.abandon("first", ["a"]), table.load("first")) == ([], 0)
     table.forget_process("first")
     assert table.orders_of("first") == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.execute.kinds import requirements_of
+from ensemble_ray.execute.agent_templates import requirements_of
 from ensemble_ray.plan.requirements import (
     NOTHING,
     Node,

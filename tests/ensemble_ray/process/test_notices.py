@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from ensemble_ray.process.notices import NOTICES, give_notice
+from ensemble_ray.process.notices import NOTICES, notify
 
 
 def test_notice_is_on_standard_error_when_no_logging_is_set_up(
@@ -14,15 +14,15 @@ def test_notice_is_on_standard_error_when_no_logging_is_set_up(
 ) -> None:
     """S-SET-55: one line, whatever stands in it; nothing where the logger's level says so."""
     monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", False)  # pytest's own handlers stand above
-    give_notice("Starting\nsomething")
+    notify("Starting\nsomething")
     logging.getLogger(NOTICES).setLevel(logging.WARNING)
-    give_notice("unheard")
+    notify("unheard")
     logging.getLogger(NOTICES).setLevel(logging.INFO)
     assert capsys.readouterr() == ("", "Starting\\nsomething\n")
 
 
 def test_notice_goes_to_the_log_that_is_set_up(caplog: pytest.LogCaptureFixture) -> None:
     """S-SET-55: a level of INFO, shown by every handler, though the root's level is WARNING."""
-    give_notice("Starting")
+    notify("Starting")
     (record,) = caplog.records
     assert (record.name, record.levelno, record.getMessage()) == (NOTICES, logging.INFO, "Starting")

@@ -1,4 +1,4 @@
-"""Facts as fed runs record them; for the tests of what is folded of them and shown."""
+"""Facts as dynamic runs record them; for the tests of what is folded of them and shown."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,7 @@ DIGESTS = [item_digest(n) for n in range(10)]
 
 
 def begun(on_item_error: str = "fail", **rules: object) -> Fact:
-    """A fed run that began."""
+    """A dynamic run that began."""
     plan = {"workflow": "map_reduce_adaptive", "on_item_error": on_item_error, **rules}
     return fact("plan", "run", 100.0, plan=plan, workflow="map_reduce_adaptive", items={"kind": "list"})
 

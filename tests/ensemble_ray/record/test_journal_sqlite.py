@@ -97,7 +97,7 @@ async def test_appending_waits_when_too_many_facts_wait(tmp_path: Path, monkeypa
     run = await SqliteStore(tmp_path).begin(RUN)
     await run.journal.append([fact()], until=Persistence.COMMITTED)
     lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
-    assert lock.take(1.0)
+    assert lock.acquire(1.0)
     two = run.journal.append([fact(f"a#0/{turn}/model") for turn in range(2)])
     await asyncio.wait_for(two, 60)
     appending = asyncio.create_task(run.journal.append([fact(f"b#0/{turn}/model") for turn in range(3)]))

@@ -1,4 +1,4 @@
-"""What a fed run records besides what its tasks do."""
+"""What a dynamic run records besides what its tasks do."""
 
 import dataclasses
 import json
@@ -21,8 +21,8 @@ from ensemble_ray.record.identity.map_reduce import (
     item_digest,
     map_key,
     map_reduce_run_data,
+    position_of,
     reduce_key,
-    work_of,
 )
 from ensemble_ray.record.rerun import check_same, what_differs
 
@@ -58,7 +58,7 @@ def _data(definition: SimpleNamespace) -> PlanRecorded:
     )
 
 
-def test_data_of_a_fed_run_tells_its_code_and_its_rules() -> None:
+def test_data_of_a_dynamic_run_tells_its_code_and_its_rules() -> None:
     """S-MR-161, S-DUR-36: callables by name and source; nothing that is secret, no estimator that nobody wrote."""
     data = _data(_definition())
     assert data.is_dynamic
@@ -106,8 +106,8 @@ def test_limits_of_speed_and_the_place_of_items_make_no_difference() -> None:
 def test_work_is_named_by_its_key() -> None:
     """S-MR-160: and the key tells which work it is."""
     assert (map_key(17), reduce_key(2, 0), FINAL, DIRECT) == ("map-17", "reduce-2-0", "final-reduce", "direct")
-    assert (work_of("map-17"), work_of("reduce-2-10")) == ((0, 17), (2, 10))
-    assert [work_of(key) for key in (FINAL, DIRECT, "map-", "map-1-2", "reduce-1", "xmap-1")] == [None] * 6
+    assert (position_of("map-17"), position_of("reduce-2-10")) == ((0, 17), (2, 10))
+    assert [position_of(key) for key in (FINAL, DIRECT, "map-", "map-1-2", "reduce-1", "xmap-1")] == [None] * 6
 
 
 def test_group_names_its_reduce_and_what_it_reduces() -> None:

@@ -1,4 +1,4 @@
-"""What the facts of a fed run give to whoever goes on with it."""
+"""What the facts of a dynamic run give to whoever goes on with it."""
 
 import gc
 import tracemalloc

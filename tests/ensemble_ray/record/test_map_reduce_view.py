@@ -1,4 +1,4 @@
-"""A fed run as people look at it."""
+"""A dynamic run as people look at it."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.view.tree import render_rows, render_tree, tree_rows
 from ensemble_ray.values.outputs import RunState
 
-from .facts_of_dynamic_runs import begun as fed
+from .facts_of_dynamic_runs import begun as dynamic
 from .facts_of_dynamic_runs import group, items_fact, pulled
 from .facts_of_runs import RUN, begun, ended, fact, failed, model, node, output, task_trace
 
@@ -42,7 +42,7 @@ def shown(facts: Sequence[Fact]) -> list[str]:
 
 
 REDUCED = [
-    fed("collect"), pulled(4), *(done(f"map-{n}#0") for n in range(3)), lost("map-3"),
+    dynamic("collect"), pulled(4), *(done(f"map-{n}#0") for n in range(3)), lost("map-3"),
     group("reduce-1-0", 1, 0, "map-0", "map-1"), done("reduce-1-0#0"),
     group("final-reduce", 2, 0, "reduce-1-0", "map-2"), done("final-reduce#0"), ended(110),
 ]  # fmt: skip
@@ -75,7 +75,7 @@ def test_size_does_not_depend_on_the_number_of_items() -> None:
     """S-MR-161: of many failures the first ones are told."""
     count = 300
     items = items_fact(RUN, 101.0, indices=range(count), digests=[""] * count)
-    lines = shown([fed("collect"), items, *(lost(f"map-{n}") for n in range(count))])
+    lines = shown([dynamic("collect"), items, *(lost(f"map-{n}") for n in range(count))])
     assert len(lines) == 23
     assert "interrupted" in lines[0]
     assert lines[-1] == "└─ and 280 more failed"
@@ -84,7 +84,7 @@ def test_size_does_not_depend_on_the_number_of_items() -> None:
 def test_work_that_was_made_good_is_no_failure_any_more() -> None:
     """S-MR-163: the later execution counts; what the earlier one cost counts too."""
     again = [fact("resume", "run", 120.0, is_restart=False), done("map-0#1")]
-    lines = shown([fed("fail"), pulled(1), lost("map-0"), ended(106, "failed"), *again])
+    lines = shown([dynamic("fail"), pulled(1), lost("map-0"), ended(106, "failed"), *again])
     assert lines[1:] == [
         "└─ level 0: map  [1 of 1 task done]  [4.00 s]  [2 model calls]  [200 + 40 tokens]  [2 tool calls]"
     ]
@@ -92,7 +92,7 @@ def test_work_that_was_made_good_is_no_failure_any_more() -> None:
 
 def test_short_circuit_is_one_level() -> None:
     """S-MR-82: of one direct task."""
-    assert shown([fed(), done("direct#0"), ended(110)])[1].startswith("└─ level 0: direct  [1 of 1 task done]")
+    assert shown([dynamic(), done("direct#0"), ended(110)])[1].startswith("└─ level 0: direct  [1 of 1 task done]")
 
 
 async def test_tasks_are_counted_without_their_outputs(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def test_tasks_are_counted_without_their_outputs(tmp_path: Path) -> None:
     handed = fact("output", "a#0/0/call-0/delegate#0", 1.0)
     facts = {
         "fed": [*REDUCED[:-2], handed],
-        "direct": [fed(), done("direct#0")],
+        "direct": [dynamic(), done("direct#0")],
         "planned": [*begun(node("a", "A"), node("b", "B")), fact("output", "a#0", 2.0), handed],
         "looped": [
             *begun(node("a", "A"), node("b", "B"), node("c", "C")),

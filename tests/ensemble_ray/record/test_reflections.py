@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ensemble_ray import Ensemble, ReflectionConfig, ReflectionInput, Task, TaskReflection
 from ensemble_ray.facts.fact import Fact, FactData
-from ensemble_ray.facts.reflection import ReflectionMade, ReflectionRecalled, ReflectionStored
+from ensemble_ray.facts.reflection import ReflectionRecalled, ReflectionRecorded, ReflectionStored
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.definition import definition_data
@@ -22,9 +22,9 @@ def fact(name: str, data: FactData) -> Fact:
     return Fact(run="run", name=name, at=1.0, data=data)
 
 
-def made(tokens: int = 0) -> ReflectionMade:
+def made(tokens: int = 0) -> ReflectionRecorded:
     """What was learned."""
-    return ReflectionMade(key="k", reflection=LEARNED.to_data(), input_tokens=tokens)
+    return ReflectionRecorded(key="k", reflection=LEARNED.to_data(), input_tokens=tokens)
 
 
 def strategy(_: ReflectionInput) -> TaskReflection:

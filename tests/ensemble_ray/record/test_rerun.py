@@ -82,7 +82,7 @@ def test_fork_is_named_when_the_run_has_failed() -> None:
         recorded_output(RUN, RunState.FAILED, facts, HEADER)
 
 
-def test_resume_is_named_when_a_fed_run_has_failed() -> None:
+def test_resume_is_named_when_a_dynamic_run_has_failed() -> None:
     """S-MR-163, S-SET-39: it tries again what failed; a finished one is answered by its record."""
     recorded = PlanRecorded(items={}, plan={"workflow": "map"})
     with pytest.raises(ValidationError, match=f"'{RUN}' has failed.*resume it, which tries again what failed"):

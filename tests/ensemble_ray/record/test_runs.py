@@ -114,7 +114,7 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
         "team.yaml",
         RunState.COMPLETED,
     )
-    assert newest.place == str(tmp_path / "runs" / "new")
+    assert newest.location == str(tmp_path / "runs" / "new")
 
 
 def test_list_is_empty_when_there_is_no_home(tmp_path: Path) -> None:

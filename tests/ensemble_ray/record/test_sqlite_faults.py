@@ -164,7 +164,7 @@ async def test_holder_is_named_when_the_turn_does_not_come(tmp_path: Path) -> No
     run, other = await store.begin(RUN), await store.begin("run-2")
     await run.journal.append([fact()], until=Persistence.COMMITTED)
     lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
-    assert lock.take()
+    assert lock.acquire()
     try:
         waiting = asyncio.ensure_future(run.journal.append([fact()], until=Persistence.COMMITTED))
         await other.journal.append([fact()], until=Persistence.COMMITTED)
@@ -185,7 +185,7 @@ async def test_commit_goes_on_when_its_turn_comes(tmp_path: Path) -> None:
     run, other = await store.begin(RUN), await store.begin("run-2")
     await run.journal.append([fact()], until=Persistence.COMMITTED)
     lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
-    assert lock.take()
+    assert lock.acquire()
     waiting = asyncio.ensure_future(run.journal.append([fact()], until=Persistence.COMMITTED))
     for _ in range(5):
         await other.journal.append([fact()], until=Persistence.COMMITTED)

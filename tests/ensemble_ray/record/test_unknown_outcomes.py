@@ -7,7 +7,7 @@ from ensemble_ray.record.view.map_reduce import MapReduceView
 from ensemble_ray.record.view.tree import render_rows, render_tree
 from ensemble_ray.values.trace import LlmInteraction
 
-from .facts_of_dynamic_runs import begun as fed
+from .facts_of_dynamic_runs import begun as dynamic
 from .facts_of_dynamic_runs import failed, group, pulled, resumed
 from .facts_of_runs import RUN, intent, result, task_trace
 from .test_tree import _finished
@@ -15,7 +15,7 @@ from .test_tree import _finished
 
 def _view(*facts: object, is_running: bool = False) -> MapReduceView:
     view = MapReduceView(RUN, is_running=is_running)
-    view.apply([fed("collect"), pulled(3), *facts])  # type: ignore[list-item]  facts, as the fixtures give them
+    view.apply([dynamic("collect"), pulled(3), *facts])  # type: ignore[list-item]  facts, as the fixtures give them
     return view
 
 

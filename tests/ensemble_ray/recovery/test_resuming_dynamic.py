@@ -1,4 +1,4 @@
-"""Going on with fed runs, and what is said of them where they have no plan."""
+"""Going on with dynamic runs, and what is said of them where they have no plan."""
 
 from __future__ import annotations
 

@@ -59,9 +59,9 @@ def test_run_without_an_answer_is_submitted_again_as_what_it_is() -> None:
 
 def test_resubmission_is_settled_by_the_record() -> None:
     """S-DUR-32: a run that began is restarted, so that what it was told stands; else it begins."""
-    assert SubmissionReason.RESUBMITTED.settled(is_recorded=True) is SubmissionReason.RESTARTED
-    assert SubmissionReason.RESUBMITTED.settled(is_recorded=False) is SubmissionReason.FIRST
-    assert SubmissionReason.RESUMED.settled(is_recorded=False) is SubmissionReason.RESUMED
+    assert SubmissionReason.RESUBMITTED.resolve(is_recorded=True) is SubmissionReason.RESTARTED
+    assert SubmissionReason.RESUBMITTED.resolve(is_recorded=False) is SubmissionReason.FIRST
+    assert SubmissionReason.RESUMED.resolve(is_recorded=False) is SubmissionReason.RESUMED
 
 
 async def claim(home: Path, submission: SubmissionReason) -> OwnedRun:

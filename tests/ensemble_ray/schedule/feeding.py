@@ -1,4 +1,4 @@
-"""Map-reduce runs as obedient conductors would make them: the machine is checked after every step, all is kept."""
+"""Map-reduce runs as obedient coordinators would make them: the machine is checked after every step, all is kept."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_first_failing_check_decides_when_several_fail() -> None:
     ):
         rules |= mend
         machine = enforcer(**rules)
-        machine.recall("Editor")
+        machine.reapply_recorded("Editor")
         assert machine.approve("Editor") == expected
     assert enforcer(required_stages=STAGES, max_calls_per_worker={"Editor": 1}).approve("Editor") == (
         "Cannot delegate to 'Editor': stage 1 is not yet complete"
@@ -145,7 +145,7 @@ def test_recalled_attempt_counts_when_it_was_approved_before() -> None:
     """S-HIER-41: caps and stages go on where the record ends; nothing recorded is decided again."""
     machine = enforcer(max_calls_per_worker={"Writer": 2}, global_max_delegations=4, required_stages=STAGES)
     for _ in range(3):
-        machine.recall("Writer")  # the definition may have allowed more then
+        machine.reapply_recorded("Writer")  # the definition may have allowed more then
     machine.validate()
     assert machine.approve("Writer") == "Agent 'Writer' has reached its delegation cap of 2"
     assert machine.approve("Analyst") is None
@@ -293,7 +293,7 @@ def test_manager_is_not_reminded_when_nothing_is_missing_or_the_run_is_to_fail()
 def test_manager_is_not_reminded_when_what_is_missing_cannot_be_done(rules: dict[str, object]) -> None:
     """`enforce_required`, S-HIER-41: caps that are used up, by the worker or by those before it; nothing is asked in vain."""
     machine = enforcer(required_workers=("Writer",), **rules)
-    machine.recall("Researcher" if "required_stages" in rules else "Writer")
+    machine.reapply_recorded("Researcher" if "required_stages" in rules else "Writer")
     assert machine.reminder() is None
     assert machine.violations()
 
@@ -301,7 +301,7 @@ def test_manager_is_not_reminded_when_what_is_missing_cannot_be_done(rules: dict
 def test_only_what_can_be_done_is_asked_for_when_something_else_cannot() -> None:
     """`enforce_required`: a reminder that could not be spent is kept for later."""
     machine = enforcer(required_workers=("Writer", "Editor"), max_calls_per_worker={"Writer": 1})
-    machine.recall("Writer")
+    machine.reapply_recorded("Writer")
     expected = machine.reminder()
     assert expected is not None
     assert "'Editor'" in expected

@@ -114,7 +114,7 @@ def test_same_decisions_follow_when_a_run_is_recalled(
     for turn in turns:
         approved = [(role, succeeds) for role, _, succeeds in turn if first.approve(role) is None]
         for role, _ in approved:
-            second.recall(role)
+            second.reapply_recorded(role)
         for role, succeeds in approved:
             if succeeds:
                 first.completed(role, "work")

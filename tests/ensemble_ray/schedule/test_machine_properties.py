@@ -23,7 +23,7 @@ _REASONS = (ExitReason.TIMEOUT, ExitReason.USER_EXIT_EARLY, ExitReason.BUDGET_EX
 
 @dataclass(kw_only=True)
 class Play:
-    """A run as obedient houses would make it; keeps everything told and everything wanted."""
+    """A run as obedient executors would make it; keeps everything told and everything wanted."""
 
     plan: Plan
     checked: CheckedMachine

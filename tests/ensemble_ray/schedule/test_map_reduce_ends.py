@@ -277,7 +277,7 @@ def test_nothing_is_wanted_when_the_run_has_ended() -> None:
 
 
 def test_late_messages_are_ignored_when_a_work_is_not_in_flight() -> None:
-    """Rule 6 of the machine: an output of a house that was replaced is counted once."""
+    """Rule 6 of the machine: an output of a process that was replaced is counted once."""
     run = Feed(rules=by_chunk(2, is_pipelined=True), items=4).begin()
     run.complete((0, 0))
     late: list[Stimulus] = [completed((0, 0)), broken((0, 0))]

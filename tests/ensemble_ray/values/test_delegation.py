@@ -11,7 +11,6 @@ import pytest
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.delegation import (
-    Colleague,
     DelegationContext,
     DelegationPolicy,
     DelegationPolicyContext,
@@ -20,6 +19,7 @@ from ensemble_ray.values.delegation import (
     DelegationRequest,
     DelegationResponse,
     DelegationStatus,
+    Peer,
 )
 
 GIVEN = {"agent_role": "Writer", "task_description": "Write"}
@@ -119,14 +119,14 @@ def test_verdicts_say_what_they_are() -> None:
 def test_first_colleague_is_found_however_the_role_is_spelled() -> None:
     """S-DEL-2, S-HIER-21: trimmed, whatever the case; the first of two."""
     context = DelegationContext(
-        colleagues=[
-            Colleague(key="a", role="Writer"),
-            Colleague(key="b", role=" WRITER"),
-            Colleague(key="c", role="Straße"),
+        peers=[
+            Peer(key="a", role="Writer"),
+            Peer(key="b", role=" WRITER"),
+            Peer(key="c", role="Straße"),
         ]
     )
-    assert {context.find(role) for role in ("writer", " Writer\n", "WRITER")} == {context.colleagues[0]}
-    assert context.find("STRASSE") is context.colleagues[2]
+    assert {context.find(role) for role in ("writer", " Writer\n", "WRITER")} == {context.peers[0]}
+    assert context.find("STRASSE") is context.peers[2]
     assert context.find("Wri ter") is None
     assert context.find("") is None
     assert context.roles == ("Writer", " WRITER", "Straße")

@@ -13,7 +13,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.values.outputs import RunState
 from tests.command_line import Call
-from tests.ensemble_ray.record.facts_of_dynamic_runs import begun as fed
+from tests.ensemble_ray.record.facts_of_dynamic_runs import begun as dynamic
 from tests.ensemble_ray.record.facts_of_dynamic_runs import pulled
 from tests.ensemble_ray.record.facts_of_runs import RUN, ended, fact, output
 
@@ -72,11 +72,11 @@ async def _record(facts: Sequence[Fact]) -> None:
     await owned.close(RunState.COMPLETED)
 
 
-def test_a_fed_run_is_shown_by_its_levels(call: Call, folder: Path) -> None:
+def test_a_dynamic_run_is_shown_by_its_levels(call: Call, folder: Path) -> None:
     """S-MR-161: however many items it has; one task of it as a tree of its own, by its key."""
     assert folder
     given = output("Sum up", "short")
-    facts = [fed(), pulled(9), *(fact("output", f"map-{n}#0", 105.0, output=given) for n in range(9)), ended(106)]
+    facts = [dynamic(), pulled(9), *(fact("output", f"map-{n}#0", 105.0, output=given) for n in range(9)), ended(106)]
     run_blocking(_record(facts))
     lines = call("trace", RUN).printed.splitlines()
     assert len(lines) == 2

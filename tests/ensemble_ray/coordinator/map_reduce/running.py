@@ -1,4 +1,4 @@
-"""One map-reduce run with its conductor: real machine, items, factories and outputs; tasks end when the test says so."""
+"""One map-reduce run with its coordinator: real machine, items, factories and outputs; tasks end when the test says so."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Watch:
     failed_items: list[tuple[int, object, str, int]] = field(default_factory=list)
     error: Exception | None = None
 
-    async def free_places(self, in_flight: Callable[[], int]) -> int:
+    async def free_slots(self, in_flight: Callable[[], int]) -> int:
         """Return more than anybody wants."""
         return 1_000 - in_flight()
 

@@ -55,18 +55,18 @@ async def test_room_is_what_the_slowest_reader_leaves() -> None:
     """S-MR-131: results that wait and items that are in flight together are never more than the window."""
     log = log_of(output("a"), output("b"))
     watch = ItemResultWriter(log)
-    assert await watch.free_places(lambda: 0) == 2
+    assert await watch.free_slots(lambda: 0) == 2
     watch.completed(0, 0, 0, output("a"))
     assert await log.come(1, 0) == 1  # it is at work on the first one
-    assert await watch.free_places(lambda: 0) == 1
+    assert await watch.free_slots(lambda: 0) == 1
     watch.completed(1, 1, 1, output("b"))
-    waiting = asyncio.create_task(watch.free_places(lambda: 0))
+    waiting = asyncio.create_task(watch.free_slots(lambda: 0))
     await asyncio.sleep(0)
     assert not waiting.done()
     assert await log.come(1, 1) == 2
     assert await waiting == 1
     await log.leave(1)
-    assert await watch.free_places(lambda: 0) == 2
+    assert await watch.free_slots(lambda: 0) == 2
 
 
 async def test_reader_is_told_of_a_part_of_the_window_at_a_time() -> None:
@@ -78,9 +78,9 @@ async def test_reader_is_told_of_a_part_of_the_window_at_a_time() -> None:
         log.completed(number, number)
     assert await log.come(1, 0) == 10
     assert log.result(9).index == 9
-    assert await log.free_places(lambda: 0) == 40
+    assert await log.free_slots(lambda: 0) == 40
     assert await log.come(1, 10) == 20
-    assert await log.free_places(lambda: 0) == 50
+    assert await log.free_slots(lambda: 0) == 50
     log.window = 1000
     assert await log.come(1, 0) == 32
 

@@ -28,6 +28,6 @@ def test_agents_are_told_once_each_also_those_of_the_record() -> None:
     first, second = agent("a"), agent("a")
     assert [each.role for each in store.meet([first, second, first])] == ["a", "a"]
     again = MapReduceOutputs()
-    again.recall(list(store.agents)[:1])
+    again.keep_recorded_agents(list(store.agents)[:1])
     assert [each.role for each in again.meet([first, agent("b")])] == ["b"]
     assert [each.role for each in again.agents] == ["a", "b"]

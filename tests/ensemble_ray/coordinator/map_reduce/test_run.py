@@ -1,4 +1,4 @@
-"""The conductor of a map-reduce run: every path between its machine, its factories, its items and its executor."""
+"""The coordinator of a map-reduce run: every path between its machine, its factories, its items and its executor."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ensemble_ray.execute.delegation.calls import Asked, manager_tool, peer_tool, read_call
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.values.delegation import Colleague, DelegationContext
+from ensemble_ray.values.delegation import DelegationContext, Peer
 
 ROLES = ("Writer", "Digger")
-CONTEXT = DelegationContext(colleagues=[Colleague(key=role.lower(), role=role) for role in ROLES])
+CONTEXT = DelegationContext(peers=[Peer(key=role.lower(), role=role) for role in ROLES])
 
 
 @pytest.mark.parametrize("field", ["task", "task_description"])
@@ -89,5 +89,5 @@ def test_roles_are_an_enum_in_the_schema() -> None:
 
 def test_schema_has_no_enum_when_there_is_nobody() -> None:
     """S-DEL-1: an empty enum is no schema."""
-    lonely = DelegationContext(colleagues=[Colleague(key="writer", role="Writer")])
+    lonely = DelegationContext(peers=[Peer(key="writer", role="Writer")])
     assert "enum" not in peer_tool(lonely, "Writer").parameters["properties"]["agent_role"]  # type: ignore[index]

@@ -158,7 +158,7 @@ async def test_stopped_task_stops_what_it_asked_for() -> None:
     executor = bench.runner.peers
     asked = asyncio.create_task(done_by(bench, "writer"))
     await begun.wait()
-    executor.stop(["writer#0"])  # type: ignore[union-attr]  local houses
+    executor.stop(["writer#0"])  # type: ignore[union-attr]  a local executor
     result = await asked
     await ended.wait()
     assert result.status == "cancelled"
@@ -188,7 +188,7 @@ async def test_all_attempts_of_a_turn_are_told_when_their_task_is_stopped(most: 
     await begun.wait()
     while not bench.sink.of(DelegationCompletedEvent):  # noqa: ASYNC110  a sink tells nobody
         await asyncio.sleep(0)
-    bench.runner.peers.stop(["manager#0"])  # type: ignore[union-attr]  local houses
+    bench.runner.peers.stop(["manager#0"])  # type: ignore[union-attr]  a local executor
     result = await asked
     assert result.trace is not None
     attempts = [(each.task_description, each.succeeded) for each in result.trace.delegations]

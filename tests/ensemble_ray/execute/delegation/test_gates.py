@@ -7,12 +7,12 @@ import pytest
 from ensemble_ray.execute.delegation.gates import ManagerGate, PeerGate, Refusal
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
-from ensemble_ray.values.delegation import Colleague, DelegationContext
+from ensemble_ray.values.delegation import DelegationContext, Peer
 
 CONTEXT = DelegationContext(
-    colleagues=[Colleague(key=role.lower(), role=role) for role in ("Writer", "Digger", "Painter")], max_depth=2
+    peers=[Peer(key=role.lower(), role=role) for role in ("Writer", "Digger", "Painter")], max_depth=2
 )
-WRITER, DIGGER, PAINTER = CONTEXT.colleagues
+WRITER, DIGGER, PAINTER = CONTEXT.peers
 
 
 def manager_gate(**rules: object) -> ManagerGate:
@@ -103,7 +103,7 @@ def test_manager_is_charged_for_the_changed_target() -> None:
 def test_recalled_attempts_count() -> None:
     """S-HIER-41, S-DEL-62: what the record says was approved uses up the cap."""
     gate = manager_gate(global_max_delegations=1)
-    gate.recall("Writer")
+    gate.reapply_recorded("Writer")
     assert reason(gate.approve(DIGGER)) == "Delegation rejected by policy: Global delegation cap of 1 has been reached"
 
 

@@ -60,14 +60,14 @@ async def _put_down() -> list[Fact]:
 async def test_a_call_that_was_put_down_is_put_down_again_while_nobody_decided() -> None:
     """S-REV-115, S-REV-117: whatever its effect; its outcome is not unknown."""
     tool = Payment()
-    result = await bench_of(tool, await _put_down()).run("draft", is_again=True)
+    result = await bench_of(tool, await _put_down()).run("draft", is_resubmission=True)
     assert (result.status, tool.paid) == ("waiting", [])
 
 
 async def test_a_call_is_made_again_when_somebody_decided() -> None:
     """S-REV-117."""
     tool = Payment()
-    result = await bench_of(tool, [*(await _put_down()), fact(GATE, APPROVED)]).run("draft", is_again=True)
+    result = await bench_of(tool, [*(await _put_down()), fact(GATE, APPROVED)]).run("draft", is_resubmission=True)
     assert (result.status, tool.paid) == ("completed", ["5"])
 
 
@@ -76,7 +76,9 @@ async def test_an_outcome_is_unknown_when_the_call_was_behind_its_gate(decided: 
     """S-REV-117, S-DUR-24: made again after the decision, or decided in its own process: it may have paid."""
     tool = Payment()
     again = [fact(CALL, INTENT)] if decided.outside else []
-    result = await bench_of(tool, [*(await _put_down()), fact(GATE, decided), *again]).run("draft", is_again=True)
+    result = await bench_of(tool, [*(await _put_down()), fact(GATE, decided), *again]).run(
+        "draft", is_resubmission=True
+    )
     assert (result.status, tool.paid) == ("completed", [])
 
 
@@ -86,5 +88,5 @@ async def test_an_outcome_is_unknown_when_the_decision_came_while_the_call_was_m
     asked = next(each for each in facts if isinstance(each.data, ReviewRequested))
     past = replace(asked, data=replace(asked.data, detached=False))
     tool = Payment()
-    await bench_of(tool, [*facts, fact(CALL, INTENT), fact(GATE, APPROVED), past]).run("draft", is_again=True)
+    await bench_of(tool, [*facts, fact(CALL, INTENT), fact(GATE, APPROVED), past]).run("draft", is_resubmission=True)
     assert tool.paid == []

@@ -117,7 +117,7 @@ async def test_effect_of_a_plain_tool_is_once_unless_it_says_otherwise() -> None
 
 
 async def test_replaced_house_is_stopped_before_it_repeats_a_call() -> None:
-    """S-DUR-16: a house that slept after it read the record finds a newer one, and does not call again."""
+    """S-DUR-16: a process that slept after it read the record finds a newer one, and does not call again."""
     search = Search("idempotent")
     known = [
         fact

@@ -55,7 +55,7 @@ class Driver:
 
 
 async def begun() -> list[Fact]:
-    """What a house recorded that died while it searched."""
+    """What a process recorded that died while it searched."""
     bench, _ = searching(Search())
     await bench.run()
     return bench.journal.facts()[:2]
@@ -69,7 +69,7 @@ async def resumed(
     ask: Callable[[UnknownEffect], object] | None = None,
     context: RunContext = RUN_CONTEXT,
 ) -> tuple[TaskResult, Bench, Search, ScriptedModel]:
-    """The task in another house."""
+    """The task in another process."""
     search, model = Search(), ScriptedModel("Three")
     bench = Bench(
         agents={"draft": writer(model, tools=[search])},
@@ -114,7 +114,7 @@ async def test_model_is_told_when_the_outcome_is_unknown(caplog: pytest.LogCaptu
 
 
 async def test_unknown_outcome_is_settled_for_good_when_another_house_takes_over() -> None:
-    """S-DUR-22: what the model was told is recorded; the next house tells it the same, without a word."""
+    """S-DUR-22: what the model was told is recorded; the next process tells it the same, without a word."""
     _, bench, _, first = await resumed(await begun(), on_unknown="tell_model")
     known = [fact for fact in bench.journal.facts() if fact.kind in {"tool_intent", "tool_result"} or fact.seq == 1]
     _, _, search, second = await resumed(known, on_unknown="fail")

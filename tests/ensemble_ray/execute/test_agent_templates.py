@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from ensemble_ray import Agent, RateLimit, tool
-from ensemble_ray.execute.kinds import OVERRIDE_FIELDS, AgentTemplates, RefCountedCache, apply_overrides, overrides_of
+from ensemble_ray.execute.agent_templates import (
+    OVERRIDE_FIELDS,
+    AgentTemplates,
+    RefCountedCache,
+    apply_overrides,
+    overrides_of,
+)
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()

@@ -73,7 +73,7 @@ def _database(url: str) -> MemoryTables:
     database = MemoryDatabase(url)
     if not database.is_made():
         raise ValidationError(
-            f"There is no memory in {database.place}. Name the database of your PostgresMemory: --store URL"
+            f"There is no memory in {database.location}. Name the database of your PostgresMemory: --store URL"
         )
     return PostgresTables(database)
 

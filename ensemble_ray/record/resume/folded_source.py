@@ -1,4 +1,4 @@
-"""The source of a recorded run, told what it was told. Package: record. Pure.
+"""The source of a recorded run, brought to where it was by its stimuli. Package: record. Pure.
 
 In: the plan and the recorded stimuli. Out: what the source wanted, task by task and question by question: the context that a
 task had, the history that a predicate was asked about. Never: a decision about what of it is used.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.schedule.unit import HistoryEntry
 
-__all__ = ["ToldSource", "numbered_groups", "path_of_question"]
+__all__ = ["FoldedSource", "numbered_groups", "path_of_question"]
 
 
 def numbered_groups(facts: Iterable[Fact]) -> list[list[tuple[int, Stimulus]]]:
@@ -50,25 +50,25 @@ def numbered_groups(facts: Iterable[Fact]) -> list[list[tuple[int, Stimulus]]]:
     return [group for group in groups if group]
 
 
-class ToldSource:
+class FoldedSource:
     """A source, and what it has wanted so far."""
 
     def __init__(self, plan: Plan) -> None:
-        """Make one that was told nothing; no task of it waits for a place, so that nothing depends on when others ended."""
+        """Make one without a stimulus; no task of it waits for a slot, so that nothing depends on when others ended."""
         self.source = machine_for(replace(plan, max_parallel_tasks=None))
         #: by instance: what was wanted last
         self.starts: dict[str, Start] = {}
         #: open questions, each with how long the history of its unit was when it was asked
         self.questions: dict[Question, int] = {}
 
-    def tell(self, stimuli: Sequence[Stimulus]) -> list[Start]:
-        """Tell it what came together, but for what means nothing to it; return the tasks that it wants started."""
-        heard = [stimulus for stimulus in stimuli if self._is_heard(stimulus)]
-        for stimulus in heard:
+    def apply(self, stimuli: Sequence[Stimulus]) -> list[Start]:
+        """Apply what came together, but for what means nothing to it; return the tasks that it wants started."""
+        relevant = [stimulus for stimulus in stimuli if self._is_relevant(stimulus)]
+        for stimulus in relevant:
             if isinstance(stimulus, Evaluated):
                 del self.questions[stimulus.question]
         wanted: list[Start] = []
-        for instruction in self.source.handle(*heard) if heard else ():
+        for instruction in self.source.handle(*relevant) if relevant else ():
             match instruction:
                 case Start():
                     self.starts[instruction.instance] = instruction
@@ -79,7 +79,7 @@ class ToldSource:
                     pass
         return wanted
 
-    def _is_heard(self, stimulus: Stimulus) -> bool:
+    def _is_relevant(self, stimulus: Stimulus) -> bool:
         match stimulus:
             case Cancelled():  # of a run that went on, what was stopped may run again
                 return self.source.is_cancelling(stimulus.instance)
@@ -88,7 +88,7 @@ class ToldSource:
             case _:
                 return True
 
-    def shown(self, question: Question) -> Sequence[HistoryEntry]:
+    def history_of(self, question: Question) -> Sequence[HistoryEntry]:
         """Return the history that an open question is about."""
         return self.source.history_of(_unit_of(question))[: self.questions[question]]
 

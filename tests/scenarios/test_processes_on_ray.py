@@ -81,7 +81,7 @@ def test_replicas_share_the_tasks_of_their_agent(ray_runtime: Runtime, tmp_path:
 
 
 def test_many_agents_need_no_more_processes_than_allowed(ray_runtime: Runtime) -> None:
-    """S-SET-41: twenty declared agents of two kinds; no task waits for a house."""
+    """S-SET-41: twenty declared agents of two kinds; no task waits for a process."""
     one, two = Where(), ScriptedModel(otherwise="x")
     agents = [agent(one if n % 2 else two, f"Agent {n}") for n in range(20)]
     found = [pid for pid in processes(ray_runtime, *agents) if pid != "x"]
@@ -229,7 +229,7 @@ def test_state_of_a_tool_is_its_agents(runtime: Runtime) -> None:
     assert [each.raw for each in output.task_outputs] == ["0", "0,2"]
 
 
-def test_made_agents_share_houses(ray_runtime: Runtime) -> None:
+def test_made_agents_share_processes(ray_runtime: Runtime) -> None:
     """S-DET-20, S-SET-41: agents made for tasks never ask for a process of their own."""
     tasks = [Task.of(f"Write {n}") for n in range(6)]
     output = Ensemble(tasks=tasks, llm=Where(), workflow="parallel").run(runtime=ray_runtime)
