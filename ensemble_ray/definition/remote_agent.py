@@ -19,7 +19,8 @@ from ensemble_ray.errors import ToolConfigurationError, ValidationError
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.tools.a2a.address import IDEMPOTENT_MESSAGES, AgentAddress
 from ensemble_ray.tools.a2a.answers import RemoteAnswer
-from ensemble_ray.tools.a2a.asking import RemoteAgentError, ask_agent, fetch_card
+from ensemble_ray.tools.a2a.asking import ask_agent
+from ensemble_ray.tools.a2a.connecting import RemoteAgentError, fetch_card
 from ensemble_ray.tools.a2a.tool import A2ATool, seconds_of
 from ensemble_ray.tools.tool import AgentTool
 from ensemble_ray.values.messages import Effect
@@ -70,9 +71,9 @@ class RemoteAgent(Agent):
             raise ValidationError("RemoteAgent has a runner of its own: leave out runner, or use an Agent")
         connect_timeout = arguments.get("connect_timeout", _CONNECT_S)
         address = AgentAddress.of(
-            arguments.get("url") or "",
+            arguments.get("url", ""),
             headers=arguments.get("headers"),
-            hosts=arguments.get("hosts") or (),
+            hosts=() if arguments.get("hosts") is None else arguments["hosts"],
             connect_timeout_s=seconds_of(connect_timeout, "connect_timeout"),
         )
         arguments["hosts"] = tuple(sorted(address.hosts))
@@ -140,7 +141,11 @@ class _Asker:
     effect: Effect
 
     async def run(self, request: TaskRequest) -> AsyncGenerator[str | TaskAnswer]:
-        """Ask, and yield pieces of the answer, then the answer."""
+        """Ask, and yield pieces of the answer, then the answer.
+
+        Raises:
+            RemoteAgentError: there is none.
+        """
         said = [f"{each.role.capitalize()}: {each.content or ''}" for each in request.history]
         asking = ask_agent(
             self.address,
@@ -149,9 +154,14 @@ class _Asker:
             may_repeat=self.effect != "once",
             timeout_s=self.timeout_s,
         )
-        async with aclosing(asking) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, RemoteAnswer):
-                    yield TaskAnswer(text=piece.shown, structured_output=piece.data)
-                elif request.is_streaming:
-                    yield piece
+        try:
+            async with aclosing(asking) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, RemoteAnswer):
+                        yield TaskAnswer(text=piece.shown, structured_output=piece.data)
+                    elif request.is_streaming:
+                        yield piece
+        except RemoteAgentError as error:
+            if not error.may_be_done or self.effect != "once":
+                raise
+            raise RemoteAgentError(f"Outcome unknown: {error}", may_be_done=True) from error

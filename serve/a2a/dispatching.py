@@ -14,6 +14,7 @@ from sse_starlette import EventSourceResponse
 from ensemble_ray.serve.a2a.cards import agent_card
 from ensemble_ray.serve.a2a.handler import TeamHandler
 from ensemble_ray.serve.routes.events import SEND_TIMEOUT_S, STREAM_HEADERS
+from ensemble_ray.serve.trace_context import traceparent_of
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -24,8 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = ["card_data", "dispatch"]
 
-# It logs each wrong request of a client with a traceback and parts of it.
-logging.getLogger("a2a.server").setLevel(logging.CRITICAL)
+#: Loggers of the SDK's dispatcher, for both versions of the protocol.
+_LOGGERS = ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter")
+#: How what they say of its own defects begins.
+_DEFECTS = ("Unhandled", "Error during stream")
+
+
+def _is_of_a_defect(record: logging.LogRecord) -> bool:
+    """Keep what is said of defects; each wrong request of a client is logged with a traceback and parts of it otherwise."""
+    return record.msg.startswith(_DEFECTS) if isinstance(record.msg, str) else True
+
+
+for _name in _LOGGERS:
+    logging.getLogger(_name).addFilter(_is_of_a_defect)
 
 
 async def dispatch(request: Request, service: RunService, caller: Caller, info: EnsembleInfo) -> Response:
@@ -34,7 +46,7 @@ async def dispatch(request: Request, service: RunService, caller: Caller, info: 
     Raises:
         Refusal: it is refused with a status of HTTP.
     """
-    handler = TeamHandler(service, caller, info, request.receive)
+    handler = TeamHandler(service, caller, info, request.receive, traceparent=traceparent_of(request))
     answer = await JsonRpcDispatcher(handler, enable_v0_3_compat=True).handle_requests(request)
     if handler.refusal is not None:
         raise handler.refusal

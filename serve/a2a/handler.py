@@ -32,6 +32,7 @@ from a2a.types import (
     TaskPushNotificationConfig,
 )
 from a2a.utils.errors import (
+    A2AError,
     ExtendedAgentCardNotConfiguredError,
     InternalError,
     InvalidParamsError,
@@ -42,6 +43,7 @@ from a2a.utils.errors import (
 )
 from typing_extensions import override
 
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.a2a.inputs import decision_of, inputs_of
 from ensemble_ray.serve.a2a.streams import TaskStream
 from ensemble_ray.serve.a2a.tasks import CONTEXT_TAG, context_of, task_of
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 __all__ = ["TeamHandler"]
 
 T = TypeVar("T")
+_log = bounded_logger(__name__)
 #: Statuses that an answer has as a whole; the protocol has no errors for them.
 _OF_HTTP = frozenset(
     {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT}
@@ -79,7 +82,15 @@ _CANCEL_S = 5.0
 class TeamHandler(RequestHandler):
     """One team as an agent, for one request of one caller."""
 
-    def __init__(self, service: RunService, caller: Caller, info: EnsembleInfo, receive: Receive) -> None:
+    def __init__(
+        self,
+        service: RunService,
+        caller: Caller,
+        info: EnsembleInfo,
+        receive: Receive,
+        *,
+        traceparent: str | None = None,
+    ) -> None:
         """Make it.
 
         Args:
@@ -87,21 +98,20 @@ class TeamHandler(RequestHandler):
             caller: Who asks.
             info: The team.
             receive: Says when the client goes away.
+            traceparent: Span of the client that runs which are begun are part of (S-INT-38); None: there is none.
         """
         self._service = service
         self._caller = caller
         self._info = info
         self._receive = receive
+        self._traceparent = traceparent
         #: the answer to the request in place of an error of the protocol
         self.refusal: Refusal | None = None
 
     @override
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task:
         """Begin a run or decide at its gate; return it when it ended or waits for a person, or at once if the client likes."""
-        run = await self._answered(self._take(params.message))
-        if not params.configuration.return_immediately and not _is_settled(run):
-            run = await self._answered(self._settled(run.run_id))
-        return task_of(run)
+        return await self._answered(self._sent(params))
 
     @override
     async def on_message_send_stream(
@@ -128,14 +138,12 @@ class TeamHandler(RequestHandler):
     @override
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task:
         """Return a run as it stands."""
-        return task_of(await self._answered(self._seen(params.id, Right.READ)))
+        return await self._answered(self._got(params.id))
 
     @override
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
         """Ask a run to end, and return it as it stands a moment later."""
-        await self._answered(self._seen(params.id, Right.RUN))
-        await self._answered(self._service.cancel(params.id))
-        return task_of(await self._answered(self._service.wait(params.id, _CANCEL_S)))
+        return await self._answered(self._cancelled(params.id))
 
     @override
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
@@ -177,6 +185,20 @@ class TeamHandler(RequestHandler):
         """Refuse: the endpoint calls nobody."""
         raise PushNotificationNotSupportedError
 
+    async def _sent(self, params: SendMessageRequest) -> Task:
+        run = await self._take(params.message)
+        if not params.configuration.return_immediately and not _is_settled(run):
+            run = await self._settled(run.run_id)
+        return task_of(run)
+
+    async def _got(self, run_id: str) -> Task:
+        return task_of(await self._seen(run_id, Right.READ))
+
+    async def _cancelled(self, run_id: str) -> Task:
+        await self._seen(run_id, Right.RUN)
+        await self._service.cancel(run_id)
+        return task_of(await self._service.wait(run_id, _CANCEL_S))
+
     async def _take(self, message: Message) -> RunDetail:
         """Carry out what a message asks for, and return its run."""
         if message.task_id:
@@ -185,7 +207,12 @@ class TeamHandler(RequestHandler):
         tags = {CONTEXT_TAG: message.context_id} if message.context_id else {}
         if len(message.context_id) > _LONGEST_CONTEXT:
             raise _wrong(f"context_id has more than {_LONGEST_CONTEXT} characters")
-        asked = NewRun(ensemble=self._info.name, inputs=inputs_of(message.parts, self._info), tags=tags)
+        asked = NewRun(
+            ensemble=self._info.name,
+            inputs=inputs_of(message.parts, self._info),
+            tags=tags,
+            traceparent=self._traceparent,
+        )
         taken = await self._service.start(asked, idempotency_key=self._key(message))
         return await self._service.get(taken.run_id)
 
@@ -230,6 +257,12 @@ class TeamHandler(RequestHandler):
         return AskedRun(self._service, run_id, ends_with_client=False)
 
     async def _told(self, run: RunDetail) -> AsyncGenerator[Event]:
+        """Yield what happens in a run; what goes wrong meanwhile is an error of the protocol."""
+        async with aclosing(self._happening(run)) as events:
+            while (event := await self._answered(anext(events, None))) is not None:
+                yield event
+
+    async def _happening(self, run: RunDetail) -> AsyncGenerator[Event]:
         """Yield a run, what its last task says, which tasks are done, and how it ended or what it asks."""
         yield task_of(run)
         if _is_settled(run):
@@ -246,15 +279,23 @@ class TeamHandler(RequestHandler):
             if run.status is not RunStatus.WAITING or run.reviews:
                 break
             await asyncio.sleep(_LOOK_S)
-            run = await self._answered(self._service.get(run.run_id))
+            run = await self._service.get(run.run_id)
         return run
 
     async def _answered(self, asking: Awaitable[T]) -> T:
-        """Return what the endpoint says; its refusals are errors of the protocol."""
+        """Return what the endpoint says; its refusals are errors of the protocol.
+
+        The text of a defect is of use to the operator alone, as on every other route.
+        """
         try:
             return await asking
+        except A2AError:
+            raise
         except Refusal as refusal:
             self._refuse(refusal)
+        except Exception as error:  # noqa: BLE001  a defect of ours
+            _log.error("Team '%s': %s in an answer of A2A", self._info.name, type(error).__name__, exc_info=error)
+            raise InternalError(f"{type(error).__name__} in the endpoint. Its log says more") from None
 
     def _refuse(self, refusal: Refusal) -> NoReturn:
         if refusal.status in _OF_HTTP or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:

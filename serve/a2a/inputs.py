@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
-from typing import cast
 
 from a2a.types import Part
-from google.protobuf.json_format import MessageToDict
 from pydantic import JsonValue, ValidationError
 
 from ensemble_ray.serve.a2a.cards import missing_beside_text
@@ -15,6 +13,7 @@ from ensemble_ray.serve.control_schemas import NewDecision, Verdict
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import EnsembleInfo, OpenReview
 from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.tools.a2a.plain_values import plain_value
 
 __all__ = ["HOW_TO_DECIDE", "decision_of", "inputs_of"]
 
@@ -24,8 +23,6 @@ HOW_TO_DECIDE = (
     '{"gate_id": ..., "decision": "approve" | "edit" | "exit", "text": ..., "comment": ...}'
 )
 _EDIT = "edit:"
-#: Above it, numbers of JSON have no exact whole ones.
-_LARGEST_WHOLE = 2**53
 
 
 def inputs_of(parts: Sequence[Part], info: EnsembleInfo) -> dict[str, JsonValue]:
@@ -97,7 +94,10 @@ def _read(parts: Iterable[Part]) -> tuple[str | None, dict[str, JsonValue]]:
             case "text":
                 texts.append(whole_text(part.text))
             case "data":
-                value = _plain(cast("JsonValue", MessageToDict(part.data)))
+                try:
+                    value = plain_value(part.data)
+                except ValueError as error:
+                    raise _wrong(f"parts[{index}].data: a number is not one of JSON") from error
                 if not isinstance(value, dict):
                     raise _wrong(f"parts[{index}].data: must be an object with the inputs by name")
                 if twice := sorted(data.keys() & value.keys()):
@@ -106,17 +106,6 @@ def _read(parts: Iterable[Part]) -> tuple[str | None, dict[str, JsonValue]]:
             case kind:
                 raise _wrong(f"parts[{index}]: a team takes texts and data, and no '{kind or 'empty'}' part")
     return ("\n\n".join(texts) if texts else None), data
-
-
-def _plain(value: JsonValue) -> JsonValue:
-    """Return data with whole numbers as such: the protocol's values have one kind of number."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST_WHOLE:
-        return int(value)
-    return value
 
 
 def _wrong(text: str) -> Refusal:

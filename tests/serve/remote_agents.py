@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -39,6 +40,12 @@ class Remote(AgentExecutor):
         self.card_url: str | None = None
         self.cuts = 0
         self.refusal: int | None = None
+        #: by the method, or `card`: statuses and bodies of the next answers in place of the server's own
+        self.instead: dict[str, list[int | str]] = {}
+        #: methods that were asked, and `card`
+        self.methods: list[str] = []
+        #: on the loop of the server
+        self.is_looked_at = asyncio.Event()
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Carry out a message."""
@@ -52,6 +59,8 @@ class Remote(AgentExecutor):
             reply = Message(message_id="r", role=Role.ROLE_AGENT, parts=[Part(text="at once")])
             await event_queue.enqueue_event(reply)
             return
+        if word == "mute":
+            await asyncio.Event().wait()
         await event_queue.enqueue_event(new_task_from_user_message(message))
         updater = TaskUpdater(event_queue, context.task_id or "", context.context_id or "")
         await updater.start_work()
@@ -62,6 +71,9 @@ class Remote(AgentExecutor):
                 await updater.failed(updater.new_agent_message([Part(text="no ink")]))
             case "hang":
                 await asyncio.Event().wait()
+            case "quiet":
+                await asyncio.wait_for(self.is_looked_at.wait(), timeout=60)
+                await updater.complete(updater.new_agent_message([Part(text="after all")]))
             case "data":
                 data = Part(data=ParseDict({"fins": 2, "name": "ray"}, Value()))
                 await updater.add_artifact([data], artifact_id="a")
@@ -83,7 +95,7 @@ class Remote(AgentExecutor):
 
 
 class _Watched:
-    """Remembers headers, refuses what it is told to, and cuts answers."""
+    """Remembers headers and methods, answers in the server's place what it is told to, and cuts answers."""
 
     def __init__(self, app: ASGIApp, remote: Remote) -> None:
         self._app = app
@@ -97,6 +109,16 @@ class _Watched:
                 await send({"type": "http.response.start", "status": self._remote.refusal, "headers": headers})
                 await send({"type": "http.response.body", "body": b""})
                 return
+            request = await _whole(receive)
+            body = request["body"]
+            method = json.loads(body)["method"] if body else "card"
+            self._remote.methods.append(method)
+            if method == "GetTask":
+                self._remote.is_looked_at.set()
+            if self._remote.instead.get(method):
+                await _answer(send, self._remote.instead[method].pop(0))
+                return
+            receive = _again(request, receive)
         sent = 0
 
         async def cutting(message: Any) -> None:
@@ -110,6 +132,34 @@ class _Watched:
                 raise ConnectionResetError
 
         await self._app(scope, receive, cutting)
+
+
+async def _whole(receive: Receive) -> dict[str, Any]:
+    """A request's message with its whole body."""
+    body, is_more = b"", True
+    while is_more:
+        message = await receive()
+        body += message.get("body", b"")
+        is_more = message.get("more_body", False)
+    return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _again(request: dict[str, Any], receive: Receive) -> Receive:
+    """Give a request that was read already, then what comes after it."""
+    left = [request]
+
+    async def give() -> Any:
+        return left.pop() if left else await receive()
+
+    return give
+
+
+async def _answer(send: Send, answer: int | str) -> None:
+    """Answer with a status alone, with JSON, or, of a text that begins with `data:` or `event:`, with a stream."""
+    kind = b"text/event-stream" if str(answer).startswith(("data:", "event:")) else b"application/json"
+    status = answer if isinstance(answer, int) else 200
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+    await send({"type": "http.response.body", "body": b"" if isinstance(answer, int) else answer.encode()})
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tests.serve.conftest import Connect
 TRACE, SPAN, OTHER = "a" * 32, "b" * 16, "c" * 16
 
 
-@pytest.mark.parametrize("way", ["header", "body", "openai"])
+@pytest.mark.parametrize("way", ["header", "body", "openai", "a2a"])
 async def test_run_is_a_child_of_the_client_that_asks(connect: Connect, way: str) -> None:
     """S-INT-38: the body counts before the header, a wrong header is no reason to refuse; the record knows it."""
     kept = InMemorySpanExporter()
@@ -30,6 +30,10 @@ async def test_run_is_a_child_of_the_client_that_asks(connect: Connect, way: str
             messages = [{"role": "user", "content": "Ray"}]
             asked = {"model": "team", "messages": messages}
             response = await client.post("/v1/chat/completions", json=asked, headers=header)
+        elif way == "a2a":
+            message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Ray"}]}
+            asked = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+            response = await client.post("/a2a/team", json=asked, headers={**header, "a2a-version": "1.0"})
         else:
             body = {"inputs": {"topic": "Ray"}, **({"traceparent": f"00-{TRACE}-{SPAN}-01"} if way == "body" else {})}
             response = await client.post("/runs?wait=60", json=body, headers=header)
@@ -43,7 +47,7 @@ async def test_run_is_a_child_of_the_client_that_asks(connect: Connect, way: str
     assert first.parent is not None
     assert (f"{first.parent.trace_id:032x}", f"{first.parent.span_id:016x}") == (TRACE, SPAN)
     assert first.parent.is_remote
-    assert [each.parent for each in runs[1:]] == ([] if way == "openai" else [None])
+    assert [each.parent for each in runs[1:]] == ([] if way in {"openai", "a2a"} else [None])
     run_id = str((first.attributes or {})["ensemble_ray.run.id"])
     told = [
         each for each in recorded_spans(read_facts(run_id, home_directory())) if each.name.startswith("invoke_workflow")

@@ -17,7 +17,7 @@ from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.agent.type_adapters import adapter_of
 from ensemble_ray.execute.effects import ModelEffect
 from ensemble_ray.execute.tools.unknown import RUNNER, effect_of, key_of, lost_call, resolve_unknown
-from ensemble_ray.facts.effects import ToolIntended, ToolReturned
+from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.text.foreign_text import whole_text
@@ -62,9 +62,17 @@ class RunnerModel:
 
     def recall(self, turn: int) -> None:
         """Say whether the recorded answer of that turn is one that was lost."""
-        returned = self._scope.recorded(self._name(turn), ToolReturned)
-        if returned is not None and returned.data.is_unknown:
-            self.is_lost = self._scope.effects.is_outcome_unknown = True
+        scope, name = self._scope, self._name(turn)
+        returned = scope.recorded(name, ToolReturned)
+        is_lost = self._was_confirmed(name) if returned is None else returned.data.is_unknown
+        if is_lost:
+            self.is_lost = scope.effects.is_outcome_unknown = True
+
+    def _was_confirmed(self, name: str) -> bool:
+        """Return whether the latest asking was confirmed as done: a process that ended in between noted no return of it."""
+        decided = self._scope.recorded(name, OutcomeDecided)
+        intent = self._scope.recorded(name, ToolIntended)  # none: it is in a part of the record that is lost
+        return decided is not None and decided.data.answer == "done" and (intent is None or decided.seq > intent.seq)
 
     async def settle(self, turn: int) -> ModelEffect | None:
         """Return what stands for the answer of a runner that was asked before a crash; None: it is to be asked.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from ensemble_ray.errors import ValidationError
@@ -47,8 +48,9 @@ class AgentAddress:
         """Read an address.
 
         Raises:
-            ValidationError: it is no URL, has a password in it, or a header is malformed.
+            ValidationError: it is no URL, has a password in it, a header is malformed, or a value has another type.
         """
+        _check_types(url, headers, hosts)
         parts = _split(url)
         if parts is None:
             raise ValidationError(f"RemoteAgent url must be {_FORM}, got: {url.rpartition('@')[2]!r}")
@@ -82,6 +84,28 @@ class AgentAddress:
         if (found.scheme, _host(found)) == (own.scheme, _host(own)):
             return True
         return bool({found.hostname or "", found.netloc} & self.hosts)
+
+
+def _check_types(url: object, headers: object, hosts: object) -> None:
+    """Refuse values of other types; those of headers are not shown.
+
+    Raises:
+        ValidationError: there is one.
+    """
+    if not isinstance(url, str):
+        raise ValidationError(f"RemoteAgent url must be {_FORM}, got: {type(url).__name__}")
+    if headers is not None and not isinstance(headers, Mapping):
+        raise ValidationError(f"RemoteAgent headers must be a mapping of texts, got: {type(headers).__name__}")
+    for name, value in cast("Mapping[object, object]", headers or {}).items():
+        if not isinstance(name, str):
+            raise ValidationError(f"RemoteAgent header name must be a text, got: {type(name).__name__}")
+        if not isinstance(value, str):
+            raise ValidationError(f"RemoteAgent header '{name}' must be a text, got: {type(value).__name__}")
+    if not isinstance(hosts, Collection) or isinstance(hosts, bytes):
+        raise ValidationError(f"RemoteAgent hosts must be a list of texts, got: {type(hosts).__name__}")
+    for host in cast("Collection[object]", hosts):
+        if not isinstance(host, str):
+            raise ValidationError(f"RemoteAgent hosts must be a list of texts, got one of {type(host).__name__}")
 
 
 def _split(url: str) -> SplitResult | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.tools.a2a.plain_values import plain_value
 
 if TYPE_CHECKING:
     from a2a.types import Artifact, Message, Part, StreamResponse, Task, TaskStatus
@@ -20,7 +21,8 @@ __all__ = ["RemoteAnswer", "RemoteTask"]
 
 #: Names of states, as the protocol has them.
 _DONE = "TASK_STATE_COMPLETED"
-_OVER = frozenset({_DONE, "TASK_STATE_FAILED", "TASK_STATE_CANCELED", "TASK_STATE_REJECTED"})
+_CANCELLED = "TASK_STATE_CANCELED"
+_OVER = frozenset({_DONE, "TASK_STATE_FAILED", _CANCELLED, "TASK_STATE_REJECTED"})
 _ASKING = frozenset({"TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"})
 
 
@@ -45,6 +47,8 @@ class RemoteTask:
 
     def __init__(self) -> None:
         self.task_id: str | None = None
+        #: whether the agent may have the message, and may have done what it asks for
+        self.may_have_begun = False
         self._state = ""
         self._told: Message | None = None
         self._reply: Message | None = None
@@ -59,6 +63,16 @@ class RemoteTask:
     def is_over(self) -> bool:
         """Whether the remote agent works on it no more."""
         return self._reply is not None or self._state in _OVER
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was cancelled there."""
+        return self._state == _CANCELLED
+
+    def forget(self) -> None:
+        """Begin as if nothing had been sent."""
+        self.task_id, self.may_have_begun = None, False
+        self._state, self._told, self._reply, self._artifacts = "", None, None, {}
 
     def take(self, told: StreamResponse) -> str:
         """Take what came, and return the text that it adds to the answer."""
@@ -87,7 +101,11 @@ class RemoteTask:
         return self._text() if is_first else ""
 
     def answer(self) -> RemoteAnswer:
-        """Return what came of it."""
+        """Return what came of it.
+
+        Raises:
+            ValueError: it has numbers that JSON has not.
+        """
         if self._reply is not None:
             return RemoteAnswer(text=_text_of(self._reply.parts), data=_data_of(self._reply.parts))
         told = "" if self._told is None else _text_of(self._told.parts)
@@ -153,18 +171,10 @@ def _text_of(parts: Iterable[Part]) -> str:
 
 
 def _data_of(parts: Iterable[Part]) -> object:
-    """Return the data of a message: that of its one data part, or all as a list."""
-    from google.protobuf.json_format import MessageToJson
+    """Return the data of a message: that of its one data part, or all as a list.
 
-    found: list[object] = [
-        json.loads(MessageToJson(part.data), parse_float=_number)
-        for part in parts
-        if part.WhichOneof("content") == "data"
-    ]
-    return found[0] if len(found) == 1 else cast("object", found) if found else None
-
-
-def _number(text: str) -> float | int:
-    """Return a number as it was meant: the protocol's values have one kind."""
-    value = float(text)
-    return int(value) if value.is_integer() else value
+    Raises:
+        ValueError: JSON has no such numbers.
+    """
+    found: list[object] = [plain_value(part.data) for part in parts if part.WhichOneof("content") == "data"]
+    return found[0] if len(found) == 1 else found or None

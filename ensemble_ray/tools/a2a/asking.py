@@ -1,54 +1,52 @@
 """One question to an agent of the A2A protocol, from its card to its answer, by the official SDK. Package: tools.
 
 In: a message with an id. Out: pieces of text as they come, then the answer. Rules: a message that may have arrived is not sent again unless
-that is harmless; a task whose stream is lost is asked for by its id; one that is not waited for any more is cancelled there; keys go to the
-hosts that the developer named, and nowhere else.
+that is harmless; a task whose stream is lost is asked for by its id; one that is not waited for any more is cancelled there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.tools.a2a.address import AgentAddress
 from ensemble_ray.tools.a2a.answers import RemoteAnswer, RemoteTask
+from ensemble_ray.tools.a2a.connecting import (
+    ANSWER_S,
+    Losses,
+    RemoteAgentError,
+    cause_of,
+    connect,
+    connected,
+    is_refusal,
+    says_nothing_of_the_work,
+    sdk_errors,
+    was_not_taken,
+)
+from ensemble_ray.values.ids import uuid_of
 
 if TYPE_CHECKING:
-    import httpx
     from a2a.client import Client
-    from a2a.types import AgentCard, SendMessageRequest, StreamResponse
+    from a2a.types import SendMessageRequest, StreamResponse
+    from a2a.utils.errors import A2AError
 
-__all__ = ["RemoteAgentError", "ask_agent", "fetch_card"]
+__all__ = ["ask_agent"]
 
-_INSTALL = "RemoteAgent needs the package a2a-sdk, which is not installed: pip install 'ensemble-ray[a2a]'"
-#: Silence in a stream, and the longest wait for one answer, s; comments of servers come more often.
-_READ_S = 120.0
-#: A lost connection is made again after so long, s, so often in a row.
-_AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+#: A stream that tells nothing of its task for so long is taken for lost, s.
+_SILENCE_S = 120.0
 #: A task without a stream is looked at after so long, s, and seldomer with time.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.25, 5.0
-#: How long a cancellation there may take, s.
-_CANCEL_S = 5.0
+#: How long a cancellation there may take, s; our endpoint answers one within 5 s.
+_CANCEL_S = 10.0
+#: So many cancelled tasks of one message are passed by.
+_MOST_ANEW = 5
 #: Where the deadline stands among the metadata of a message; the protocol has no field for one.
 _DEADLINE = "deadline"
-
-
-class RemoteAgentError(Exception):
-    """A remote agent gave no answer; `may_be_done`: it may have worked on what it was asked, and nobody knows how far."""
-
-    def __init__(self, text: str, *, may_be_done: bool = False) -> None:
-        super().__init__(text)
-        self.may_be_done = may_be_done
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 async def ask_agent(
@@ -68,212 +66,181 @@ async def ask_agent(
         ToolConfigurationError: the SDK is not installed.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
-    task = RemoteTask()
-    request = (text, message_id, SystemClock().now() + timeout_s)
-    async with aclosing(_asked(address, request, task, may_repeat=may_repeat)) as pieces:
+    question = _Question(address, text, message_id, may_repeat=may_repeat, timeout_s=timeout_s)
+    async with aclosing(question.pieces(Losses(deadline))) as pieces:
         while True:
             # Around each step, and not around what is yielded: the time would be up in whoever reads it.
             try:
                 async with asyncio.timeout_at(deadline):
                     piece = await anext(pieces, None)
             except TimeoutError:
-                late = f"Remote agent {address.url}: no answer within {timeout_s:g} s"
-                raise RemoteAgentError(late, may_be_done=task.task_id is not None) from None
+                raise question.failure(f": no answer within {timeout_s:g} s") from None
             if piece is None:
                 break
             yield piece
-    answer = task.answer()
-    if answer.failure is not None:
-        raise RemoteAgentError(f"Remote agent {address.url}: {answer.failure}")
-    yield answer
+    yield question.answer()
 
 
-async def _asked(
-    address: AgentAddress, asked: tuple[str, str, float], task: RemoteTask, *, may_repeat: bool
-) -> AsyncGenerator[str]:
-    """Yield what is said until the task is settled; one that is left before is cancelled."""
-    async with _connected(address) as http:
-        client = await _client(address, http)
-        text, message_id, deadline = asked
+class _Question:
+    """What is asked, and what is known of its task."""
+
+    def __init__(
+        self, address: AgentAddress, text: str, message_id: str, *, may_repeat: bool, timeout_s: float
+    ) -> None:
+        self._address = address
+        self._text = text
+        self._first_id = self._message_id = message_id
+        self._may_repeat = may_repeat
+        self._timeout_s = timeout_s
+        self._deadline = SystemClock().now() + timeout_s
+        self._task = RemoteTask()
+        self._anew = 0
+
+    def answer(self) -> RemoteAnswer:
+        """Return the answer of a task that is settled.
+
+        Raises:
+            RemoteAgentError: there is none.
+        """
         try:
-            request = _message(text, message_id, deadline=deadline)
-            async with aclosing(_told(address, client, request, task, may_repeat=may_repeat)) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:
-            if task.task_id is not None and not task.is_over:
-                await _cancel(client, task.task_id)
+            answer = self._task.answer()
+        except ValueError as error:
+            raise self.failure(f": its answer cannot be read: {error}") from error
+        if answer.failure is not None:
+            raise RemoteAgentError(f"Remote agent {self._address.url}: {answer.failure}")
+        return answer
 
+    def failure(self, text: str) -> RemoteAgentError:
+        """Return the error of a question that has no answer."""
+        return RemoteAgentError(f"Remote agent {self._address.url}{text}", may_be_done=self._task.may_have_begun)
 
-async def fetch_card(address: AgentAddress) -> AgentCard:
-    """Return what an agent says of itself.
+    async def pieces(self, losses: Losses) -> AsyncGenerator[str]:
+        """Yield what is said until the task is settled; one that is left before is cancelled.
 
-    Raises:
-        RemoteAgentError: there is no card.
-        ToolConfigurationError: the SDK is not installed.
-    """
-    async with _connected(address) as http:
-        return await _card(address, http)
+        Raises:
+            RemoteAgentError: the agent refuses, or is lost.
+        """
+        task = self._task
+        async with connected(self._address, self._timeout_s) as http:
+            client = await connect(self._address, http, losses)
+            try:
+                while not task.is_settled:
+                    if task.task_id is not None:
+                        await self._look(client, losses)
+                        break
+                    async with aclosing(self._sent(client, losses)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+            finally:
+                if task.task_id is not None and not task.is_over:
+                    await _cancel(client, task.task_id)
 
+    async def _sent(self, client: Client, losses: Losses) -> AsyncGenerator[str]:
+        """Send the message and yield what is said; return also where it is to be sent again, or is lost once its task is known.
 
-@asynccontextmanager
-async def _connected(address: AgentAddress) -> AsyncGenerator[httpx.AsyncClient]:
-    if importlib.util.find_spec("a2a") is None:
-        raise ToolConfigurationError(_INSTALL)
-    import httpx
+        Raises:
+            RemoteAgentError: the agent refuses, or is lost, or a message that may have arrived must not be sent again.
+        """
+        from a2a.utils.errors import A2AError
 
-    limits = httpx.Timeout(_READ_S, connect=address.connect_timeout_s)
-    async with httpx.AsyncClient(headers=dict(address.headers), timeout=limits, follow_redirects=False) as http:
-        yield http
-
-
-async def _card(address: AgentAddress, http: httpx.AsyncClient) -> AgentCard:
-    from a2a.client import A2ACardResolver
-    from a2a.client.errors import A2AClientError
-
-    try:
-        return await A2ACardResolver(http, address.url).get_agent_card()
-    except A2AClientError as error:
-        raise RemoteAgentError(f"Remote agent {address.url}: its card cannot be read: {_why(error)}") from error
-
-
-async def _client(address: AgentAddress, http: httpx.AsyncClient) -> Client:
-    """Return a client of one of the interfaces that the card names.
-
-    Raises:
-        RemoteAgentError: none of them may be asked, or is understood.
-    """
-    from a2a.client import ClientConfig, ClientFactory
-    from a2a.utils.constants import TransportProtocol
-
-    card = await _card(address, http)
-    named = [each.url for each in card.supported_interfaces]
-    allowed = [each for each in card.supported_interfaces if address.allows(each.url)]
-    if named and not allowed:
-        raise RemoteAgentError(
-            f"Remote agent {address.url}: its card says that it is asked at [{', '.join(named)}], which is another host. "
-            "If that is meant, name the host in hosts=[...]"
-        )
-    del card.supported_interfaces[:]
-    card.supported_interfaces.extend(allowed)
-    bindings = [TransportProtocol.JSONRPC.value, TransportProtocol.HTTP_JSON.value]
-    config = ClientConfig(
-        httpx_client=http,
-        streaming=True,
-        polling=not card.capabilities.streaming,  # else nobody knows the task while it goes on
-        supported_protocol_bindings=bindings,
-        accepted_output_modes=["text/plain", "application/json"],
-    )
-    try:
-        return ClientFactory(config).create(card)
-    except ValueError as error:
-        raise RemoteAgentError(
-            f"Remote agent {address.url}: its card names no interface that is understood here: [{', '.join(bindings)}]"
-        ) from error
-
-
-def _message(text: str, message_id: str, *, deadline: float) -> SendMessageRequest:
-    from a2a.types import Message, Part, Role, SendMessageRequest
-
-    message = Message(message_id=message_id, role=Role.ROLE_USER, parts=[Part(text=text)])
-    request = SendMessageRequest(message=message)
-    request.metadata.update({_DEADLINE: datetime.fromtimestamp(deadline, UTC).isoformat()})
-    return request
-
-
-async def _told(
-    address: AgentAddress, client: Client, request: SendMessageRequest, task: RemoteTask, *, may_repeat: bool
-) -> AsyncGenerator[str]:
-    """Send the message and yield what is said, until the task is settled.
-
-    Raises:
-        RemoteAgentError: the agent refuses, or is lost.
-    """
-    from a2a.client.errors import A2AClientError
-    from a2a.utils.errors import A2AError, UnsupportedOperationError
-
-    lost = 0
-    while not task.is_settled:
+        task = self._task
+        may_have_begun_before, task.may_have_begun = task.may_have_begun, True
+        is_first = True
         try:
-            async with aclosing(_coming(client, request, task)) as coming:
+            async with aclosing(_coming(client, self._message(), task)) as coming:
                 async for each in coming:
-                    lost = 0
-                    if piece := task.take(each):
+                    losses.forget()
+                    piece = task.take(each)
+                    if is_first and self._is_to_begin_anew():
+                        return
+                    is_first = False
+                    if piece:
                         yield piece
-        except UnsupportedOperationError:  # no streams; or it ended meanwhile
-            pass
-        except A2AClientError as error:
-            lost = await _take_loss(address, error, task, lost, may_repeat=may_repeat)
-            if task.task_id is None:
-                continue
         except A2AError as error:
-            raise RemoteAgentError(f"Remote agent {address.url} refuses: {_why(error)}") from error
-        lost = await _look(address, client, task, lost)
+            await self._take_loss(error, losses, may_have_begun_before=may_have_begun_before)
+        else:
+            if task.task_id is None and not task.is_settled:
+                raise self.failure(": its answer has neither a task nor a message")
+
+    async def _take_loss(self, error: A2AError, losses: Losses, *, may_have_begun_before: bool) -> None:
+        """Wait a little after a message that broke off, where it may be sent again or has led to a task.
+
+        Raises:
+            RemoteAgentError: it may not, or the agent was lost too often.
+        """
+        task = self._task
+        if task.is_settled:
+            return
+        if task.task_id is None and (is_refusal(error) or was_not_taken(error)):
+            task.may_have_begun = may_have_begun_before
+        if (task.task_id is None and self._is_last(error)) or not await losses.wait():
+            raise self.failure(_told(error)) from error
+
+    def _is_last(self, error: A2AError) -> bool:
+        """Return whether a message that has led to no task is not sent again."""
+        if is_refusal(error) or says_nothing_of_the_work(error):
+            return True
+        return self._task.may_have_begun and not self._may_repeat
+
+    def _is_to_begin_anew(self) -> bool:
+        """Return whether the message is to be sent again under another id; its task is forgotten then.
+
+        The first that is told of a message is that its task was cancelled: by whoever sent it before, and then was ended with its run. The
+        next id follows from the first, so that a message that is sent after a crash meets the same tasks.
+        """
+        if not (self._may_repeat and self._task.is_cancelled) or self._anew == _MOST_ANEW:
+            return False
+        self._anew += 1
+        self._message_id = uuid_of(f"{self._first_id}/again-{self._anew}")
+        self._task.forget()
+        return True
+
+    def _message(self) -> SendMessageRequest:
+        from a2a.types import Message, Part, Role, SendMessageRequest
+
+        message = Message(message_id=self._message_id, role=Role.ROLE_USER, parts=[Part(text=self._text)])
+        request = SendMessageRequest(message=message)
+        request.metadata.update({_DEADLINE: datetime.fromtimestamp(self._deadline, UTC).isoformat()})
+        return request
+
+    async def _look(self, client: Client, losses: Losses) -> None:
+        """Ask how the task stands until it is settled.
+
+        Raises:
+            RemoteAgentError: the agent is lost, or knows no such task.
+        """
+        from a2a.types import GetTaskRequest
+        from a2a.utils.errors import A2AError
+
+        task = self._task
+        pause_s = _FIRST_LOOK_S
+        while True:
+            try:
+                with sdk_errors():
+                    async with asyncio.timeout(ANSWER_S):
+                        found = await client.get_task(GetTaskRequest(id=task.task_id or ""))
+            except A2AError as error:
+                if is_refusal(error) or not await losses.wait():
+                    raise self.failure(f" says of its task '{task.task_id}': {cause_of(error)}") from error
+                continue
+            losses.forget()
+            task.take_task(found)
+            if task.is_settled:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LAST_LOOK_S)
 
 
 async def _coming(client: Client, request: SendMessageRequest, task: RemoteTask) -> AsyncGenerator[StreamResponse]:
-    """Yield what the agent tells: of the message, or of the task once that is known."""
-    from a2a.types import SubscribeToTaskRequest
-
-    if task.task_id is None:
-        coming = client.send_message(request)
-    else:
-        coming = client.subscribe(SubscribeToTaskRequest(id=task.task_id))
-    try:
-        async for each in coming:
+    """Yield what the agent tells of a message."""
+    async with aclosing(cast("AsyncGenerator[StreamResponse]", client.send_message(request))) as coming:
+        while True:
+            with sdk_errors():
+                async with asyncio.timeout(None if task.task_id is None else _SILENCE_S):
+                    each = await anext(coming, None)
+            if each is None:
+                return
             yield each
-    finally:
-        close = getattr(coming, "aclose", None)
-        if close is not None:
-            await close()
-
-
-async def _look(address: AgentAddress, client: Client, task: RemoteTask, lost: int) -> int:
-    """Ask how a task stands until it is settled; return how often the agent was lost in a row.
-
-    Raises:
-        RemoteAgentError: it is lost, knows no such task, or told of none.
-    """
-    from a2a.client.errors import A2AClientError
-    from a2a.types import GetTaskRequest
-    from a2a.utils.errors import A2AError
-
-    if task.task_id is None and not task.is_settled:
-        raise RemoteAgentError(f"Remote agent {address.url}: its answer has neither a task nor a message")
-    pause = _FIRST_LOOK_S
-    while not task.is_settled:
-        try:
-            task.take_task(await client.get_task(GetTaskRequest(id=task.task_id or "")))
-            lost = 0
-        except A2AClientError as error:
-            lost = await _take_loss(address, error, task, lost, may_repeat=True)
-        except A2AError as error:
-            text = f"Remote agent {address.url} says of its task '{task.task_id}': {_why(error)}"
-            raise RemoteAgentError(text, may_be_done=True) from error
-        if not task.is_settled:
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LAST_LOOK_S)
-    return lost
-
-
-async def _take_loss(address: AgentAddress, error: Exception, task: RemoteTask, lost: int, *, may_repeat: bool) -> int:
-    """Wait a little where it may be asked again; return how often it was lost in a row.
-
-    Raises:
-        RemoteAgentError: it refused, was lost too often, or a message that may have arrived must not be sent again.
-    """
-    import httpx
-
-    cause = error.__cause__
-    text = f"Remote agent {address.url}: {_why(error)}"
-    if isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code < 500:  # noqa: PLR2004  HTTP's own faults
-        raise RemoteAgentError(text) from error
-    never_sent = isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-    has_begun = task.task_id is not None
-    if lost >= len(_AGAIN_S) or not (has_begun or never_sent or may_repeat):
-        raise RemoteAgentError(text, may_be_done=has_begun or not never_sent) from error
-    await asyncio.sleep(_AGAIN_S[lost])
-    return lost + 1
 
 
 async def _cancel(client: Client, task_id: str) -> None:
@@ -282,7 +249,7 @@ async def _cancel(client: Client, task_id: str) -> None:
     from a2a.utils.errors import A2AError
 
     async def cancel() -> None:
-        with contextlib.suppress(A2AError, TimeoutError):
+        with contextlib.suppress(A2AError), sdk_errors():
             async with asyncio.timeout(_CANCEL_S):
                 await client.cancel_task(CancelTaskRequest(id=task_id))
 
@@ -294,26 +261,9 @@ async def _cancel(client: Client, task_id: str) -> None:
         raise
 
 
-def _why(error: Exception) -> str:
-    """Return what went wrong; the SDK's words for a refusal name the URL with whatever stands in it, its cause's do not."""
-    import httpx
+def _told(error: A2AError) -> str:
+    """Return what is told of the agent that gave an error in place of an answer."""
+    from a2a.client.errors import A2AClientError
 
-    cause = error.__cause__
-    if isinstance(cause, httpx.HTTPStatusError):
-        status = cause.response.status_code
-        return f"HTTP {status} {cause.response.reason_phrase}{_explained(status)}"
-    if isinstance(cause, httpx.ConnectTimeout):
-        return "no connection in time"
-    if isinstance(cause, httpx.RequestError):
-        return f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
-    return message_of(error)
-
-
-def _explained(status: int) -> str:
-    match status:
-        case 401 | 403:
-            return ". It wants a key that it knows: give it in headers"
-        case _ if 300 <= status < 400:  # noqa: PLR2004  HTTP's redirects
-            return ". Redirects are not followed: give the address that is meant"
-        case _:
-            return ""
+    is_said = is_refusal(error) and not isinstance(error, A2AClientError)
+    return f" refuses: {cause_of(error)}" if is_said else f": {cause_of(error)}"

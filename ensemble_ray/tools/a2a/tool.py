@@ -10,15 +10,16 @@ from datetime import timedelta
 from ensemble_ray.errors import ToolConfigurationError, ValidationError
 from ensemble_ray.tools.a2a.address import AgentAddress
 from ensemble_ray.tools.a2a.answers import RemoteAnswer
-from ensemble_ray.tools.a2a.asking import RemoteAgentError, ask_agent
+from ensemble_ray.tools.a2a.asking import ask_agent
+from ensemble_ray.tools.a2a.connecting import RemoteAgentError
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult, check_effect, check_tool_name, timeout_seconds
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.messages import Effect
 
 __all__ = ["A2ATool"]
 
-#: The guard around every tool comes after the tool's own limit, whose text says more, s.
-_GRACE_S = 10.0
+#: The guard around every tool comes after the tool's own limit, whose text says more, and the cancellation there, s.
+_GRACE_S = 15.0
 _UNKNOWN = (
     "Outcome unknown: {error}. The agent may have done the work, done a part of it, or nothing; it has not been asked "
     "again. Find out whether it was done before you call it again. If you cannot find out, do not repeat it, and say in "

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from ensemble_ray import ValidationError
+import pytest
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Value
+
+from ensemble_ray import RemoteAgent, ValidationError
 from ensemble_ray.tools.a2a.address import AgentAddress
+from ensemble_ray.tools.a2a.plain_values import plain_value
+from ensemble_ray.tools.a2a.tool import A2ATool
 
 
 @pytest.mark.parametrize(
@@ -60,3 +66,38 @@ def test_headers_are_checked_and_not_shown() -> None:
         with pytest.raises(ValidationError, match="header") as found:
             AgentAddress.of("https://a.example", headers=headers)
         assert "ä" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"url": 5}, "url must be 'https://HOST/PATH', under which its card is found, got: int"),
+        ({"url": None}, "url must be .* got: NoneType"),
+        ({"headers": {"A": 5}}, "header 'A' must be a text, got: int"),
+        ({"headers": {5: "x"}}, "header name must be a text, got: int"),
+        ({"headers": "x"}, "headers must be a mapping of texts, got: str"),
+        ({"hosts": 5}, "hosts must be a list of texts, got: int"),
+        ({"hosts": [5]}, "hosts must be a list of texts, got one of int"),
+    ],
+)
+def test_values_of_other_types_are_refused(arguments: dict[str, Any], text: str) -> None:
+    """S-INT-80: an agent and a tool say what is wrong."""
+    values: dict[str, Any] = {"url": "https://a.example", **arguments}
+    with pytest.raises(ValidationError, match=text):
+        RemoteAgent(**values)
+    with pytest.raises(ValidationError, match=text):
+        A2ATool(**values)
+
+
+@pytest.mark.parametrize(("number", "plain"), [(2.0, 2), (2.5, 2.5), (2.0**53, 2**53), (1e300, 1e300)])
+def test_whole_numbers_stay_such_as_far_as_they_are_exact(number: float, plain: float) -> None:
+    """S-INT-72, S-INT-82."""
+    found = plain_value(ParseDict({"of": [number]}, Value()))
+    assert found == {"of": [plain]}
+    assert [type(each) for each in found["of"]] == [type(plain)]  # type: ignore[union-attr, call-overload, index]
+
+
+def test_a_number_that_is_none_of_json_is_an_answer_that_cannot_be_read() -> None:
+    """S-INT-82: and no data."""
+    with pytest.raises(ValueError, match="Infinity"):
+        plain_value(Value(number_value=float("inf")))

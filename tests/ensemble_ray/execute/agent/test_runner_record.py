@@ -138,8 +138,9 @@ async def test_second_asking_that_was_begun_is_unknown_too() -> None:
     assert again.keys == []
 
 
-async def test_answer_that_is_lost_is_told_when_somebody_says_that_it_was_done() -> None:
-    """S-INT-54: it is not parsed and not asked for again, now and whenever the record is read."""
+@pytest.mark.parametrize("output_type", [None, City])
+async def test_answer_that_is_lost_is_told_when_somebody_says_that_it_was_done(output_type: type[City] | None) -> None:
+    """S-INT-54: it is not parsed and not asked for again, now and whenever the record is read, wherever that was cut."""
     asked: list[UnknownEffect] = []
 
     def decide(unknown: UnknownEffect) -> str:
@@ -147,7 +148,7 @@ async def test_answer_that_is_lost_is_told_when_somebody_says_that_it_was_done()
         return "done"
 
     again = Keeps()
-    bench, journal = bench_of(again, known=await begun(), on_unknown="ask", ask=decide, output_type=City)
+    bench, journal = bench_of(again, known=await begun(), on_unknown="ask", ask=decide, output_type=output_type)
     result = await bench.run(epoch=1)
     assert result.output is not None
     assert result.output.trace is not None
@@ -156,12 +157,30 @@ async def test_answer_that_is_lost_is_told_when_somebody_says_that_it_was_done()
     assert [(each.tool_name, each.task, each.idempotency_key) for each in asked] == [
         ("runner", "draft", uuid_of(f"run/{NAME}"))
     ]
-    without_end = [fact for fact in journal.facts() if fact.kind != "output"]
-    third, _ = bench_of(again, known=without_end, output_type=City)
-    once_more = await third.run(epoch=2)
-    assert once_more.output is not None
-    assert (once_more.output.raw, once_more.output.parsed_output) == (result.output.raw, None)
-    assert again.keys == []
+    kinds = ["tool_intent", "decision", "model", "tool_result", "output"]
+    assert [fact.kind for fact in journal.facts()] == kinds
+    for count in (2, 3, 4):
+        cut, _ = bench_of(again, known=journal.facts()[:count], on_unknown="ask", ask=decide, output_type=output_type)
+        once_more = await cut.run(epoch=2)
+        assert once_more.output is not None, kinds[:count]
+        assert once_more.output.trace is not None
+        assert (once_more.output.raw, once_more.output.parsed_output) == (result.output.raw, None)
+        assert once_more.output.trace.metadata["outcome"] == "unknown", kinds[:count]
+    assert (again.keys, len(asked)) == ([], 1)
+
+
+async def test_answer_after_a_repetition_is_no_lost_one() -> None:
+    """S-INT-54: an answer that a process did not live to note the return of is parsed as any other."""
+    again = Keeps('{"name": "Bern"}')
+    known = await begun(output_type=City)
+    bench, journal = bench_of(again, known=known, on_unknown="ask", ask=lambda _: "repeat", output_type=City)
+    await bench.run(epoch=1)
+    kinds = ["tool_intent", "decision", "tool_intent", "model"]
+    assert [fact.kind for fact in journal.facts()][:4] == kinds
+    cut, _ = bench_of(again, known=journal.facts()[:4], output_type=City)
+    result = await cut.run(epoch=2)
+    assert result.output is not None
+    assert (result.output.parsed_output, len(again.keys)) == (City(name="Bern"), 1)
 
 
 async def test_runner_is_asked_again_when_somebody_says_so() -> None:

@@ -1,0 +1,79 @@
+"""Defects of an endpoint as a client of A2A sees them, and its operator."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from ensemble_ray.serve.driving.driven_runs import DrivenRuns
+from tests.serve.conftest import Connect
+from tests.serve.test_a2a import question
+
+TOLD = "ZeroDivisionError in the endpoint. Its log says more"
+MESSAGES: dict[str, dict[str, Any]] = {
+    "1.0": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "kelp"}]},
+    "0.3": {"messageId": "m", "role": "user", "kind": "message", "parts": [{"kind": "text", "text": "kelp"}]},
+}
+
+
+async def fail(_runs: DrivenRuns, run_id: str, *_: object) -> Any:
+    """Take the place of a method that has a defect."""
+    raise ZeroDivisionError(f"secret of {run_id}")
+
+
+async def fail_in_between(_runs: DrivenRuns, run_id: str, *_: object) -> AsyncGenerator[Any]:
+    """Take the place of events that break."""
+    raise ZeroDivisionError(f"secret of {run_id}")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("method", "replaced"),
+    [
+        ("SendMessage", "get"),
+        ("SendStreamingMessage", "get"),
+        ("SendStreamingMessage", "events"),
+        ("message/send", "get"),
+        ("message/stream", "events"),
+    ],
+)
+async def test_a_defect_is_told_by_its_kind_and_logged(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str, replaced: str
+) -> None:
+    """S-INT-70: as on every other route, its text is for the operator alone."""
+    monkeypatch.setattr(DrivenRuns, replaced, fail if replaced == "get" else fail_in_between)
+    version = "0.3" if "/" in method else "1.0"
+    asked = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"message": MESSAGES[version]}}
+    async with connect(question()) as client:
+        answer = await client.post("/a2a/team", json=asked, headers={"a2a-version": version})
+    assert answer.status_code == 200
+    assert TOLD in answer.text
+    assert "secret" not in answer.text
+    logged = [each for each in caplog.records if each.name == "ensemble_ray.serve.a2a.handler"]
+    assert [(each.levelno, each.exc_info is not None) for each in logged] == [(logging.ERROR, True)]
+    assert "secret of" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["SendMessage", "message/send", "Nothing"])
+async def test_wrong_requests_of_clients_are_not_logged(
+    connect: Connect, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """S-INT-70: each would be a page of somebody else's."""
+    async with connect(question()) as client:
+        asked = {"jsonrpc": "2.0", "id": 1, "method": name, "params": {"message": 5}}
+        answer = await client.post("/a2a/team", json=asked, headers={"a2a-version": "1.0"})
+    assert "error" in answer.json()
+    assert not [each for each in caplog.records if each.name.startswith("a2a")]
+
+
+@pytest.mark.parametrize("name", ["a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter"])
+def test_defects_of_the_sdk_are_logged(caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """S-INT-70."""
+    import ensemble_ray.serve.a2a.dispatching  # noqa: F401  which sets what is logged
+
+    logging.getLogger(name).error("Unhandled exception")
+    logging.getLogger(name).error("Request Error")
+    assert [each.message for each in caplog.records] == ["Unhandled exception"]
