@@ -76,7 +76,6 @@ def teams() -> dict[str, Any]:
         "one": question(),
         "two": pair(ScriptedModel(otherwise="two done")),
         "typed": question(llm=ScriptedModel(otherwise='{"name": "ray", "fins": 2}'), output_type=Fish),
-        "said": question(llm=ScriptedModel(otherwise="a b c d"), stream=True),
         "failing": question(llm=ScriptedModel(otherwise=ValueError("no model"))),
         "asked": question(review=Review.required("Right?"), review_wait="detach"),
     }
@@ -139,6 +138,11 @@ async def task_of(url: str, *parts: Part | str | dict[str, Any], **fields: Any) 
 def text_of(task: Task) -> str:
     """The text of its artifacts."""
     return "".join(each.text for artifact in task.artifacts for each in artifact.parts)
+
+
+def last_state(event: StreamResponse) -> int:
+    """The state that the last event of a stream tells: where the run came to it before the first one, that is the task."""
+    return event.task.status.state if event.HasField("task") else event.status_update.status.state
 
 
 def told(task: Task) -> str:
@@ -218,10 +222,16 @@ async def test_the_same_message_again_is_the_same_task(endpoint: str) -> None:
         await task_of(url, "salt", message_id="same")
 
 
-async def test_a_stream_tells_the_task_what_is_said_and_the_end(endpoint: str) -> None:
+async def test_a_stream_tells_the_task_what_is_said_and_the_end(home: str) -> None:
     """S-INT-76: pieces of the answer while it is said, tasks that are done, and the artifact is the output."""
-    async with agent_at(f"{endpoint}/a2a/said") as client:
-        events = await ask(client, said("kelp"))
+    gate = Gate("a b c d")
+    team = question(llm=ScriptedModel(otherwise=gate), stream=True)
+    events: list[StreamResponse] = []
+    with served_app(build_api(driven({"said": team}))) as endpoint:
+        async with agent_at(f"{endpoint}/a2a/said") as client:
+            async for event in client.send_message(said("kelp")):
+                events.append(event)
+                gate.open()
     kinds = [each.WhichOneof("payload") for each in events]
     assert kinds[0] == "task"
     assert events[-1].status_update.status.state == S.TASK_STATE_COMPLETED
@@ -266,10 +276,10 @@ async def test_plain_words_decide_and_the_stream_goes_on(endpoint: str, word: st
     """S-INT-75, S-INT-76."""
     async with agent_at(f"{endpoint}/a2a/asked") as client:
         *_, asked = await ask(client, said("kelp"))
-        assert asked.status_update.status.state == S.TASK_STATE_INPUT_REQUIRED
-        run = asked.status_update.task_id
+        assert last_state(asked) == S.TASK_STATE_INPUT_REQUIRED
+        run = asked.task.id or asked.status_update.task_id
         *_, ended = await ask(client, said(word, task_id=run))
-        assert ended.status_update.status.state == S.TASK_STATE_COMPLETED
+        assert last_state(ended) == S.TASK_STATE_COMPLETED
         assert text_of(await client.get_task(GetTaskRequest(id=run))) == raw
 
 
@@ -291,7 +301,7 @@ async def test_a_task_that_goes_on_is_got_followed_and_cancelled(home: str) -> N
             ended = await client.cancel_task(CancelTaskRequest(id=run))
             assert ended.status.state == S.TASK_STATE_CANCELED
             *_, last = [each async for each in following]
-            assert last.status_update.status.state == S.TASK_STATE_CANCELED
+            assert last_state(last) == S.TASK_STATE_CANCELED
             with pytest.raises(TaskNotCancelableError):
                 await client.cancel_task(CancelTaskRequest(id=run))
             with pytest.raises(UnsupportedOperationError, match="is over"):
