@@ -81,8 +81,10 @@ class OpenTelemetryListener(EnsembleListener):
         #: of runs that go on
         self._units: dict[str, UnitTimes] = {}
         self._lock = threading.Lock()
-        self._flusher = Flusher(self._flush)
-        # Not the listener itself: one that nobody holds any more has sent what it had, and is collected.
+        self._is_closed = False
+        self._flusher = Flusher([each for each in (self._processor, self._meters) if each is not None])
+        # Not the listener itself: one that nobody holds any more has sent what it had, and is collected. The SDK's threads of one
+        # that was not closed stay.
         self._at_exit = partial(_flush_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -97,11 +99,11 @@ class OpenTelemetryListener(EnsembleListener):
 
     def samples(self, run_id: str, caller: TraceParent | None, /) -> bool:
         """Return whether the spans of a run are sent, as `OTEL_TRACES_SAMPLER` says."""
-        return not self._is_off and self._sdk.samples(run_id, caller)
+        return self._sends and self._sdk.samples(run_id, caller)
 
     def on_task_traced(self, event: TaskTracedEvent, /) -> None:
         """Send the spans of an execution that is over."""
-        if self._is_off:
+        if not self._sends:
             return
         with self._lock:
             self._units.setdefault(event.run_id, UnitTimes()).add(event)
@@ -112,7 +114,7 @@ class OpenTelemetryListener(EnsembleListener):
 
     def on_run_traced(self, event: RunTracedEvent, /) -> None:
         """Send the span of a run that is over, and those of its units; nobody waits until they have arrived."""
-        if self._is_off:
+        if not self._sends:
             return
         with self._lock:
             units = self._units.pop(event.run_id, None) or UnitTimes()
@@ -120,29 +122,29 @@ class OpenTelemetryListener(EnsembleListener):
         self._flusher.ask()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Send what has not been sent; return whether that was done in time. The end of the process does so by itself."""
-        return self._flusher.wait(self._flusher.ask(), timeout_s)
+        """Send what has not been sent; return whether that was done in time. The end of the process does so by itself.
+
+        A closed listener sends nothing.
+        """
+        return not self._is_closed and self._flusher.wait(self._flusher.ask(), timeout_s)
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Send what has not been sent, and end the threads that send; return whether that was done in time."""
-        is_sent = self.flush(timeout_s)
+        """Send what has not been sent, and end the threads that send; return whether that was done in time.
+
+        What takes longer goes on beside the program. What is traced later is not sent.
+        """
+        self._is_closed = True
         atexit.unregister(self._at_exit)
-        if self._processor is not None:
-            self._processor.shutdown()
-        if self._meters is not None:
-            self._meters.shutdown()
-        return is_sent
+        return self._flusher.close(timeout_s)
+
+    @property
+    def _sends(self) -> bool:
+        return not self._is_off and not self._is_closed
 
     def _send(self, spans: Iterable[SpanData]) -> None:
         if self._processor is not None:
             for span in spans:
                 self._processor.on_end(self._sdk.readable(span, self._resource))
-
-    def _flush(self) -> None:
-        if self._processor is not None:
-            self._processor.force_flush()
-        if self._meters is not None:
-            self._meters.force_flush()
 
 
 def _flush_at_exit(reference: weakref.ref[OpenTelemetryListener]) -> None:

@@ -217,12 +217,15 @@ def test_calls_of_a_turn_that_was_cut_short_are_sent_together(sent: Sent, home: 
     @tool(effect="none")
     async def look(step: str = "") -> str:
         """Look, when the other calls are on record."""
-        while sum(isinstance(each.data, ToolReturned) for each in read_facts(RUN_ID, Path(home))) < len(calls) - 1:
+        while returned() < len(calls) - 1:  # noqa: ASYNC110  what is looked at is a record
             await asyncio.sleep(0.01)
         called.set()
         if not is_free.is_set():
             await asyncio.Event().wait()
         return f"seen {step}"
+
+    def returned() -> int:
+        return sum(isinstance(each.data, ToolReturned) for each in read_facts(RUN_ID, Path(home)))
 
     calls = [call("glance"), call("look"), ask("Helper")]
     lead = agent(
