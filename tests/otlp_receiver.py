@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -110,7 +111,9 @@ def receiving() -> Iterator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if receiver.status == 200:
-                take = {"/v1/traces": receiver.take_spans, "/v1/metrics": receiver.take_metrics}[self.path]
+                take = {"/v1/traces": receiver.take_spans, "/v1/metrics": receiver.take_metrics}[
+                    self.path.partition("?")[0]
+                ]
                 take(body)
             self.send_response(receiver.status)
             self.send_header("content-length", "0")
@@ -128,3 +131,11 @@ def receiving() -> Iterator[Receiver]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """Hold a port at which connections are refused; gives host and port."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and nobody listens
+        yield f"127.0.0.1:{held.getsockname()[1]}"

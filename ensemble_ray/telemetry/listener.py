@@ -13,7 +13,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.telemetry.content import Content, content_mode
 from ensemble_ray.telemetry.flushing import Flusher
@@ -55,7 +55,7 @@ class OpenTelemetryListener(EnsembleListener):
         meter_provider: What takes the figures, likewise.
 
     Raises:
-        ValidationError: the packages are not installed, or `content` is wrong.
+        ValidationError: the packages are not installed, a variable is wrong, or `content` is.
     """
 
     def __init__(
@@ -74,9 +74,14 @@ class OpenTelemetryListener(EnsembleListener):
             self._is_off = sdk.is_switched_off()
             self._resource = sdk.own_resource()
             if not self._is_off:
+                sdk.samples("", None)  # no run is to be the first that hears of a wrong variable
                 self._fill_in()
         except ModuleNotFoundError as error:
             raise missing_packages(error) from error
+        except ValueError as error:
+            raise ValidationError(
+                f"A variable OTEL_* is wrong: {message_of(error).rstrip('.')}. What to do: correct it, or unset it"
+            ) from error
         self._figures = None if self._is_off or self._meters is None else sdk.Figures(self._meters)
         #: of runs that go on
         self._units: dict[str, UnitTimes] = {}

@@ -37,7 +37,7 @@ def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool)
         ValidationError: the packages are not installed, or that is no URL.
         EnsembleError: the receiver cannot be reached or refuses them; the record cannot be read.
     """
-    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.errors import EnsembleError, ValidationError
     from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.resume.run_head import located
@@ -50,7 +50,7 @@ def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool)
         raise ValidationError(f"--otlp {flaw}")
     content = content_mode(True if has_content else None, os.environ)
     try:
-        from ensemble_ray.telemetry.otlp import send_spans
+        from ensemble_ray.telemetry.otlp import UnsentError, receiver_here, send_spans
         from ensemble_ray.telemetry.sdk import own_resource, readable
     except ModuleNotFoundError as error:
         raise missing_packages(error) from error
@@ -58,6 +58,12 @@ def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool)
     with located(named.place):
         spans = recorded_spans(facts, content)
     resource = own_resource()
-    send_spans([readable(each, resource) for each in spans], receiver)
-    where = "the receiver of the environment" if receiver is None else shown_url(receiver)
+    where = shown_url(receiver_here() if receiver is None else receiver)
+    try:
+        send_spans([readable(each, resource) for each in spans], receiver)
+    except UnsentError as error:
+        raise EnsembleError(
+            f"The receiver of spans at {where} cannot be reached or refuses them: {error}. "
+            "What to do: name an OTLP/HTTP receiver, such as a collector at http://localhost:4318"
+        ) from error
     say(f"{len(spans)} spans of run {named.run_id} were sent to {where}")
