@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -131,6 +132,15 @@ def receiving() -> Iterator[Receiver]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def receiving_by_environment(patch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Receive what is sent where the environment says, until the block is left."""
+    with receiving() as found:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
+        patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+        yield found
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from sse_starlette import EventSourceResponse
 from ensemble_ray.serve.a2a.cards import agent_card
 from ensemble_ray.serve.a2a.handler import TeamHandler
 from ensemble_ray.serve.routes.events import SEND_TIMEOUT_S, STREAM_HEADERS
+from ensemble_ray.serve.trace_context import traceparent_of
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -34,7 +35,7 @@ async def dispatch(request: Request, service: RunService, caller: Caller, info: 
     Raises:
         Refusal: it is refused with a status of HTTP.
     """
-    handler = TeamHandler(service, caller, info, request.receive)
+    handler = TeamHandler(service, caller, info, request.receive, traceparent=traceparent_of(request))
     answer = await JsonRpcDispatcher(handler, enable_v0_3_compat=True).handle_requests(request)
     if handler.refusal is not None:
         raise handler.refusal

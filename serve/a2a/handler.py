@@ -79,7 +79,15 @@ _CANCEL_S = 5.0
 class TeamHandler(RequestHandler):
     """One team as an agent, for one request of one caller."""
 
-    def __init__(self, service: RunService, caller: Caller, info: EnsembleInfo, receive: Receive) -> None:
+    def __init__(
+        self,
+        service: RunService,
+        caller: Caller,
+        info: EnsembleInfo,
+        receive: Receive,
+        *,
+        traceparent: str | None = None,
+    ) -> None:
         """Make it.
 
         Args:
@@ -87,11 +95,13 @@ class TeamHandler(RequestHandler):
             caller: Who asks.
             info: The team.
             receive: Says when the client goes away.
+            traceparent: The client's span (S-INT-38).
         """
         self._service = service
         self._caller = caller
         self._info = info
         self._receive = receive
+        self._traceparent = traceparent
         #: the answer to the request in place of an error of the protocol
         self.refusal: Refusal | None = None
 
@@ -185,7 +195,8 @@ class TeamHandler(RequestHandler):
         tags = {CONTEXT_TAG: message.context_id} if message.context_id else {}
         if len(message.context_id) > _LONGEST_CONTEXT:
             raise _wrong(f"context_id has more than {_LONGEST_CONTEXT} characters")
-        asked = NewRun(ensemble=self._info.name, inputs=inputs_of(message.parts, self._info), tags=tags)
+        inputs = inputs_of(message.parts, self._info)
+        asked = NewRun(ensemble=self._info.name, inputs=inputs, tags=tags, traceparent=self._traceparent)
         taken = await self._service.start(asked, idempotency_key=self._key(message))
         return await self._service.get(taken.run_id)
 
