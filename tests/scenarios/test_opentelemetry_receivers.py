@@ -135,3 +135,21 @@ def test_path_of_a_receiver_stands_before_its_query(receiver: Receiver, capsys: 
         assert done.code == 0, done.said
         assert "abc" not in done.said
     assert len(receiver.spans) == 12
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("latest", "--content"), "add --otlp URL"),
+        (("latest", "--otlp", "env", "--json"), "leave --json, --task"),
+        (("latest", "--otlp", "env", "--task", "write"), "leave --json, --task"),
+        (("latest", "--otlp", "env", "--svg", "run.svg"), "leave --json, --task"),
+        (("--otlp", "env"), "ensemble-ray trace latest --otlp URL"),
+    ],
+)
+def test_options_that_sending_leaves_undone_are_refused(
+    capsys: pytest.CaptureFixture[str], given: tuple[str, ...], said: str
+) -> None:
+    """S-INT-39: before anything is looked for."""
+    done = calling(capsys)("trace", *given)
+    assert (done.code, said in done.said) == (2, True), done.said

@@ -12,7 +12,7 @@ from ensemble_ray.cli.view.terminal import say
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore, RunSummary
 
-__all__ = ["Otlp", "WithContent", "send_run"]
+__all__ = ["Otlp", "WithContent", "check_sending", "send_run"]
 
 #: Stands for the receiver that the environment names.
 _ENVIRONMENT = "env"
@@ -28,6 +28,32 @@ Otlp = Annotated[
 WithContent = Annotated[
     bool, typer.Option("--content", help="With --otlp: send prompts, answers, arguments and results, too.")
 ]
+
+
+def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown: bool) -> None:
+    """Refuse what sending does not do, before anything is done.
+
+    Args:
+        url: The value of `--otlp`.
+        has_content: Whether contents are to be sent.
+        has_run: Whether a run is named.
+        is_shown: Whether the run, or a task of it, is to be shown or drawn.
+
+    Raises:
+        ValidationError: these options do not go together.
+    """
+    from ensemble_ray.errors import ValidationError
+
+    if url is None and has_content:
+        raise ValidationError("--content says what --otlp sends. What to do: add --otlp URL, or leave --content out")
+    if url is not None and is_shown:
+        raise ValidationError(
+            "--otlp sends a run as a whole, and shows nothing. What to do: leave --json, --task, --svg, --mermaid and --dag out"
+        )
+    if url is not None and not has_run:
+        raise ValidationError(
+            "--otlp sends one run. What to do: name it, such as: ensemble-ray trace latest --otlp URL"
+        )
 
 
 def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool) -> None:
