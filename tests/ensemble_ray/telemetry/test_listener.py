@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ensemble_ray import Ensemble, EnsembleListener, OpenTelemetryListener, ValidationError
+from ensemble_ray import Ensemble, EnsembleListener, OpenTelemetryListener, ValidationError, telemetry
 from ensemble_ray.telemetry import switch
 from ensemble_ray.telemetry.sdk import own_resource
 from ensemble_ray.testing import ScriptedModel
@@ -28,6 +28,13 @@ def nothing_made() -> Iterator[None]:
 def _listener() -> tuple[OpenTelemetryListener, InMemorySpanExporter]:
     kept = InMemorySpanExporter()
     return OpenTelemetryListener(span_processor=SimpleSpanProcessor(kept), meter_provider=MeterProvider()), kept
+
+
+def _take_away_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the exporters be missing, also where an earlier test has loaded them."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.delitem(sys.modules, "ensemble_ray.telemetry.otlp", raising=False)
+    monkeypatch.delattr(telemetry, "otlp", raising=False)
 
 
 def _team(*listeners: object) -> Ensemble:
@@ -85,8 +92,7 @@ def test_switch_that_cannot_work_is_a_warning(
 ) -> None:
     """S-INT-30: once, and the run goes on."""
     monkeypatch.setenv("ENSEMBLE_RAY_OTEL", said)
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    monkeypatch.delitem(sys.modules, "ensemble_ray.telemetry.otlp", raising=False)
+    _take_away_packages(monkeypatch)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert _team().run(runtime="inline").raw == "text"
@@ -95,8 +101,7 @@ def test_switch_that_cannot_work_is_a_warning(
 
 def test_listener_without_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-INT-30: with what to do."""
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    monkeypatch.delitem(sys.modules, "ensemble_ray.telemetry.otlp", raising=False)
+    _take_away_packages(monkeypatch)
     with pytest.raises(ValidationError, match=r"pip install 'ensemble-ray\[otel\]'"):
         OpenTelemetryListener()
 
