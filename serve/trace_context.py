@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["traceparent_of"]
 
 
-def traceparent_of(request: Request) -> str | None:
-    """Return the `traceparent` of a request; None where it has none, or one that is none: it is no reason to refuse a run."""
-    found = parse_traceparent(request.headers.get("traceparent", ""))
+def traceparent_of(request: Request, said: object = None) -> str | None:
+    """Return the span that asks for a run; None where there is none.
+
+    Args:
+        request: Its header `traceparent` names the span.
+        said: What the request's body names; counts before the header, unless it is wrong: that is no reason to refuse a run.
+    """
+    texts = (said if isinstance(said, str) else "", request.headers.get("traceparent", ""))
+    found = next((span for span in map(parse_traceparent, texts) if span is not None), None)
     return None if found is None else str(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -110,7 +112,9 @@ def receiving() -> Iterator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if receiver.status == 200:
-                take = {"/v1/traces": receiver.take_spans, "/v1/metrics": receiver.take_metrics}[self.path]
+                take = {"/v1/traces": receiver.take_spans, "/v1/metrics": receiver.take_metrics}[
+                    self.path.partition("?")[0]
+                ]
                 take(body)
             self.send_response(receiver.status)
             self.send_header("content-length", "0")
@@ -128,3 +132,20 @@ def receiving() -> Iterator[Receiver]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def receiving_by_environment(patch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Receive what is sent where the environment says, until the block is left."""
+    with receiving() as found:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
+        patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+        yield found
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """Hold a port at which connections are refused; gives host and port."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and nobody listens
+        yield f"127.0.0.1:{held.getsockname()[1]}"

@@ -167,7 +167,7 @@ async def begin_again(
             allows_changes=allow_changes,
             spent=spent,
             beginning=head.beginnings + 1,
-            ended_at=head.ended_at,
+            told_until=head.told_until,
         ),
     )
 

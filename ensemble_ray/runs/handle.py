@@ -19,7 +19,7 @@ from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.context import current_log_context, log_context
+from ensemble_ray.process.context import current_log_context, log_context, use_traceparent
 from ensemble_ray.process.loop import bridge, on_library_loop, run_blocking, submit
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.opening import store_at
@@ -267,6 +267,10 @@ class Run:
         """Run, and return or raise when every listener has heard everything."""
         async with contextlib.AsyncExitStack() as leaving:
             leaving.enter_context(log_context(self._scope.log_fields))
+            if (
+                self._traced.context is None
+            ):  # who asked for it may have a span: what nobody traces sends none (S-INT-37)
+                leaving.enter_context(use_traceparent(""))
             try:
                 await show_run(self._definition.dashboard, self.id, self._scope.store_address, leaving)
                 return await self._run()

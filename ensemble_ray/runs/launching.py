@@ -51,8 +51,8 @@ class Resumption:
     spent: Amount = NOTHING
     #: how often it was resumed, this time included
     beginning: int = 1
-    #: when it ended, where it did before this; Unix time, s
-    ended_at: float = 0.0
+    #: what was done until then was told of by an earlier beginning; Unix time, s
+    told_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

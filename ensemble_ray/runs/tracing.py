@@ -50,7 +50,7 @@ class TracedRun:
                 caller=caller,
                 is_sampled=any(each.samples(run_id, caller) for each in tracers),
                 beginning=0 if resumption is None else resumption.beginning,
-                told_until=0.0 if resumption is None else resumption.ended_at,
+                told_until=0.0 if resumption is None else resumption.told_until,
             )
         self._events = events
         self._origin = origin

@@ -36,26 +36,24 @@ def use_span(traceparent: str) -> Generator[None]:
     if span is None:
         yield
         return
-    with use_traceparent(traceparent), _attached(span):
+    with use_traceparent(str(span)), _attached(span):
         yield
 
 
 def caller_here() -> TraceParent | None:
     """Return the span that a run begun here is part of; None: there is none.
 
-    It is that of a run in whose tool it begins, of a request that asks for it, or the active one of a program that uses OpenTelemetry.
+    It is the active one of OpenTelemetry, which in a tool of a run is the tool's or one that the tool began; else that of a request that
+    asks for the run, or of a run in whose tool it begins where OpenTelemetry is not installed.
     """
-    known = parse_traceparent(current_traceparent())
-    if known is not None:
-        return known
-    if "opentelemetry.trace" not in sys.modules:  # then the program has begun no span
-        return None
-    from opentelemetry import trace
+    if "opentelemetry.trace" in sys.modules:  # else nobody has begun a span
+        from opentelemetry import trace
 
-    active = trace.get_current_span().get_span_context()
-    if not active.is_valid:
-        return None
-    return TraceParent(f"{active.trace_id:032x}", f"{active.span_id:016x}", is_sampled=active.trace_flags.sampled)
+        active = trace.get_current_span().get_span_context()
+        if active.is_valid:
+            flags = active.trace_flags
+            return TraceParent(f"{active.trace_id:032x}", f"{active.span_id:016x}", is_sampled=flags.sampled)
+    return parse_traceparent(current_traceparent())
 
 
 @contextlib.contextmanager

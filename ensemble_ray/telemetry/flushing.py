@@ -1,47 +1,149 @@
-"""A thread that sends what waits when a run has ended, so that nobody waits for a receiver. Package: telemetry."""
+"""A thread that sends what waits when a run has ended, so that nobody waits for a receiver. Package: telemetry.
+
+In: what takes spans, and what takes figures. Must never happen: an error of theirs that ends the thread, or that a run hears of; a
+reference to the listener, which could not be collected then.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-__all__ = ["Flusher"]
+from ensemble_ray.errors import message_of
+from ensemble_ray.process.bounded_log import bounded_logger
+
+__all__ = ["Flushable", "Flusher"]
+
+_log = bounded_logger(__name__)
+
+
+class Flushable(Protocol):
+    """What sends: a processor of spans, a provider of meters."""
+
+    def force_flush(self) -> object:
+        """Send what waits."""
+        ...
+
+    def shutdown(self) -> object:
+        """End for good."""
+        ...
 
 
 class Flusher:
-    """Calls a function on a thread of its own when asked to; asked while it works, it calls it once more."""
+    """Has what waits sent by a thread of its own when asked to; asked while that works, it sends once more.
 
-    def __init__(self, flush: Callable[[], object]) -> None:
-        """Make one; its thread begins with the first wish."""
-        self._flush = flush
-        self._changed = threading.Condition()
-        self._asked = 0
-        self._done = 0
-        self._has_thread = False
+    The thread begins with the first wish and ends with `close`, or when nobody holds the flusher any more. It is there when the process
+    ends, since from Python 3.12 on no thread can begin then.
+    """
+
+    def __init__(self, senders: Sequence[Flushable]) -> None:
+        """Make one for what sends."""
+        self._work = _Work(senders)
+        weakref.finalize(self, self._work.end).atexit = False
 
     def ask(self) -> int:
         """Ask for what waits now to be sent, and return at once; gives the number of the wish."""
+        return self._work.ask()
+
+    def wait(self, number: int, timeout_s: float) -> bool:
+        """Wait until that wish is fulfilled; return whether what waited was sent, and in time."""
+        return self._work.wait(number, timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Send what waits and shut down what sends; return whether it was sent, and all is over in time."""
+        return self._work.close(timeout_s)
+
+
+class _Work:
+    """The wishes of a flusher, and the thread that fulfils them."""
+
+    def __init__(self, senders: Sequence[Flushable]) -> None:
+        self._senders = senders
+        self._changed = threading.Condition()  # its lock may be taken again by who has it
+        self._asked = 0
+        self._done = 0
+        #: the last wish that failed
+        self._failed = 0
+        self._thread: threading.Thread | None = None
+        #: whether the thread ends when no wish is left
+        self._is_ending = False
+        #: the last wish there is, behind which what sends is shut down
+        self._last: int | None = None
+        self._has_told = False
+
+    def ask(self) -> int:
         with self._changed:
             self._asked += 1
-            if not self._has_thread:
-                self._has_thread = True
-                threading.Thread(target=self._work, name="ensemble-ray-telemetry", daemon=True).start()
+            self._begin()
             self._changed.notify_all()
             return self._asked
 
     def wait(self, number: int, timeout_s: float) -> bool:
-        """Wait until that wish is fulfilled; return whether it was in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._done >= number, timeout_s)
+            return self._changed.wait_for(lambda: self._done >= number, timeout_s) and number > self._failed
 
-    def _work(self) -> None:
+    def end(self) -> None:
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> bool:
+        ends_at = time.monotonic() + timeout_s
+        with self._changed:
+            if self._last is None:
+                self._is_ending, self._last = True, self._asked + 1
+                self.ask()
+            number, thread = self._last, self._thread
+        is_sent = self.wait(number, timeout_s)
+        if thread is None:
+            return is_sent
+        thread.join(max(0.0, ends_at - time.monotonic()))
+        return is_sent and not thread.is_alive()
+
+    def _begin(self) -> None:
+        """See that somebody works: the thread, or this one where none can begin since the process ends."""
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name="ensemble-ray-telemetry", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._fulfil(self._asked)
+            if self._last is not None:
+                self._try([each.shutdown for each in self._senders])
+            return
+        self._thread = thread
+
+    def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked > self._done)
+                self._changed.wait_for(lambda: self._asked > self._done or self._is_ending)
                 number = self._asked
+                if number == self._done:
+                    break
+            self._fulfil(number)
+        if self._last is not None:
+            self._try([each.shutdown for each in self._senders])
+
+    def _fulfil(self, number: int) -> None:
+        is_sent = self._try([each.force_flush for each in self._senders])
+        with self._changed:
+            self._done = number
+            self._failed = self._failed if is_sent else number
+            self._changed.notify_all()
+
+    def _try(self, calls: Sequence[Callable[[], object]]) -> bool:
+        """Call all of them; return whether none failed. That one did is told once, until none does (S-INT-34)."""
+        failure: Exception | None = None
+        for each in calls:
             try:
-                self._flush()
-            finally:
-                with self._changed:
-                    self._done = number
-                    self._changed.notify_all()
+                each()
+            except Exception as error:  # noqa: BLE001  what the user or the SDK has there raises what it likes
+                failure = failure or error
+        if failure is not None and not self._has_told:
+            _log.warning("Spans or metrics cannot be sent: %s: %s", type(failure).__name__, message_of(failure))
+        self._has_told = failure is not None
+        return failure is None

@@ -13,7 +13,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.telemetry.content import Content, content_mode
 from ensemble_ray.telemetry.flushing import Flusher
@@ -55,7 +55,7 @@ class OpenTelemetryListener(EnsembleListener):
         meter_provider: What takes the figures, likewise.
 
     Raises:
-        ValidationError: the packages are not installed, or `content` is wrong.
+        ValidationError: the packages are not installed, a variable is wrong, or `content` is.
     """
 
     def __init__(
@@ -74,15 +74,22 @@ class OpenTelemetryListener(EnsembleListener):
             self._is_off = sdk.is_switched_off()
             self._resource = sdk.own_resource()
             if not self._is_off:
+                sdk.samples("", None)  # no run is to be the first that hears of a wrong variable
                 self._fill_in()
         except ModuleNotFoundError as error:
             raise missing_packages(error) from error
+        except ValueError as error:
+            raise ValidationError(
+                f"A variable OTEL_* is wrong: {message_of(error).rstrip('.')}. What to do: correct it, or unset it"
+            ) from error
         self._figures = None if self._is_off or self._meters is None else sdk.Figures(self._meters)
         #: of runs that go on
         self._units: dict[str, UnitTimes] = {}
         self._lock = threading.Lock()
-        self._flusher = Flusher(self._flush)
-        # Not the listener itself: one that nobody holds any more has sent what it had, and is collected.
+        self._is_closed = False
+        self._flusher = Flusher([each for each in (self._processor, self._meters) if each is not None])
+        # Not the listener itself: one that nobody holds any more has sent what it had, and is collected. The SDK's threads of one
+        # that was not closed stay.
         self._at_exit = partial(_flush_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -97,11 +104,11 @@ class OpenTelemetryListener(EnsembleListener):
 
     def samples(self, run_id: str, caller: TraceParent | None, /) -> bool:
         """Return whether the spans of a run are sent, as `OTEL_TRACES_SAMPLER` says."""
-        return not self._is_off and self._sdk.samples(run_id, caller)
+        return self._sends and self._sdk.samples(run_id, caller)
 
     def on_task_traced(self, event: TaskTracedEvent, /) -> None:
         """Send the spans of an execution that is over."""
-        if self._is_off:
+        if not self._sends:
             return
         with self._lock:
             self._units.setdefault(event.run_id, UnitTimes()).add(event)
@@ -112,7 +119,7 @@ class OpenTelemetryListener(EnsembleListener):
 
     def on_run_traced(self, event: RunTracedEvent, /) -> None:
         """Send the span of a run that is over, and those of its units; nobody waits until they have arrived."""
-        if self._is_off:
+        if not self._sends:
             return
         with self._lock:
             units = self._units.pop(event.run_id, None) or UnitTimes()
@@ -120,29 +127,29 @@ class OpenTelemetryListener(EnsembleListener):
         self._flusher.ask()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Send what has not been sent; return whether that was done in time. The end of the process does so by itself."""
-        return self._flusher.wait(self._flusher.ask(), timeout_s)
+        """Send what has not been sent; return whether that was done in time. The end of the process does so by itself.
+
+        A closed listener sends nothing.
+        """
+        return not self._is_closed and self._flusher.wait(self._flusher.ask(), timeout_s)
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Send what has not been sent, and end the threads that send; return whether that was done in time."""
-        is_sent = self.flush(timeout_s)
+        """Send what has not been sent, and end the threads that send; return whether that was done in time.
+
+        What takes longer goes on beside the program. What is traced later is not sent.
+        """
+        self._is_closed = True
         atexit.unregister(self._at_exit)
-        if self._processor is not None:
-            self._processor.shutdown()
-        if self._meters is not None:
-            self._meters.shutdown()
-        return is_sent
+        return self._flusher.close(timeout_s)
+
+    @property
+    def _sends(self) -> bool:
+        return not self._is_off and not self._is_closed
 
     def _send(self, spans: Iterable[SpanData]) -> None:
         if self._processor is not None:
             for span in spans:
                 self._processor.on_end(self._sdk.readable(span, self._resource))
-
-    def _flush(self) -> None:
-        if self._processor is not None:
-            self._processor.force_flush()
-        if self._meters is not None:
-            self._meters.force_flush()
 
 
 def _flush_at_exit(reference: weakref.ref[OpenTelemetryListener]) -> None:

@@ -11,26 +11,34 @@ import os
 import threading
 from collections.abc import Sequence
 from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from opentelemetry.environment_variables import OTEL_METRICS_EXPORTER, OTEL_TRACES_EXPORTER
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_PROTOCOL
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_METRICS_ENDPOINT,
+    OTEL_EXPORTER_OTLP_PROTOCOL,
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+)
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
-from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.text.foreign_text import one_line
 
-__all__ = ["meters_here", "processor_here", "send_spans"]
+__all__ = ["UnsentError", "meters_here", "processor_here", "receiver_here", "send_spans"]
 
 _log = bounded_logger(__name__)
 _EXPORTER_LOGS = "opentelemetry.exporter"
 _TRACES_PATH = "/v1/traces"
+_DEFAULT_RECEIVER = "http://localhost:4318"
+#: Characters of a value that is looked for in what others say: a shorter one would be found in any word.
+_SHORTEST_SECRET = 6
 #: Spans in one request of a record that is sent.
 _BATCH = 512
 
@@ -52,6 +60,16 @@ def meters_here(resource: Resource) -> MeterProvider | None:
     return MeterProvider([reader], resource=resource, shutdown_on_exit=False)
 
 
+class UnsentError(Exception):
+    """A receiver cannot be reached or refuses spans; says why."""
+
+
+def receiver_here(of: str = OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) -> str:
+    """Return where the environment sends spans, or what that variable is of; it may hold a user, a password and a key."""
+    named = (os.environ.get(each) for each in (of, OTEL_EXPORTER_OTLP_ENDPOINT))
+    return next((url for url in named if url), _DEFAULT_RECEIVER)
+
+
 def send_spans(spans: Sequence[ReadableSpan], url: str | None) -> None:
     """Send spans now, and return when the receiver has them.
 
@@ -60,27 +78,34 @@ def send_spans(spans: Sequence[ReadableSpan], url: str | None) -> None:
         url: Of the receiver, with or without `/v1/traces`; None: where the environment says.
 
     Raises:
-        EnsembleError: it cannot be reached, or refuses them.
+        UnsentError: it cannot be reached, or refuses them.
     """
-    endpoint = None if url is None else _traces_url(url)
-    exporter = OTLPSpanExporter(endpoint=endpoint)
+    exporter = OTLPSpanExporter(endpoint=None if url is None else _traces_url(url))
     try:
         for first in range(0, len(spans), _BATCH):
             with _Quiet() as said:
                 result = exporter.export(spans[first : first + _BATCH])
             if result is not SpanExportResult.SUCCESS:
-                where = url or os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT) or "http://localhost:4318"
-                raise EnsembleError(
-                    f"The receiver of spans at {where} cannot be reached or refuses them: {said.text or 'it did not say why'}. "
-                    "What to do: name an OTLP/HTTP receiver, such as a collector at http://localhost:4318"
-                )
+                raise UnsentError(_hide_secrets(said.text, url or receiver_here()).rstrip(".") or "it did not say why")
     finally:
         exporter.shutdown()  # type: ignore[no-untyped-call]  # the SDK's
 
 
 def _traces_url(url: str) -> str:
-    base = url.rstrip("/")
-    return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/").removesuffix(_TRACES_PATH)
+    return urlunsplit(parts._replace(path=path + _TRACES_PATH))
+
+
+def _hide_secrets(text: str, url: str) -> str:
+    """Return what was said of a request without what may be secret in its URL."""
+    parts = urlsplit(url)
+    user, _, _ = parts.netloc.rpartition("@")
+    values = (each for _, each in parse_qsl(parts.query))
+    whole = [each for each in (parts.query, user) if each]
+    for secret in (*whole, *(each for each in (parts.password or "", *values) if len(each) >= _SHORTEST_SECRET)):
+        text = text.replace(secret, "***")
+    return text
 
 
 def _says(variable: str) -> str:
@@ -90,13 +115,15 @@ def _says(variable: str) -> str:
 class _ToldOnce:
     """Tells that a receiver cannot be had, once until it can again."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, receiver: str) -> None:
         self._what = what
+        self._receiver = receiver
         self._has_told = False
 
     def note(self, why: str, *, is_sent: bool) -> None:
         if not is_sent and not self._has_told:
-            _log.warning("%s cannot be sent, and are lost until they can: %s", self._what, why or "they were refused")
+            why = _hide_secrets(why, self._receiver) or "they were refused"
+            _log.warning("%s cannot be sent, and are lost until they can: %s", self._what, why)
         self._has_told = not is_sent
 
 
@@ -105,7 +132,7 @@ class _SpanExporter(OTLPSpanExporter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = _ToldOnce("Spans")
+        self._told = _ToldOnce("Spans", receiver_here())
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""
@@ -120,7 +147,7 @@ class _MetricExporter(OTLPMetricExporter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = _ToldOnce("Metrics")
+        self._told = _ToldOnce("Metrics", receiver_here(OTEL_EXPORTER_OTLP_METRICS_ENDPOINT))
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any

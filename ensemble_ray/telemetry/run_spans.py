@@ -40,13 +40,13 @@ class UnitTimes:
 
     @property
     def first(self) -> float | None:
-        """When the first execution began, Unix time, s; None: there was none."""
+        """When the first execution of the run's first beginning began, Unix time, s; None: there was none."""
         return self._first
 
     def add(self, event: TaskTracedEvent) -> None:
         """Take an execution."""
         began, ended = event.trace.started_at.timestamp(), event.trace.completed_at.timestamp()
-        if began >= event.tracing.told_until:
+        if not event.tracing.beginning:  # of a later one it may be a task that waited for days
             self._first = began if self._first is None else min(self._first, began)
         if delegating_call(event.instance) is not None:
             return

@@ -38,6 +38,8 @@ __all__ = ["Figures", "is_switched_off", "own_resource", "readable", "samples"]
 
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
 _NS = 1_000_000_000
+#: What the SDK calls a service that nobody names, with the process behind it.
+_UNNAMED = "unknown_service"
 _SCOPE = InstrumentationScope("ensemble_ray", package_version())
 
 
@@ -48,10 +50,11 @@ def is_switched_off() -> bool:
 
 def own_resource() -> Resource:
     """Return what sends spans, as the environment says; without a name it is this library."""
-    named = os.environ.get("OTEL_SERVICE_NAME", "").strip() or SERVICE_NAME in os.environ.get(
-        "OTEL_RESOURCE_ATTRIBUTES", ""
-    )
-    return Resource.create({} if named else {SERVICE_NAME: "ensemble-ray"})
+    named = Resource.create()
+    name = str(named.attributes.get(SERVICE_NAME, "")).strip()
+    if name and not name.startswith(_UNNAMED):
+        return named
+    return named.merge(Resource({SERVICE_NAME: "ensemble-ray"}))
 
 
 def samples(run_id: str, caller: TraceParent | None) -> bool:

@@ -23,6 +23,8 @@ from ensemble_ray.telemetry.span import SpanData, drop_empty
 from ensemble_ray.values.ids import delegating_call, effect_name, node_key
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ensemble_ray.events.tracing import TaskTracedEvent
     from ensemble_ray.telemetry.span import Attribute
     from ensemble_ray.values.trace import LlmInteraction, ToolCallTrace
@@ -39,19 +41,37 @@ _ROUND = re.compile(r"(?:loop|phase|graph):[^/]*#\d+")
 def task_spans(event: TaskTracedEvent, content: Content = Content.NO_CONTENT) -> list[SpanData]:
     """Return the span of an execution, and those of what it did, in the order in which that began."""
     spans = [_execution(event, content)]
-    for interaction in new_interactions(event):
-        spans.append(_chat(event, interaction, content))
-        for number, call in enumerate(interaction.tool_calls):
-            spans.append(_tool(event, (interaction.iteration_index, number), call, content))
+    for interaction in event.trace.llm_interactions:
+        if _is_new(event, interaction.started_at):
+            spans.append(_chat(event, interaction, content))
+        if _has_new_tools(event, interaction):
+            for number, call in enumerate(interaction.tool_calls):
+                spans.append(_tool(event, (interaction.iteration_index, number), call, content))
     return spans
 
 
 def new_interactions(event: TaskTracedEvent) -> Iterator[LlmInteraction]:
     """Yield the model calls that no earlier beginning of the run has told of (S-INT-36)."""
-    until = event.tracing.told_until
     for interaction in event.trace.llm_interactions:
-        if interaction.started_at.timestamp() >= until:
+        if _is_new(event, interaction.started_at):
             yield interaction
+
+
+def _is_new(event: TaskTracedEvent, at: datetime) -> bool:
+    """Return whether something happened behind what an earlier beginning has told of."""
+    return at.timestamp() >= event.tracing.told_until
+
+
+def _has_new_tools(event: TaskTracedEvent, interaction: LlmInteraction) -> bool:
+    """Return whether no earlier beginning has told of the tool calls of an answer, which it may have told of.
+
+    A turn's calls are told of when all of them have ended: one that the end of that beginning cut short is made again, or has an
+    unknown outcome. Calls that took no time reached no tool, and have the time of who says so.
+    """
+    if _is_new(event, interaction.started_at):
+        return True
+    calls = interaction.tool_calls
+    return any(call.outcome == "unknown" or (call.duration and _is_new(event, call.completed_at)) for call in calls)
 
 
 def parent_of(event: TaskTracedEvent) -> str:

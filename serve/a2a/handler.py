@@ -207,12 +207,8 @@ class TeamHandler(RequestHandler):
         tags = {CONTEXT_TAG: message.context_id} if message.context_id else {}
         if len(message.context_id) > _LONGEST_CONTEXT:
             raise _wrong(f"context_id has more than {_LONGEST_CONTEXT} characters")
-        asked = NewRun(
-            ensemble=self._info.name,
-            inputs=inputs_of(message.parts, self._info),
-            tags=tags,
-            traceparent=self._traceparent,
-        )
+        inputs = inputs_of(message.parts, self._info)
+        asked = NewRun(ensemble=self._info.name, inputs=inputs, tags=tags, traceparent=self._traceparent)
         taken = await self._service.start(asked, idempotency_key=self._key(message))
         return await self._service.get(taken.run_id)
 

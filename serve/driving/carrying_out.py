@@ -32,6 +32,7 @@ from ensemble_ray.serve.driving.outcomes import (
 from ensemble_ray.serve.failures import is_refusal, refused
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import ItemsDataset, RunStatus
+from ensemble_ray.values.tracing import parse_traceparent
 
 if TYPE_CHECKING:
     from ensemble_ray import Runtime
@@ -141,7 +142,8 @@ class RunsTeam:
         entry, asked = active.entry, active.asked
         if is_recovered and await self._is_recorded(entry.run_id):
             return await begin_again(entry.run_id, definition, runtime=self._runtime)
-        with use_traceparent(asked.traceparent or ""):  # S-INT-38
+        span = parse_traceparent(asked.traceparent or "")  # again: earlier releases accepted runs with any text
+        with use_traceparent("" if span is None else str(span)):  # S-INT-38
             return definition.begin(
                 asked.inputs,
                 runtime=self._runtime,

@@ -35,6 +35,7 @@ from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.rights import Right, caller_of
 from ensemble_ray.serve.routes.visible_runs import visible_run
 from ensemble_ray.serve.run_schemas import NewRun, RunStatus
+from ensemble_ray.serve.trace_context import traceparent_of
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import Edit, ExitEarly, ReviewDecision
 
@@ -86,7 +87,12 @@ class AskedTeam:
         inputs = {name: value for name, value in arguments.items() if name in self._info.inputs}
         try:
             asked = NewRun.model_validate(
-                {"ensemble": self._info.name, "inputs": inputs, "items": arguments.get(ITEMS)}
+                {
+                    "ensemble": self._info.name,
+                    "inputs": inputs,
+                    "items": arguments.get(ITEMS),
+                    "traceparent": traceparent_of(self._request, (self._context.meta or {}).get("traceparent")),
+                }
             )
             run = await AskedRun.begin(
                 self._service,

@@ -51,7 +51,7 @@ async def post_run(
     ensemble = await chosen_ensemble(service, caller, asked.ensemble)
     # Keys of several callers must not meet.
     key = None if idempotency_key is None else f"{caller.name}:{idempotency_key}"
-    span = asked.traceparent or traceparent_of(request)
+    span = traceparent_of(request, asked.traceparent)
     named = asked.model_copy(update={"ensemble": ensemble, "traceparent": span})
     taken = await service.start(named, idempotency_key=key)
     headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}

@@ -11,7 +11,7 @@ from tests.architecture.project import ROOT
 
 #: Loaded by the first run, command or tool that needs them, and never by the import of the package.
 LATE = (
-    *("ray", "openai", "aiohttp", "httpx", "selectolax", "xllamacpp"),
+    *("ray", "openai", "aiohttp", "httpx", "selectolax", "xllamacpp", "opentelemetry", "mcp", "a2a"),
     *("yaml", "typer", "rich", "loky", "docstring_parser", "ensemble_ray.actors", "ensemble_ray.serve"),
 )
 

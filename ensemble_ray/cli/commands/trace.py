@@ -8,7 +8,7 @@ import typer
 
 from ensemble_ray.cli.inputs.records import as_data, no_runs, own_store, where
 from ensemble_ray.cli.view.pictures import Dag, Mermaid, Pictures, Svg
-from ensemble_ray.cli.view.spans import Otlp, WithContent, send_run
+from ensemble_ray.cli.view.spans import Otlp, WithContent, check_sending, send_run
 from ensemble_ray.cli.view.terminal import FINE, say, show, show_json, show_json_text
 
 if TYPE_CHECKING:
@@ -77,6 +77,10 @@ def trace(
     from ensemble_ray.errors import EnsembleError, RecordError
     from ensemble_ray.process.loop import run_blocking
 
+    pictures = Pictures(svg=svg, mermaid=mermaid, dag=dag)
+    check_sending(
+        otlp, has_content=content, has_run=run is not None, is_shown=as_json or task is not None or pictures.is_asked
+    )
     store = own_store()
     if run is None:
         runs = run_blocking(store.runs())
@@ -89,7 +93,6 @@ def trace(
     if otlp is not None:
         send_run(store, named, otlp, has_content=content)
         return FINE
-    pictures = Pictures(svg=svg, mermaid=mermaid, dag=dag)
     if pictures.is_asked:
         _draw_run(store, named, pictures)
         return FINE

@@ -12,7 +12,7 @@ from ensemble_ray.cli.view.terminal import say
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore, RunSummary
 
-__all__ = ["Otlp", "WithContent", "send_run"]
+__all__ = ["Otlp", "WithContent", "check_sending", "send_run"]
 
 #: Stands for the receiver that the environment names.
 _ENVIRONMENT = "env"
@@ -30,6 +30,32 @@ WithContent = Annotated[
 ]
 
 
+def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown: bool) -> None:
+    """Refuse what sending does not do, before anything is done.
+
+    Args:
+        url: The value of `--otlp`.
+        has_content: Whether contents are to be sent.
+        has_run: Whether a run is named.
+        is_shown: Whether the run, or a task of it, is to be shown or drawn.
+
+    Raises:
+        ValidationError: these options do not go together.
+    """
+    from ensemble_ray.errors import ValidationError
+
+    if url is None and has_content:
+        raise ValidationError("--content says what --otlp sends. What to do: add --otlp URL, or leave --content out")
+    if url is not None and is_shown:
+        raise ValidationError(
+            "--otlp sends a run as a whole, and shows nothing. What to do: leave --json, --task, --svg, --mermaid and --dag out"
+        )
+    if url is not None and not has_run:
+        raise ValidationError(
+            "--otlp sends one run. What to do: name it, such as: ensemble-ray trace latest --otlp URL"
+        )
+
+
 def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool) -> None:
     """Send the spans of a run, and say how many they are.
 
@@ -37,7 +63,7 @@ def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool)
         ValidationError: the packages are not installed, or that is no URL.
         EnsembleError: the receiver cannot be reached or refuses them; the record cannot be read.
     """
-    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.errors import EnsembleError, ValidationError
     from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.resume.run_head import located
@@ -50,7 +76,7 @@ def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool)
         raise ValidationError(f"--otlp {flaw}")
     content = content_mode(True if has_content else None, os.environ)
     try:
-        from ensemble_ray.telemetry.otlp import send_spans
+        from ensemble_ray.telemetry.otlp import UnsentError, receiver_here, send_spans
         from ensemble_ray.telemetry.sdk import own_resource, readable
     except ModuleNotFoundError as error:
         raise missing_packages(error) from error
@@ -58,6 +84,12 @@ def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool)
     with located(named.location):
         spans = recorded_spans(facts, content)
     resource = own_resource()
-    send_spans([readable(each, resource) for each in spans], receiver)
-    where = "the receiver of the environment" if receiver is None else shown_url(receiver)
+    where = shown_url(receiver_here() if receiver is None else receiver)
+    try:
+        send_spans([readable(each, resource) for each in spans], receiver)
+    except UnsentError as error:
+        raise EnsembleError(
+            f"The receiver of spans at {where} cannot be reached or refuses them: {error}. "
+            "What to do: name an OTLP/HTTP receiver, such as a collector at http://localhost:4318"
+        ) from error
     say(f"{len(spans)} spans of run {named.run_id} were sent to {where}")

@@ -34,7 +34,8 @@ class RunHead:
         header: The record's first fact; an empty one when the run recorded nothing.
         end: Its end; None when it has not ended, or went on after it.
         beginnings: How often somebody went on with it.
-        ended_at: When it ended last, Unix time, s; 0: it never did.
+        told_until: When it ended last and told of all that it had done, Unix time, s; 0: it never did. A run that waits for people
+            has not told of the tasks that wait (S-INT-36).
         tags: Words of its caller's about it, by name, as it began or went on last.
     """
 
@@ -43,7 +44,7 @@ class RunHead:
         self.header = PlanRecorded()
         self.end: RunEnded | None = None
         self.beginnings = 0
-        self.ended_at = 0.0
+        self.told_until = 0.0
         self.tags: Mapping[str, str] = {}
         self._recorded_at = 0.0
         for fact in facts:
@@ -61,7 +62,9 @@ class RunHead:
                 if options is not None and "tags" in options:
                     self.tags = tags_in(options)
             case RunEnded() as end:
-                self.end, self.ended_at = end, fact.at
+                self.end = end
+                if end.state is not RunState.WAITING:
+                    self.told_until = fact.at
             case _:
                 pass
 

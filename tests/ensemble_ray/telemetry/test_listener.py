@@ -11,8 +11,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ensemble_ray import Ensemble, EnsembleListener, OpenTelemetryListener, ValidationError
+from ensemble_ray import Ensemble, EnsembleListener, OpenTelemetryListener, ValidationError, telemetry
 from ensemble_ray.telemetry import switch
+from ensemble_ray.telemetry.sdk import own_resource
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 
@@ -27,6 +28,13 @@ def nothing_made() -> Iterator[None]:
 def _listener() -> tuple[OpenTelemetryListener, InMemorySpanExporter]:
     kept = InMemorySpanExporter()
     return OpenTelemetryListener(span_processor=SimpleSpanProcessor(kept), meter_provider=MeterProvider()), kept
+
+
+def _take_away_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the exporters be missing, also where an earlier test has loaded them."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.delitem(sys.modules, "ensemble_ray.telemetry.otlp", raising=False)
+    monkeypatch.delattr(telemetry, "otlp", raising=False)
 
 
 def _team(*listeners: object) -> Ensemble:
@@ -84,8 +92,7 @@ def test_switch_that_cannot_work_is_a_warning(
 ) -> None:
     """S-INT-30: once, and the run goes on."""
     monkeypatch.setenv("ENSEMBLE_RAY_OTEL", said)
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    monkeypatch.delitem(sys.modules, "ensemble_ray.telemetry.otlp", raising=False)
+    _take_away_packages(monkeypatch)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert _team().run(runtime="inline").raw == "text"
@@ -94,7 +101,65 @@ def test_switch_that_cannot_work_is_a_warning(
 
 def test_listener_without_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-INT-30: with what to do."""
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    monkeypatch.delitem(sys.modules, "ensemble_ray.telemetry.otlp", raising=False)
+    _take_away_packages(monkeypatch)
     with pytest.raises(ValidationError, match=r"pip install 'ensemble-ray\[otel\]'"):
         OpenTelemetryListener()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5000", "max_export_batch_size must be less than or equal to"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "0", "interval value 0"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
+        ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "maybe", "maybe"),
+    ],
+)
+def test_variable_that_is_wrong_is_refused_and_fails_no_run_by_the_switch(
+    variable: str, value: str, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-INT-30: the listener says what to do; runs of the switch go on, with one warning."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValidationError, match=text):
+        OpenTelemetryListener()
+    monkeypatch.setenv("ENSEMBLE_RAY_OTEL", "1")
+    for _ in range(2):
+        assert _team().run(runtime="inline").raw == "text"
+    assert [text in each.getMessage() for each in caplog.records if each.name.startswith("ensemble_ray")] == [True]
+
+
+def test_nothing_is_made_for_what_the_environment_sends_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-30: `none`; the rest is sent all the same."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", " None")
+    listener = OpenTelemetryListener()
+    assert (listener._processor, listener._meters) == (None, None)
+    _team(listener).run(runtime="inline")
+    assert listener.flush()
+    assert listener.close()
+    kept = InMemorySpanExporter()
+    other = OpenTelemetryListener(span_processor=SimpleSpanProcessor(kept))
+    assert other._meters is None
+    _team(other).run(runtime="inline")
+    assert len(kept.get_finished_spans()) == 3
+    assert other.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({}, "ensemble-ray"),
+        ({"OTEL_SERVICE_NAME": "shop"}, "shop"),
+        ({"OTEL_SERVICE_NAME": " "}, "ensemble-ray"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=shop,team=a"}, "shop"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.namespace=shop"}, "ensemble-ray"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name="}, "ensemble-ray"),
+    ],
+)
+def test_service_is_this_library_where_nobody_names_it(
+    said: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-INT-30: another attribute of a service names none."""
+    for variable, value in said.items():
+        monkeypatch.setenv(variable, value)
+    assert own_resource().attributes["service.name"] == name
