@@ -172,6 +172,26 @@ async def advise(what: str, ctx: Context) -> Any:
     return f"{said.content.text} ({said.stop_reason})"
 
 
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+async def reserve(what: str, ctx: Context) -> Any:
+    """Ask how many; the first server that is answered dies."""
+    answer = await asked(ctx, ElicitRequestFormParams(message=f"How many of {what}?", requested_schema=FORM))
+    if isinstance(answer, InputRequiredResult):
+        return answer
+    if note("reserve") == 0:
+        os._exit(3)
+    return f"{answer.action} {answer.content}"
+
+
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+async def consult(what: str, ctx: Context) -> Any:
+    """Have the client's model say something of it; the first server that is answered dies."""
+    said = await advise(what, ctx)
+    if isinstance(said, str) and note("consult") == 0:
+        os._exit(3)
+    return said
+
+
 @server.tool()
 async def roots(ctx: Context) -> str:
     """Ask which directories the client shows."""
