@@ -11,14 +11,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
     from mcp import MCPError
-    from mcp.client._transport import ReadStream, TransportStreams, WriteStream
+    from mcp.client._transport import TransportStreams, WriteStream
     from mcp.shared.message import SessionMessage
 
 __all__ = ["Delivery", "current_delivery", "is_lost", "watched"]
@@ -60,7 +60,7 @@ def is_lost(error: MCPError) -> bool:
 async def watched(transport: AbstractAsyncContextManager[TransportStreams]) -> AsyncGenerator[TransportStreams]:
     """Open a program's transport; each message that its writer takes is told."""
     async with transport as (received, sent):
-        yield cast("ReadStream[SessionMessage | Exception]", received), _WatchedStream(sent)
+        yield received, _WatchedStream(sent)
 
 
 class _WatchedStream:
@@ -89,6 +89,6 @@ class _WatchedStream:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> bool | None:
-        return await self._inner.__aexit__(kind, error, trace)
+        return await self._inner.__aexit__(exc_type, exc_val, exc_tb)
