@@ -2,6 +2,7 @@
 
 - `python`: run in the order of the page, all blocks of a page in one namespace.
 - `output`: exactly what the Python block before it printed; `...` stands for anything.
+- `python elsewhere`: the original of another framework that is not installed here: it must be Python, and is not run.
 - `yaml` whose first line is a comment with a file name: written to the page's working directory.
 - `console run`: each `$ ` line is run and its output compared; plain `console` blocks are only read.
 
@@ -58,6 +59,11 @@ def _run_python(example: Example) -> None:
     with contextlib.redirect_stdout(printed):
         _python(example)
     example.namespace[_PRINTED] = printed.getvalue()
+
+
+def _compile_python(example: Example) -> None:
+    """Compile a block that nothing here can run."""
+    compile(example.parsed, example.path, "exec")
 
 
 def _compare_output(example: Example) -> None:
@@ -122,6 +128,7 @@ pytest_collect_file = Sybil(
     name="pages",
     parsers=[
         CodeBlockParser("python", _run_python),
+        CodeBlockParser("python elsewhere", _compile_python),
         CodeBlockParser("output", _compare_output),
         CodeBlockParser("yaml", _write_file),
         CodeBlockParser("console run", _run_console),

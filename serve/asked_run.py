@@ -32,6 +32,8 @@ __all__ = ["AskedRun", "Token", "token_of"]
 
 #: One look at a run lasts so long, s.
 _LOOK_S = 600.0
+#: How often it is looked whether a run goes on whose gates are decided, s.
+_DECIDED_LOOK_S = 0.2
 #: Runs that are being ended for clients that went away; a task that nobody refers to may be collected.
 _endings: set[asyncio.Task[None]] = set()
 
@@ -82,11 +84,21 @@ class AskedRun:
 
     async def end(self) -> RunDetail:
         """Return the run when it has ended, or waits for a person."""
+        self._is_answered = False
         while True:
             found = await self._service.wait(self.run_id, _LOOK_S)
             if found.status.is_final or found.status is RunStatus.WAITING:
                 self._is_answered = True
                 return found
+
+    async def end_or_gate(self) -> RunDetail:
+        """Return the run when it has ended, or a gate of it is open: one whose gates are all decided is about to go on."""
+        while True:
+            found = await self.end()
+            if found.status is not RunStatus.WAITING or found.reviews:
+                return found
+            self._is_answered = False
+            await asyncio.sleep(_DECIDED_LOOK_S)
 
     async def end_for(self, receive: Receive) -> RunDetail:
         """Return the run as `end` does.

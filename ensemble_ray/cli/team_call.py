@@ -85,8 +85,8 @@ class TeamCall:
         """Take what was decided at a run's gates, and go on with it."""
         try:
             gates = [each for each in await apending_reviews(runtime=self._runtime) if each.run_id == run_id]
-            if not await self._decide(gates, answers):
-                return _waiting(gates)
+            if left_open := await self._decide(gates, answers):
+                return _waiting(left_open)
         except (EnsembleError, IllegalStateError) as error:
             return failed(describe_error(error))
         return await self._answer(self._resume(run_id))
@@ -100,8 +100,8 @@ class TeamCall:
                 if self._context.protocol_version in MODERN_PROTOCOL_VERSIONS:
                     forms: dict[str, InputRequest] = {each.gate_id: ElicitRequest(params=_form(each)) for each in gates}
                     return InputRequiredResult(input_requests=forms, request_state=gates[0].run_id)
-                if not await self._decide(gates, await self._ask(gates)):
-                    return _waiting(gates)
+                if left_open := await self._decide(gates, await self._ask(gates)):
+                    return _waiting(left_open)
                 output = await self._ended(self._resume(gates[0].run_id))
         except (EnsembleError, IllegalStateError) as error:
             return failed(describe_error(error))
@@ -123,26 +123,24 @@ class TeamCall:
         answers: dict[str, InputResponse] = {}
         for gate in gates:
             form = _form(gate)
-            try:
+            with contextlib.suppress(MCPError):
                 answers[gate.gate_id] = await self._context.session.elicit_form(
                     form.message, form.requested_schema, related_request_id=self._context.request_id
                 )
-            except MCPError:
-                return answers
         return answers
 
-    async def _decide(self, gates: Sequence[OpenReview], answers: Mapping[str, InputResponse]) -> bool:
-        """Record decisions; return whether there is nothing that stayed open."""
-        are_all = True
+    async def _decide(self, gates: Sequence[OpenReview], answers: Mapping[str, InputResponse]) -> Sequence[OpenReview]:
+        """Record decisions; return the gates that stay open."""
+        left_open: list[OpenReview] = []
         for gate in gates:
             answer = answers.get(gate.gate_id)
             decision = read_answer(answer.action, answer.content) if isinstance(answer, ElicitResult) else None
             if decision is None:
-                are_all = False
+                left_open.append(gate)
             else:
                 with contextlib.suppress(ReviewDecidedError):  # somebody else was first, and that counts
                     await adecide(gate.run_id, gate.gate_id, decision, by=_CLIENT, runtime=self._runtime)
-        return are_all
+        return left_open
 
     # Runs.
 

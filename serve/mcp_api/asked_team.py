@@ -52,8 +52,6 @@ __all__ = ["IDEMPOTENCY_KEY", "RUN_ID", "AskedTeam"]
 #: Names in `_meta`: of a request its key, of an answer its run.
 IDEMPOTENCY_KEY, RUN_ID = "ensemble-ray/idempotency-key", "ensemble-ray/run-id"
 _LONGEST_KEY = 255
-#: How often it is looked whether a run goes on whose gates are decided, s.
-_LOOK_S = 0.2
 #: How long the last notes of progress are waited for when the run has ended, s.
 _LAST_PROGRESS_S = 5.0
 #: Characters of a task's description in a note of progress.
@@ -147,11 +145,7 @@ class AskedTeam:
         if (self._context.meta or {}).get("progress_token") is not None:
             telling = asyncio.ensure_future(self._tell_progress(run.run_id))
         try:
-            while True:
-                found = await run.end()
-                if found.status is not RunStatus.WAITING or found.reviews:
-                    break
-                await asyncio.sleep(_LOOK_S)  # its gates are decided, and it is about to go on
+            found = await run.end_or_gate()
             if telling is not None and found.status.is_final:
                 await asyncio.wait({telling}, timeout=_LAST_PROGRESS_S)
         finally:

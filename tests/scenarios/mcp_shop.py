@@ -1,16 +1,20 @@
 """An MCP server for tests, made with the official SDK: over stdio, or on a port. Its calls are told in a file.
 
-Usage: mcp_shop.py JOURNAL [PORT | older]
+Usage: mcp_shop.py JOURNAL [PORT [older | STATUS] | older | deaf]
+
+`older`: knows nothing of the newer protocol. STATUS: a proxy answers so in place of the first call. `deaf`: does not hear the end of its input.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import anyio
+import uvicorn
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.runner import serve_loop
@@ -41,6 +45,12 @@ def note(text: str) -> int:
     with journal.open("a") as file:
         file.write(f"{text}\n")
     return before
+
+
+@server.tool()
+def process_id() -> str:
+    """Tell which process this is."""
+    return str(os.getpid())
 
 
 @server.tool()
@@ -172,6 +182,26 @@ async def advise(what: str, ctx: Context) -> Any:
     return f"{said.content.text} ({said.stop_reason})"
 
 
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+async def reserve(what: str, ctx: Context) -> Any:
+    """Ask how many; the first server that is answered dies."""
+    answer = await asked(ctx, ElicitRequestFormParams(message=f"How many of {what}?", requested_schema=FORM))
+    if isinstance(answer, InputRequiredResult):
+        return answer
+    if note("reserve") == 0:
+        os._exit(3)
+    return f"{answer.action} {answer.content}"
+
+
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+async def consult(what: str, ctx: Context) -> Any:
+    """Have the client's model say something of it; the first server that is answered dies."""
+    said = await advise(what, ctx)
+    if isinstance(said, str) and note("consult") == 0:
+        os._exit(3)
+    return said
+
+
 @server.tool()
 async def roots(ctx: Context) -> str:
     """Ask which directories the client shows."""
@@ -197,9 +227,51 @@ async def serve_older() -> None:
         await serve_loop(lowlevel, received, sent, lifespan_state={})
 
 
-if len(sys.argv) > 2 and sys.argv[2] == "older":
-    anyio.run(serve_older)
-elif len(sys.argv) > 2:
-    server.run("streamable-http", port=int(sys.argv[2]))
-else:
-    server.run()
+def serve_on_a_port(port: int, how: str) -> None:
+    """Serve over HTTP: as it is, without the newer protocol, or behind a proxy that fails."""
+    app = server.streamable_http_app()
+
+    async def between(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await app(scope, receive, send)
+            return
+        body, is_whole = b"", False
+        while not is_whole:
+            part = await receive()
+            body, is_whole = body + part.get("body", b""), not part.get("more_body", False)
+        left = [{"type": "http.request", "body": body}]
+
+        async def again() -> Any:
+            return left.pop() if left else await receive()
+
+        async def nowhere(_message: Any) -> None:
+            pass
+
+        status = None
+        if how == "older" and b"server/discover" in body:
+            status = 404
+        elif how.isdigit() and b"tools/call" in body and note("proxy") == 0:
+            await app(scope, again, nowhere)
+            status = int(how)
+        if status is None:
+            await app(scope, again, send)
+        else:
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"no"})
+
+    uvicorn.run(between, port=port, log_level="warning")
+
+
+match sys.argv[2:]:
+    case ["older"]:
+        anyio.run(serve_older)
+    case ["deaf"]:
+        server.run()
+        note("deaf")
+        time.sleep(600)
+    case [port, how]:
+        serve_on_a_port(int(port), how)
+    case [port]:
+        server.run("streamable-http", port=int(port))
+    case _:
+        server.run()

@@ -28,12 +28,14 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.tools.mcp import connection
 from tests.builders import agent, call, task
 from tests.processes import free_ports
 from tests.scenarios.teams import PATIENCE_S
 
 pytest.importorskip("mcp")
 
+TEA = '{"what": "tea"}'
 SHOP = Path(__file__).with_name("mcp_shop.py")
 
 
@@ -43,10 +45,10 @@ def command(journal: Path) -> str:
 
 
 @contextlib.contextmanager
-def listening(journal: Path, port: int) -> Generator[subprocess.Popen[bytes]]:
+def listening(journal: Path, port: int, *how: str) -> Generator[subprocess.Popen[bytes]]:
     """The server on a port, until the end of the block."""
     process = subprocess.Popen(  # noqa: S603  our own server
-        [sys.executable, str(SHOP), str(journal), str(port)], stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, str(SHOP), str(journal), str(port), *how], stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
         deadline = time.monotonic() + PATIENCE_S
@@ -70,14 +72,25 @@ def calls_of(journal: Path) -> list[str]:
 
 async def offered(server: MCP) -> dict[str, AgentTool]:
     """The tools of a server by name."""
-    return {tool.name: tool for tool in await server.resolve()}
+    async with asyncio.timeout(PATIENCE_S):
+        return {tool.name: tool for tool in await server.resolve()}
 
 
 async def use(tool: AgentTool, arguments: str = "{}") -> ToolResult:
     """What a call gives."""
     result = tool.execute(arguments)
     assert not isinstance(result, ToolResult)
-    return await result
+    async with asyncio.timeout(PATIENCE_S):
+        return await result
+
+
+async def ended(pid: int) -> None:
+    """Wait for the end of a process."""
+    with contextlib.suppress(ProcessLookupError):
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                os.kill(pid, 0)
+                await asyncio.sleep(0.02)
 
 
 @pytest.mark.program
@@ -129,6 +142,73 @@ async def test_a_server_on_a_port_is_used_like_a_program(tmp_path: Path) -> None
 
 
 @pytest.mark.program
+@pytest.mark.parametrize(
+    ("status", "effect", "said", "bought"),
+    [
+        ("502", "once", "Outcome unknown", 1),
+        ("504", "idempotent", "bought tea", 2),
+        ("401", "idempotent", "error response", 1),
+    ],
+)
+async def test_a_proxy_that_answers_for_a_server_says_nothing_of_a_call(
+    tmp_path: Path, status: str, effect: str, said: str, bought: int
+) -> None:
+    """S-INT-5: from 500 on the server is lost, and the call may have been done; a refusal is a refusal."""
+    journal = tmp_path / "journal"
+    (port,) = free_ports(1)
+    with listening(journal, port, status):
+        tools = await offered(MCP(f"http://127.0.0.1:{port}/mcp", effect={"buy": effect}))  # type: ignore[dict-item]
+        result = await use(tools["buy"], TEA)
+    assert said in (result.output or result.error_message or "")
+    assert calls_of(journal).count("buy") == bought
+
+
+@pytest.mark.program
+async def test_a_session_that_a_server_forgot_is_opened_anew(tmp_path: Path) -> None:
+    """S-INT-5: for the next task as for the next call, whatever its effect; the server did not look at it."""
+    journal = tmp_path / "journal"
+    (port,) = free_ports(1)
+    server = MCP(f"http://127.0.0.1:{port}/mcp")
+    with listening(journal, port, "older"):
+        tools = await offered(server)
+        assert (await use(tools["buy"], TEA)).output == "bought tea"
+    with listening(journal, port, "older"):
+        assert "buy" in await offered(server)
+    with listening(journal, port, "older"):
+        assert (await use(tools["buy"], TEA)).output == "bought tea"
+    assert calls_of(journal).count("buy") == 2
+
+
+@pytest.mark.program
+async def test_a_call_to_a_program_that_died_while_nobody_used_it_is_made(tmp_path: Path) -> None:
+    """S-INT-5: it never left, so it is made in a new session, once, whatever its effect."""
+    journal = tmp_path / "journal"
+    tools = await offered(MCP(command(journal)))
+    server_pid = int((await use(tools["process_id"])).output)
+    os.kill(server_pid, signal.SIGKILL)
+    await ended(server_pid)
+    assert (await use(tools["buy"], TEA)).output == "bought tea"
+    assert calls_of(journal) == ["buy"]
+
+
+@pytest.mark.program
+async def test_a_call_to_a_port_where_nobody_listens_is_no_unknown_outcome(tmp_path: Path) -> None:
+    """S-INT-5, S-INT-8: there was no connection, so nothing was done."""
+    journal = tmp_path / "journal"
+    (port,) = free_ports(1)
+    server = MCP(f"http://127.0.0.1:{port}/mcp")
+    with listening(journal, port):
+        tools = await offered(server)
+    gone = await use(tools["buy"], TEA)
+    assert "cannot be reached" in (gone.error_message or "")
+    with listening(journal, port):
+        tools = await offered(server)
+    with listening(journal, port):
+        assert (await use(tools["buy"], TEA)).output == "bought tea"
+    assert calls_of(journal) == ["buy"]
+
+
+@pytest.mark.program
 async def test_answers_become_texts(tmp_path: Path) -> None:
     """S-INT-3, S-INT-6, S-INT-7: images, errors, wrong arguments, resources and prompts; tools are listed anew."""
     journal = tmp_path / "journal"
@@ -168,6 +248,54 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(tmp_path: Pat
         while calls_of(journal) != ["sleep", "woken"]:  # noqa: ASYNC110  as above
             await asyncio.sleep(0.02)
     assert (await use(tools["buy"], '{"what": "tea"}')).output == "bought tea"
+
+
+@pytest.mark.program
+async def test_a_call_that_takes_too_long_is_cancelled_at_the_server(tmp_path: Path) -> None:
+    """S-INT-10: by the tool's own limit; the session stays, and serves the next call."""
+    journal = tmp_path / "journal"
+    model = ScriptedModel([call("sleep")], [call("buy", TEA)], "done")
+    buyer = agent(model, "Buyer", tools=[MCP(command(journal), timeout=0.5)])
+    output = await Ensemble(tasks=[task("buy tea", buyer)]).arun(runtime="inline")
+    assert output.raw == "done"
+    late, bought = [each.content or "" for each in model.calls[-1].messages if each.role == "tool"]
+    assert "0.5" in late
+    assert bought == "bought tea"
+    async with asyncio.timeout(PATIENCE_S):
+        while "woken" not in calls_of(journal):  # noqa: ASYNC110  another process writes it
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.program
+async def test_a_session_that_nobody_uses_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-2: its program ends; the next call has a new one."""
+    monkeypatch.setattr(connection, "_IDLE_S", 0.2)
+    tools = await offered(MCP(command(tmp_path / "journal")))
+    first = int((await use(tools["process_id"])).output)
+    await ended(first)
+    assert int((await use(tools["process_id"])).output) != first
+
+
+@pytest.mark.program
+async def test_servers_end_with_the_process(tmp_path: Path) -> None:
+    """S-INT-2: also a program that does not hear the end of its input."""
+    script = (
+        "import asyncio, sys\n"
+        "from ensemble_ray import MCP\n"
+        "async def main():\n"
+        "    tools = {tool.name: tool for tool in await MCP(sys.argv[1]).resolve()}\n"
+        "    print((await tools['process_id'].execute('{}')).output)\n"
+        "asyncio.run(main())\n"
+    )
+    ran = subprocess.run(  # noqa: ASYNC221, S603  our own program; nothing else goes on here
+        [sys.executable, "-c", script, f"{command(tmp_path / 'journal')} deaf"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    await ended(int(ran.stdout))
+    assert calls_of(tmp_path / "journal") == ["deaf"]
 
 
 @pytest.mark.program

@@ -162,6 +162,39 @@ def test_a_server_may_ask_the_agents_model(home: str, tmp_path: Path, older: boo
     assert (shown["text"], shown["output_tokens"]) == ("Take the green one", 4)
 
 
+@OLDER
+def test_a_call_made_again_after_its_server_died_asks_the_model_once(home: str, tmp_path: Path, older: bool) -> None:  # noqa: FBT001
+    """S-INT-16: the repetition finds the answer, which is recorded and counted once."""
+    model = ScriptedModel(
+        answer("", 10, 1, calls=[call("consult", TEA)]), answer("Take the green one", 5, 4), answer("done", 20, 2)
+    )
+    server = MCP(f"{command(tmp_path / 'journal')}{' older' if older else ''}", sampling=True)
+    output = Ensemble(tasks=[task("buy tea", agent(model, "Buyer", tools=[server]))]).run(runtime="inline")
+    assert told(model) == ["Take the green one (endTurn)"]
+    assert calls_of(tmp_path / "journal").count("consult") == 2
+    assert (output.metrics.total_tokens, output.metrics.total_llm_call_count) == (42, 3)
+    assert output.run_id is not None
+    facts = read_facts(output.run_id, Path(home))
+    assert len([fact for fact in facts if isinstance(fact.data, SamplingAnswered)]) == 1
+    assert output.trace is not None
+    assert fold_trace(facts).task_traces == output.trace.task_traces
+
+
+@OLDER
+def test_a_call_made_again_after_its_server_died_asks_the_reviewer_once(tmp_path: Path, older: bool) -> None:  # noqa: FBT001
+    """S-INT-12, S-INT-16: the repetition finds all decisions, also of what was asked for again."""
+    asked: list[ReviewRequest] = []
+    edits = [ReviewDecision.edit("many"), ReviewDecision.edit("3")]
+    team, model = buy(tmp_path, [call("reserve", TEA)], older=older, review_handler=reviewer(*edits, asked=asked))
+    output = team.run(runtime="inline")
+    assert told(model) == ["accept {'count': 3}"]
+    assert calls_of(tmp_path / "journal").count("reserve") == 2
+    assert len(asked) == 2
+    assert output.trace is not None
+    gates: Any = output.trace.task_traces[0].metadata["reviews"]
+    assert [each["verdict"] for each in gates] == ["edit", "edit"]
+
+
 def test_a_model_is_offered_to_nobody_unasked(tmp_path: Path) -> None:
     """S-INT-11, S-INT-15: servers that spend tokens are chosen; a spent budget ends the run before the model is asked."""
     team, model = buy(tmp_path, [call("advise", TEA)])

@@ -22,6 +22,8 @@ mcp = pytest.importorskip("mcp")
 
 pytestmark = pytest.mark.program
 
+CLOSED = mcp.types.ElicitResult(action="cancel")
+
 TEAM = """
 llm: openai:m
 inputs: {tone: calm}
@@ -32,6 +34,27 @@ tasks:
 
 
 GATED = TEAM.replace("context: [facts]", "context: [facts], review: {prompt: Right or wrong}")
+#: Two gates that are open at once.
+TWICE = """
+llm: openai:m
+workflow: parallel
+review_handler: console
+tasks:
+  - {name: facts, description: "Find facts on {topic}", expected_output: Facts, review: {prompt: Right or wrong}}
+  - {name: songs, description: "Find songs on {topic}", expected_output: Songs, review: {prompt: Right or wrong}}
+"""
+#: Its tasks are made while it runs.
+MANY = """
+from ensemble_ray import MapReduceEnsemble, Task
+
+team = MapReduceEnsemble(
+    items=["salt"],
+    map_task=lambda item: Task(description=f"Read {item}", expected_output="A text"),
+    reduce_task=lambda group: Task(description="Join", expected_output="A text", context=group),
+    mode="pipelined",
+    llm="openai:m",
+)
+"""
 ASKING = f"{GATED}review_handler: console\n"
 
 
@@ -41,6 +64,7 @@ def place() -> Iterator[Path]:
     with own_directory() as directory:
         (directory / "news-team.yaml").write_text(TEAM, encoding="utf-8")
         (directory / "asking.yaml").write_text(ASKING, encoding="utf-8")
+        (directory / "twice.yaml").write_text(TWICE, encoding="utf-8")
         yield directory
 
 
@@ -49,11 +73,11 @@ async def served(place: Path, models: ModelServer, **options: Any) -> AsyncGener
     """A client of the server of the teams; inline."""
     parameters = mcp.StdioServerParameters(
         command=COMMAND[0],
-        args=[*COMMAND[1:], "mcp", "news-team.yaml", "asking.yaml"],
+        args=[*COMMAND[1:], "mcp", "news-team.yaml", "asking.yaml", "twice.yaml"],
         env=environment_of(place, models),
         cwd=place,
     )
-    async with mcp.Client(parameters, **options) as client:
+    async with asyncio.timeout(PATIENCE_S), mcp.Client(parameters, **options) as client:
         yield client
 
 
@@ -66,7 +90,7 @@ async def test_a_team_is_a_tool_with_its_inputs(place: Path, model_server: Calla
         told.append((done, total))
 
     async with served(place, model_server(lambda _: left.pop(0))) as client:
-        tool, _ = (await client.list_tools()).tools
+        tool, *_ = (await client.list_tools()).tools
         assert tool.name == "news_team"
         assert tool.input_schema["required"] == ["topic"]
         assert tool.input_schema["properties"]["tone"]["default"] == "calm"
@@ -126,6 +150,33 @@ async def test_open_reviews_are_forms_for_the_clients_user(
     assert sorted(await states(place)) == ["completed"] * 3
 
 
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_of_two_open_gates_the_one_that_stays_open_is_named(
+    place: Path, model_server: Callable[..., ModelServer], mode: str
+) -> None:
+    """S-INT-23: each is a form; the command for what is decided is not shown, and the other one ends the run's wait."""
+    shown: list[str] = []
+
+    async def fill_in(_context: object, params: Any) -> Any:
+        shown.append(params.message)
+        if "facts" in params.message:  # the older protocol asks one after the other: this one is no answer at all
+            return (
+                mcp.types.ErrorData(code=mcp.types.INVALID_REQUEST, message="no line") if mode == "legacy" else CLOSED
+            )
+        return mcp.types.ElicitResult(action="accept", content={"decision": "approve"})
+
+    async with served(place, model_server(lambda _: "fine"), mode=mode, elicitation_callback=fill_in) as client:
+        answer = await client.call_tool("twice", {"topic": "tea"})
+    assert sorted("songs" in each for each in shown) == [False, True]
+    (command,) = [line for line in answer.content[0].text.splitlines() if line.startswith("ensemble-ray")]
+    assert "facts" in command
+    done = await asyncio.to_thread(
+        run_command, place, environment_of(place, model_server("never")), *command.partition("#")[0].split()[1:]
+    )
+    assert done.returncode == 0, done.stderr
+    assert await states(place) == [RunState.COMPLETED]
+
+
 async def test_a_client_without_forms_is_told_what_to_do(place: Path, model_server: Callable[..., ModelServer]) -> None:
     """S-INT-23: the console belongs to the protocol, and asks nobody."""
     async with served(place, model_server(lambda _: "fine")) as client:
@@ -162,10 +213,34 @@ async def states(place: Path) -> list[str]:
     return [run["state"] for run in json.loads(done.stdout)]
 
 
+async def test_runs_end_with_the_input(place: Path, model_server: Callable[..., ModelServer]) -> None:
+    """S-INT-20: one that goes on is cancelled, and the record says so."""
+    asked, free = threading.Event(), threading.Event()
+
+    def wait(_: object) -> str:
+        asked.set()
+        free.wait(PATIENCE_S)
+        return "late"
+
+    try:
+        async with served(place, model_server(wait)) as client:
+            call = asyncio.ensure_future(client.call_tool("news_team", {"topic": "tea"}))
+            assert await asyncio.to_thread(asked.wait, PATIENCE_S)
+        await asyncio.wait({call}, timeout=PATIENCE_S)
+        assert isinstance(call.exception(), mcp.MCPError)
+        assert await states(place) == [RunState.CANCELLED]
+    finally:
+        free.set()
+
+
 def test_teams_that_cannot_be_served_are_refused(place: Path) -> None:
-    """S-INT-20: two of one name, one that is not there."""
+    """S-INT-20: two of one name, one that is not there, a map-reduce whose tasks are made while it runs."""
     environment = environment_of(place)
     twice = run_command(place, environment, "mcp", "news-team.yaml", "news-team.yaml")
     assert twice.returncode == 2
     assert "'news_team'" in twice.stderr
     assert run_command(place, environment, "mcp", "none.yaml").returncode == 2
+    (place / "many.py").write_text(MANY, encoding="utf-8")
+    dynamic = run_command(place, environment, "mcp", "many:team")
+    assert dynamic.returncode == 2
+    assert "many" in dynamic.stderr

@@ -91,7 +91,7 @@ async def client(url: str, headers: dict[str, str] | None = None, **options: Any
 
     async with httpx2.AsyncClient(headers=headers or {}, timeout=PATIENCE_S) as http:
         transport = streamable_http_client(f"{url}/mcp", http_client=http)
-        async with mcp.Client(transport, **options) as opened:
+        async with asyncio.timeout(PATIENCE_S), mcp.Client(transport, **options) as opened:
             yield opened
 
 

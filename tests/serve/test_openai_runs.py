@@ -14,6 +14,7 @@ from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.openai_api.said_text import SaidText
 from ensemble_ray.serve.run_schemas import NewRun, RunStatus
+from tests.scenarios.teams import PATIENCE_S
 from tests.serve.http_server import served
 from tests.serve.runs_double import RunsDouble, as_service, detail, token
 
@@ -198,6 +199,29 @@ async def test_a_client_that_goes_after_the_answer_ends_nothing() -> None:
     assert (await run.end()).status == "completed"
     await run.leave()
     assert not double.cancelled
+
+
+async def test_a_client_that_goes_after_a_decision_ends_its_run() -> None:
+    """S-SRV-130, S-INT-26: the run was seen waiting, with all of its gates decided, and goes on: that was no answer."""
+    goes_on = asyncio.Event()
+
+    class Decided(RunsDouble):
+        async def wait(self, run_id: str, timeout_s: float) -> Any:
+            if not self.is_started.is_set():
+                self.is_started.set()
+                return detail(RunStatus.WAITING)
+            goes_on.set()
+            return await super().wait(run_id, timeout_s)
+
+    double = Decided()
+    run = AskedRun(double, "r", ends_with_client=True)
+    waiting = asyncio.create_task(run.end_or_gate())
+    async with asyncio.timeout(PATIENCE_S):
+        await goes_on.wait()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await run.leave()
+    assert double.cancelled == ["r"]
 
 
 async def test_a_run_ends_though_its_request_is_cancelled_meanwhile() -> None:

@@ -4,7 +4,7 @@ In: a project's folder. Out: the text of a team file, and what a person has to d
 
 1. A task without `context` is given the outputs of all tasks before it, as a sequential crew gives them; an empty list stays empty.
 2. What is written in Python there (tools, output types, guardrails, the process) is not executed and not guessed: it is told.
-3. Nothing is left out silently.
+3. Nothing is left out silently. A key without a value says nothing, and is as one that is not there.
 """
 
 from __future__ import annotations
@@ -114,7 +114,11 @@ def import_crew(folder: Path, *, llm: str) -> ImportedTeam:
 def _entries(path: Path) -> list[tuple[str, Mapping[str, object]]]:
     """Return the agents or tasks of a file, by their names."""
     problems = Problems(str(path))
-    document = read_document(path.read_text(encoding="utf-8-sig"), problems)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValidationError(f"{path}: it cannot be read as a text in UTF-8: {error}") from error
+    document = read_document(text, problems)
     problems.check()
     if not isinstance(document, Entries):
         raise ValidationError(f"{path}:1:1: it must be a mapping of names to agents or tasks")
@@ -135,9 +139,13 @@ def _plain(located: Located) -> object:
             return located.value
 
 
+def _valued(said: Mapping[str, object]) -> list[tuple[str, object]]:
+    return [(key, value) for key, value in said.items() if value not in (None, "")]
+
+
 def _agent(place: str, said: Mapping[str, object], notes: _Notes) -> dict[str, object]:
     agent: dict[str, object] = {}
-    for key, value in said.items():
+    for key, value in _valued(said):
         match key:
             case "role" | "goal":
                 agent[key] = _text(value)
@@ -164,7 +172,7 @@ def _task(
     place: str, said: Mapping[str, object], *, agents: Mapping[str, object], before: list[str], notes: _Notes
 ) -> dict[str, object]:
     task: dict[str, object] = {}
-    for key, value in said.items():
+    for key, value in _valued(said):
         match key:
             case "description" | "expected_output":
                 task[key] = _text(value)
@@ -181,7 +189,7 @@ def _task(
                 task["max_output_retries"] = value
             case _:
                 _note_key(place, key, value, notes)
-    if task.setdefault("context", list(before)) in (None, []):
+    if not task.setdefault("context", list(before)):
         del task["context"]
     return task
 

@@ -1,7 +1,8 @@
 """The handler that the tools of one call find in their context: their questions are gates of the task. Package: execute.
 
 Fulfils `Reviewing`, and `ThreadReviewing` for tools that run in threads. While somebody is asked the call's time limits
-stand still (S-REV-88). The questions of a call are numbered: one that is made again, after a crash, finds its answers.
+stand still (S-REV-88). The questions of a call are numbered: one that is made again,
+after a crash or after its server was lost, finds its answers.
 """
 
 from __future__ import annotations
@@ -73,26 +74,36 @@ class ToolReviews:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._asked = 0
+        #: by name, what was decided in this execution, which `scope.recorded` does not have
+        self._given: dict[str, ReviewDecision] = {}
         #: questions that threads of the call wait for
         self._open: set[Future[ReviewDecision]] = set()
         #: the gates at which the call was put down
         self._waits_for: list[OpenReview] = []
 
+    def begin_again(self) -> None:
+        """Count the questions from the first again: the call is made again, and asks the same ones."""
+        self._asked = 0
+
     async def review(self, request: ReviewRequest) -> ReviewDecision:
         """Ask at a gate of its own."""
         name = _gate_name(self._call, self._asked)
         self._asked += 1
+        if (given := self._given.get(name)) is not None:
+            return given
         standing = tuple(self._limits)
         for limit in standing:
             limit.pause()
         try:
-            return await decide_at_gate(self._scope, name, request)
+            decision = await decide_at_gate(self._scope, name, request)
         except ReviewOpenError as put_down:
             self._waits_for += put_down.reviews
             raise
         finally:
             for limit in standing:
                 limit.go_on()
+        self._given[name] = decision
+        return decision
 
     def review_from_thread(self, request: ReviewRequest) -> ReviewDecision:
         """Do the same, while the calling thread waits."""

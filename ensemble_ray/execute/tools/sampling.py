@@ -1,7 +1,8 @@
 """What a tool's server asks the agent's model in the middle of a call, as effects of the task. Package: execute.
 
 In: a conversation. Out: the model's answer, on record before the server has it. Rules: the run's budget is asked before, the model's
-rate limit and the retry policy hold, and a call that is made again finds the answers to the same questions.
+rate limit and the retry policy hold, and a call that is made again, after a crash or after its server was lost, finds the answers to the
+same questions.
 """
 
 from __future__ import annotations
@@ -48,19 +49,28 @@ class ToolSampling:
         self._call = call
         self._model = model
         self._asked = 0
+        #: by name, what the model said in this execution, which `scope.recorded` does not have
+        self._given: dict[str, SamplingAnswered] = {}
+
+    def begin_again(self) -> None:
+        """Count the questions from the first again: the call is made again, and asks the same ones."""
+        self._asked = 0
 
     async def sample(self, messages: Sequence[ChatMessage]) -> ChatResponse:
         """Ask the model; see `AsksModel`."""
         scope, name = self._scope, f"{self._call}-sampling-{self._asked}"
         self._asked += 1
         digest = _digest(messages)
-        recorded = scope.recorded(name, SamplingAnswered)
-        if recorded is not None and recorded.data.request_digest == digest:
-            answer = recorded.data
-        else:
-            answer = await self._send(name, digest, messages)
-            await scope.note(name, answer, until=Persistence.COMMITTED)
-        scope.effects.sampled.append((name, answer))
+        answer = self._given.get(name)
+        if answer is None or answer.request_digest != digest:
+            recorded = scope.recorded(name, SamplingAnswered)
+            if recorded is not None and recorded.data.request_digest == digest:
+                answer = recorded.data
+            else:
+                answer = await self._send(name, digest, messages)
+                await scope.note(name, answer, until=Persistence.COMMITTED)
+            self._given[name] = answer
+            scope.effects.sampled.append((name, answer))
         usage = TokenUsage(answer.input_tokens, answer.output_tokens)
         return ChatResponse(text=answer.text, usage=usage, finish_reason=answer.finish_reason)
 

@@ -7,6 +7,7 @@ its field, the server checks itself.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -102,7 +103,7 @@ def _checked(name: str, value: object, field: Mapping[str, object]) -> FormValue
         ValidationError: it does not.
     """
     kind, choices = field.get("type", "string"), _choices(field)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
     fits = {
         "string": isinstance(value, str),
         "boolean": isinstance(value, bool),
@@ -116,6 +117,14 @@ def _checked(name: str, value: object, field: Mapping[str, object]) -> FormValue
     if choices and any(each not in choices for each in chosen):
         raise ValidationError(f"Field '{name}' must be of {choices}, got: {json.dumps(value)[:100]}")
     return cast("FormValue", value)
+
+
+def _is_finite(value: float) -> bool:
+    """Return whether every server can read a number: not infinity, and no more digits than a float has room for."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _fields(schema: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ToolConfigurationError, ValidationError
 from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.connection import ServerLostError, connection_to
+from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
+from ensemble_ray.tools.mcp.delivery import is_lost
 from ensemble_ray.tools.mcp.remote_tools import effect_of_hints, list_tools, prompt_tool, remote_tool, resource_tools
 from ensemble_ray.tools.tool import (
     DEFAULT_TIMEOUT_S,
@@ -114,7 +115,7 @@ class MCP(DynamicToolProvider):
         """
         address = replace(self._address, has_reviewer=current_tool_context().review_handler is not None)
         try:
-            tools, prompts, has_resources = await connection_to(address).ask(self._list, may_repeat=True)
+            tools, prompts, has_resources = await ask_server(address, self._list, may_repeat=True)
         except ServerLostError as error:
             raise ToolConfigurationError(str(error)) from error
         offered = [
@@ -144,7 +145,7 @@ class MCP(DynamicToolProvider):
                     page = await client.list_prompts(cursor=page.next_cursor)
                     prompts.extend(page.prompts)
         except MCPError as error:
-            if error.code == _closed():
+            if is_lost(error):  # another session is opened, and asked
                 raise
             raise ToolConfigurationError(
                 f"MCP server '{self._address.shown}' lists no tools: {error.message}"
@@ -167,9 +168,3 @@ class MCP(DynamicToolProvider):
         effect = self._effect
         declared = effect if effect is None or isinstance(effect, str) else effect.get(tool.name)
         return declared or effect_of_hints(tool)
-
-
-def _closed() -> int:
-    from mcp_types import CONNECTION_CLOSED
-
-    return CONNECTION_CLOSED

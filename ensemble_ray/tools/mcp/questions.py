@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from ensemble_ray.errors import ValidationError
@@ -50,6 +50,13 @@ _current: ContextVar[CallQuestions | None] = ContextVar("ensemble_ray_mcp_call",
 _open: WeakKeyDictionary[ClientSession, set[CallQuestions]] = WeakKeyDictionary()
 
 
+@runtime_checkable
+class _BeginsAgain(Protocol):
+    """Who numbers the questions of a call: its handler, and what asks its model."""
+
+    def begin_again(self) -> None: ...
+
+
 class CallQuestions:
     """Answers what a server asks during one call."""
 
@@ -66,11 +73,14 @@ class CallQuestions:
         self._failure: asyncio.Future[None] | None = None
 
     async def answered_during(self, client: Client, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the call, and answer what comes meanwhile.
+        """Do the call, and answer what comes meanwhile; one that is made again finds the answers that it had (S-INT-16).
 
         Raises:
             BaseException: what the reviewer raised, or the call.
         """
+        for asked in (self._context.review_handler, self._context.sampler):
+            if isinstance(asked, _BeginsAgain):
+                asked.begin_again()
         async with self._registered(client.session) as failure:
             calling = asyncio.ensure_future(work())
             try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ensemble_ray.errors import ToolConfigurationError
 from ensemble_ray.process.context import current_traceparent
 from ensemble_ray.telemetry.active import use_span
-from ensemble_ray.tools.mcp.connection import ServerLostError, connection_to
+from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
 from ensemble_ray.tools.mcp.questions import CallQuestions
 from ensemble_ray.tools.mcp.texts import prompt_text, resource_list_text, resource_text, result_of
 from ensemble_ray.tools.tool import AgentTool, ContextAgentTool, ToolResult, current_tool_context
@@ -77,7 +77,7 @@ class _RemoteTool(ContextAgentTool):
                 return await questions.answered_during(client, lambda: self._work(client, arguments))
 
         try:
-            return await connection_to(self._address).ask(work, may_repeat=self.effect != "once")
+            return await ask_server(self._address, work, may_repeat=self.effect != "once")
         except MCPError as error:
             return ToolResult.failure(error.message)
         except ServerLostError as lost:

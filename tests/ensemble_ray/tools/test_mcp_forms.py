@@ -76,3 +76,11 @@ def test_an_approval_is_defaults_and_yes() -> None:
     assert approved_values({"properties": {"n": {"type": "integer", "default": 2}, "m": {}}, "required": ["n"]}) == {
         "n": 2
     }
+
+
+@pytest.mark.parametrize("kind", ["number", "integer"])
+@pytest.mark.parametrize("text", ["9" * 401, "-Infinity", "NaN", "1e999"])
+def test_a_number_that_no_server_can_read_does_not_fit(kind: str, text: str) -> None:
+    """S-INT-12: so it is asked for again."""
+    with pytest.raises(ValidationError, match=f"'count' must be of the type {kind}"):
+        read_values(text, {"properties": {"count": {"type": kind}}, "required": ["count"]})

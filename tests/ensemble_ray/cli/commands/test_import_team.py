@@ -148,3 +148,26 @@ def test_model_of_another_provider_is_told(call: Call, folder: Path) -> None:
     called = call("import", "crewai", str(_crew(folder, agents, "find: {description: Find, agent: researcher}")))
     assert "model 'anthropic/claude': give its endpoint" in called.said
     assert "claude" not in called.printed.split("llm: openai", 1)[1]
+
+
+def test_keys_without_a_value_say_nothing(call: Call, folder: Path) -> None:
+    """S-INT-60, S-INT-61: the file loads; a context without a value is none that was chosen."""
+    agents = "researcher: {role: R, goal: G, llm: , backstory: null, max_rpm: null, max_iter: , verbose: , tools: ''}"
+    tasks = (
+        "find: {description: Find, expected_output: A list, agent: researcher}\n"
+        "report: {description: Say, expected_output: A text, agent: researcher, context: null, guardrail_max_retries: }\n"
+    )
+    find, report = _imported(call, _crew(folder, agents, tasks)).tasks
+    assert find.agent is not None
+    assert not find.agent.background
+    assert list(report.context) == [find]
+    assert "None" not in Path("team.yaml").read_text(encoding="utf-8")
+
+
+def test_a_file_in_another_encoding_is_named(call: Call, folder: Path) -> None:
+    """S-INT-63: with what it should be."""
+    _crew(folder)
+    (folder / "agents.yaml").write_bytes("chef: {role: Maître, goal: G}".encode("latin-1"))
+    called = call("import", "crewai", str(folder))
+    assert called.code == 2
+    assert "agents.yaml: it cannot be read as a text in UTF-8" in called.said
