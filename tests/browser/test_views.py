@@ -7,7 +7,9 @@ import re
 import pytest
 from playwright.async_api import Page, expect
 
+from ensemble_ray import RunOptions
 from tests.browser.conftest import Runs
+from tests.browser.recorded import doubtful_team
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -52,6 +54,26 @@ async def test_search_and_filters_stand_in_the_address(page: Page, runs: Runs) -
     await expect(page.get_by_text("No run is like this")).to_be_visible()
     await page.get_by_role("button", name="Show all runs").click()
     await expect(page.locator(".run").nth(5)).to_be_visible()
+
+
+async def test_a_filter_may_have_spaces(page: Page, own: Runs) -> None:
+    """S-STU-106: in quotation marks, also while the second one is not typed yet; an address with such a filter shows them."""
+    for run_id, value in (("one", "two docs"), ("other", "two")):
+        doubtful_team().run(runtime=own.inline, run_id=run_id, options=RunOptions(tags={"for": value, "kind": run_id}))
+    await page.goto(own.at("/runs"))
+    await expect(page.locator(".run")).to_have_count(2)
+    field = page.get_by_label("Search runs")
+    for text in ('tag:"for:two docs" clerk', 'clerk tag:"for:two docs'):
+        await field.fill(text)
+        await expect(page.locator(".run")).to_have_count(1)
+        await expect(page.locator(".run")).to_contain_text("one")
+        await expect(page).to_have_url(re.compile(r"tag=for%3Atwo\+docs"))
+        await field.fill("")
+        await expect(page.locator(".run")).to_have_count(2)
+    await page.goto(own.at("/runs?tag=for%3Atwo+docs&q=one"))
+    await page.reload()
+    await expect(field).to_have_value('tag:"for:two docs" one')
+    await expect(page.locator(".run")).to_have_count(1)
 
 
 async def test_an_empty_home_says_how_to_begin(own: Runs, page: Page) -> None:
