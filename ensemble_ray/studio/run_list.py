@@ -65,6 +65,8 @@ class _Row:
     summary: RunSummary
     totals: RunTotals = field(default_factory=RunTotals)
     row: RunRow | None = None
+    #: one reads at a time: a long record is folded once, however many ask for it meanwhile
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class RunListing:
@@ -155,7 +157,9 @@ class RunListing:
                 del self._rows[next(iter(self._rows))]
         elif self._is_known(summary) and known.row is not None:
             return known.row
-        async with self._readers:
+        async with known.reading, self._readers:
+            if known.row is not None and self._is_known(summary):
+                return known.row
             try:
                 await self._read(summary.run_id, known.totals)
             except RecordError as error:

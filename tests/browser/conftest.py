@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
-from ensemble_ray import InlineRuntime, TaskExecutionError
+from ensemble_ray import InlineRuntime, RayRuntime, TaskExecutionError
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.loader import load_source
 from ensemble_ray.record.stores import StoreAddress
@@ -27,6 +28,21 @@ from tests.browser.killed import kill_run
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 #: What a page may take on a machine that does a lot of other things meanwhile, ms.
 _PATIENCE_MS = 40_000
+#: Of several pages of a browser one is in front; the others are to draw and to look again as it does.
+_AWAKE = (
+    "--disable-background-timer-throttling",
+    "--disable-renderer-backgrounding",
+    "--disable-backgrounding-occluded-windows",
+)
+#: What a tab shows when it is drawn.
+_DRAWN = {
+    "flow": ".node",
+    "timeline": "canvas[data-drawn]",
+    "steps": ".step-row",
+    "budget": ".panel",
+    "actors": ".actors .card, .actors .empty",
+}
+TABS = tuple(_DRAWN)
 #: Maps of the long map-reduce; with their reduces some 10,000 steps.
 _MANY = 8000
 
@@ -86,6 +102,27 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     yield from _serve(home)
 
 
+@pytest.fixture(scope="package")
+def runs_on_ray(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Runs of a cluster that ended, failed, were interrupted and wait, and the page over them; tests only look at these."""
+    del ray_cluster  # which the runtime joins
+    home, gate = tmp_path_factory.mktemp("studio on ray"), Gate()
+    with RayRuntime(home=home) as runtime, ThreadPoolExecutor(1) as threads:
+        recorded.drafting_loop().run(runtime=runtime, run_id="loop")
+        recorded.reviewed_team().run(runtime=runtime, run_id="waiting")
+        with pytest.raises(TaskExecutionError):
+            recorded.failing_team().run(runtime=runtime, run_id="failed")
+        going_on = threads.submit(recorded.blocked_team(gate).run, runtime=runtime, run_id="running")
+        try:
+            assert gate.is_reached.wait(60)
+            # What is there when its owner dies: a record of which nobody is the owner.
+            shutil.copytree(home / "runs" / "running", home / "runs" / "killed")
+        finally:
+            gate.open.set()
+        going_on.result(60)
+    yield from _serve(home)
+
+
 @pytest.fixture
 def own(home: str) -> Iterator[Runs]:
     """A home of the test's own, and the page over it: what is done there is seen by nobody else."""
@@ -112,9 +149,18 @@ async def browser() -> AsyncGenerator[Browser, None]:
     """One browser for all tests."""
     expect.set_options(timeout=_PATIENCE_MS)
     async with async_playwright() as playwright:
-        opened = await playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
+        opened = await playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", *_AWAKE])
         yield opened
         await opened.close()
+
+
+async def open_tabs(page: Page, runs: Runs, run: str, *tabs: str) -> None:
+    """Open tabs of a run, by their addresses, and see each of them drawn."""
+    for tab in tabs:
+        await page.goto(runs.at(f"/runs/{run}/{tab}"))
+        await expect(page.get_by_role("tab", selected=True)).to_have_text(tab.capitalize())
+        await expect(page.locator(_DRAWN[tab]).first).to_be_visible()
+        assert await page.locator(".empty", has_text="cannot be shown").count() == 0
 
 
 @dataclass
