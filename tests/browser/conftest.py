@@ -6,6 +6,7 @@ its console, asks anybody but its server, or does what its policy forbids.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -116,7 +117,10 @@ def runs_on_ray(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> I
         try:
             assert gate.is_reached.wait(60)
             # What is there when its owner dies: a record of which nobody is the owner.
-            shutil.copytree(home / "runs" / "running", home / "runs" / "killed")
+            shared = shutil.ignore_patterns(
+                "*-shm"
+            )  # what processes share that have it open; made anew from the record
+            shutil.copytree(home / "runs" / "running", home / "runs" / "killed", ignore=shared)
         finally:
             gate.open.set()
         going_on.result(60)
@@ -202,10 +206,10 @@ async def context(browser: Browser, watched: Watched) -> AsyncGenerator[BrowserC
     opened.set_default_timeout(_PATIENCE_MS)
     opened.on("page", watched.watch)
     yield opened
-    await opened.close()
+    await asyncio.wait_for(opened.close(), _PATIENCE_MS / 1000)  # which has no limit of its own
 
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def page(context: BrowserContext) -> Page:
     """An empty page."""
-    return await context.new_page()
+    return await asyncio.wait_for(context.new_page(), _PATIENCE_MS / 1000)
