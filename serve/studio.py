@@ -7,6 +7,8 @@ neither resumed nor forked here: whoever drives the endpoint does that.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +44,8 @@ __all__ = ["BASE", "add_studio", "is_page"]
 BASE = "/studio"
 #: For how long the runs of a caller are taken for those that there are, s.
 _LASTING_S = 2.0
+#: How often all of them are listed, s, and not only those that came since: an endpoint forgets the oldest.
+_WHOLE_S = 60.0
 _NOT_HERE = (
     "Behind an endpoint runs are neither resumed nor forked from the page: ensemble-ray resume, ensemble-ray fork"
 )
@@ -113,9 +117,9 @@ class _EndpointGuard:
 
     def __init__(self, service: Callable[[], RunService]) -> None:
         self._service = service
-        #: By teams: when they were listed, and what was found. No right outlives its request by this: which teams a caller has
-        #: says the key, which is looked at anew for each request; a key whose teams were changed asks under others.
-        self._runs: dict[frozenset[str] | None, tuple[float, frozenset[str]]] = {}
+        #: By teams. No right outlives its request by this: which teams a caller has says the key, which is looked at anew for
+        #: each request; a key whose teams were changed asks under others.
+        self._accepted: dict[frozenset[str] | None, _AcceptedRuns] = {}
 
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> _CallerOfEndpoint:
         """Return who asks.
@@ -132,22 +136,56 @@ class _EndpointGuard:
             if request.method not in {"GET", "HEAD"} and not is_local_origin(headers_of(request.scope, b"origin")):
                 raise StudioRefusal(HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", "Origin not allowed")
             return _CallerOfEndpoint(None, None)
-        return _CallerOfEndpoint(caller.name, await self._runs_of(caller), Right.ADMIN in caller.rights)
+        accepted = self._accepted.get(caller.ensembles)
+        if accepted is None:
+            self._accepted = {teams: each for teams, each in self._accepted.items() if not each.is_old}
+            accepted = self._accepted[caller.ensembles] = _AcceptedRuns(self._service, caller.ensembles)
+        return _CallerOfEndpoint(caller.name, await accepted.run_ids(), Right.ADMIN in caller.rights)
 
-    async def _runs_of(self, caller: Caller) -> frozenset[str]:
-        now = time.monotonic()
-        at, found = self._runs.get(caller.ensembles, (0.0, frozenset[str]()))
-        if not at or now - at > _LASTING_S:
-            found, cursor = frozenset[str](), None
-            while True:
-                page = await self._service().list(
-                    RunFilter(ensembles=caller.ensembles), cursor=cursor, size=LARGEST_PAGE
-                )
-                found |= {run.run_id for run in page.runs}
-                if (cursor := page.next_cursor) is None:
-                    break
-            self._runs = {**self._runs, caller.ensembles: (now, found)}
-        return found
+
+class _AcceptedRuns:
+    """The runs that the endpoint accepted for some teams."""
+
+    def __init__(self, service: Callable[[], RunService], teams: frozenset[str] | None) -> None:
+        self._service = service
+        self._teams = teams
+        self._found = frozenset[str]()
+        self._listed_at = self._whole_at = -math.inf
+        self._listing: asyncio.Task[None] | None = None
+
+    @property
+    def is_old(self) -> bool:
+        """Whether nobody asked for a while: what is known would be listed anew."""
+        return self._listing is None and time.monotonic() - self._listed_at > _WHOLE_S
+
+    async def run_ids(self) -> frozenset[str]:
+        """Return their ids, as they stood a moment ago; those who ask at the same time wait for one list."""
+        if time.monotonic() - self._listed_at > _LASTING_S:
+            if self._listing is None:
+                self._listing = asyncio.create_task(self._list())
+            await asyncio.shield(self._listing)
+        return self._found
+
+    async def _list(self) -> None:
+        try:
+            now = time.monotonic()
+            is_whole = now - self._whole_at > _WHOLE_S
+            known = frozenset[str]() if is_whole else self._found
+            self._found = known | await self._newer_than(known)
+            self._listed_at = now
+            self._whole_at = now if is_whole else self._whole_at
+        finally:
+            self._listing = None
+
+    async def _newer_than(self, known: frozenset[str]) -> frozenset[str]:
+        """Return the newest runs, up to the first page that has one that is known."""
+        found, cursor = frozenset[str](), None
+        while True:
+            page = await self._service().list(RunFilter(ensembles=self._teams), cursor=cursor, size=LARGEST_PAGE)
+            listed = frozenset(run.run_id for run in page.runs)
+            found |= listed
+            if (cursor := page.next_cursor) is None or not known.isdisjoint(listed):
+                return found
 
 
 class _EndpointActions:

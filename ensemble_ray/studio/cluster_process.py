@@ -30,6 +30,7 @@ _PAUSE_S = 10.0
 _MOST_BYTES = 64 * 2**20
 #: Characters of an error that are told.
 _TOLD = 500
+_start_process = asyncio.create_subprocess_exec
 
 
 class ClusterProcess:
@@ -47,6 +48,7 @@ class ClusterProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._asking: asyncio.Task[ClusterDescription] | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._failure: tuple[float, str] | None = None
 
     async def describe(self) -> ClusterDescription:
@@ -60,16 +62,25 @@ class ClusterProcess:
             raise EnsembleError(self._failure[1])
         if self._asking is None or self._asking.done():
             self._asking = loop.create_task(self._ask())
-        return await asyncio.shield(self._asking)
+        asking = self._asking
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not asking.cancelled() or (task is not None and task.cancelling()):
+                raise
+            raise EnsembleError(f"The cluster at {self._address} is not asked any more") from None
 
     async def close(self) -> None:
-        """End the process; the next question starts another."""
+        """End the question under way and the process; the next question starts another."""
         if self._idle is not None:
             self._idle.cancel()
-        process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            process.kill()
-            await process.wait()
+        while self._asking is not None and not self._asking.done():
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+        await self._end_process()
+        if self._ending is not None:
+            await self._ending
 
     async def _ask(self) -> ClusterDescription:
         loop = asyncio.get_running_loop()
@@ -78,29 +89,34 @@ class ClusterProcess:
         try:
             described = _description(self._address, await self._exchange())
         except (OSError, ValueError, TimeoutError, EnsembleError) as error:
-            await self.close()
+            await self._end_process()
             text = str(error) if isinstance(error, EnsembleError) else _unasked(self._address, error)
             self._failure = (loop.time() + _PAUSE_S, text)
             raise EnsembleError(text) from error
         self._failure = None
-        self._idle = loop.call_later(_IDLE_S, lambda: loop.create_task(self.close()))
+        self._idle = loop.call_later(_IDLE_S, self._end_if_idle)
         return described
+
+    def _end_if_idle(self) -> None:
+        if self._asking is None or self._asking.done():
+            self._ending = asyncio.get_running_loop().create_task(self._end_process())
+
+    async def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
 
     async def _exchange(self) -> bytes:
         """Return the answer to a question, as a line."""
         is_first = self._process is None or self._process.returncode is not None
         if is_first:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                _MODULE,
-                self._address,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env={**os.environ, **self._environment},
-                limit=_MOST_BYTES,
-            )
+            starting = asyncio.create_task(self._start())
+            try:
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                await starting  # whoever ends the question ends the process, which has to be known then
+                raise
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None, "just made"  # noqa: S101, PT018  for the type
         async with asyncio.timeout(_FIRST_S if is_first else _NEXT_S):
@@ -110,6 +126,19 @@ class ClusterProcess:
         if not line:
             raise EnsembleError(f"The cluster at {self._address} is gone, or cannot be joined")
         return line
+
+    async def _start(self) -> None:
+        self._process = await _start_process(
+            sys.executable,
+            "-m",
+            _MODULE,
+            self._address,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, **self._environment},
+            limit=_MOST_BYTES,
+        )
 
 
 def _description(address: str, line: bytes) -> ClusterDescription:

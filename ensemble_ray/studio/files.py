@@ -67,7 +67,8 @@ class FilesFolder:
     def _list(self) -> FileList:
         try:
             with os.scandir(self._folder) as found:
-                entries = [(each.name, each.stat(follow_symlinks=False)) for each in found if _is_meant(each.name)]
+                meant = [each for each in found if _is_meant(each.name)]
+                entries = [(each.name, state) for each in meant if (state := _state_of(each)) is not None]
         except OSError as error:
             raise StudioRefusal(
                 HTTPStatus.CONFLICT, "FOLDER_UNREADABLE", f"{self._folder}: {error.strerror or error}"
@@ -125,6 +126,14 @@ class FilesFolder:
             if state.st_size > _LARGEST_BYTES:
                 raise ValidationError(f"{name} is larger than {_LARGEST_BYTES // _MIB} MiB")
             return file.read(_LARGEST_BYTES)
+
+
+def _state_of(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return what is known of a file of the folder; None: it is gone since the folder was listed."""
+    try:
+        return entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _is_meant(name: str) -> bool:

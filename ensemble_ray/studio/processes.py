@@ -35,6 +35,8 @@ _NO_CLUSTER = (
     "studio asks it where it is started with --address or RAY_ADDRESS, or a run of this machine belongs to it."
 )
 _NOTHING = "No run goes on: nothing is to be told of processes."
+#: In place of why, which names addresses, for who may not know of the cluster.
+_UNASKED = "A cluster cannot be asked: more processes may work for these runs."
 _OTHERS = "Shown are the processes that work for runs of this key's teams."
 #: Steps that are told of one process.
 _MOST_STEPS = 200
@@ -101,6 +103,8 @@ class RunProcesses:
             at=time.time(),
         )
         told = actors_of(described, owned, asked)
+        if failures and not visitor.sees_cluster:
+            failures = [_UNASKED]
         notes = [told.note or "", *failures]
         if not found:
             notes.append(_NO_CLUSTER if told.nodes else _NOTHING)

@@ -1,8 +1,8 @@
 """RunListing: the runs of a store as rows, page by page. Package: studio.
 
 In: what is looked for, and where the last page ended. Out: rows, newest first. Rules: a page costs the reading of its own runs;
-of a run that has ended the row is kept. Words are looked for in ids and teams; where none has them, in summaries, and tags in what
-records tell, of so many runs a page. On the library's loop.
+of a run that has ended the row is kept. Words are looked for in ids and teams; where none has them, in summaries, and tags and the
+names of teams that programs made in what records tell, of so many runs a page. On the library's loop.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class _Row:
     summary: RunSummary
     totals: RunTotals = field(default_factory=RunTotals)
     row: RunRow | None = None
+    #: one reads at a time: a long record is folded once, however many ask for it meanwhile
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class RunListing:
@@ -103,15 +105,17 @@ class RunListing:
         limit = max(1, min(limit, MOST_ROWS))
         words = search.text.casefold().split()
         named = [each for each in left if _has(words, each.run_id, each.origin)]
-        if named and not search.tag:
+        if named and not search.tag and not search.ensemble:
             return _page(await self.rows(named[:limit]), named[:limit], len(named) > limit, len(summaries))
-        # Words that no id and no team has are looked for in what the records tell; tags are in the records alone.
-        return await self._found(() if named else words, search.tag, named or left, limit, len(summaries))
+        # Words that no id and no team has are looked for in what the records tell; tags, and what a team is called that
+        # a program made, are in the records alone.
+        return await self._found(() if named else words, search, named or left, limit, len(summaries))
 
     async def _found(
-        self, words: Sequence[str], tag: str, left: Sequence[RunSummary], limit: int, total: int
+        self, words: Sequence[str], search: RunSearch, left: Sequence[RunSummary], limit: int, total: int
     ) -> RunList:
-        """Return the next rows that have these words and that tag."""
+        """Return the next rows that have these words, and the tag and the team that are looked for."""
+        team = search.ensemble.casefold()
         found: list[RunRow] = []
         read = position = 0
         while position < len(left) and len(found) < limit and read < _READ_A_PAGE:
@@ -119,8 +123,9 @@ class RunListing:
             read += sum(not self._is_known(each) for each in some)
             for summary, row in zip(some, await self.rows(some), strict=True):
                 position += 1
-                is_tagged = not tag or has_tag(row.tags, tag, separator=":")
-                if is_tagged and _has(words, row.run_id, summary.origin, row.ensemble, row.summary):
+                is_tagged = not search.tag or has_tag(row.tags, search.tag, separator=":")
+                is_of_team = team in row.ensemble.casefold()
+                if is_tagged and is_of_team and _has(words, row.run_id, summary.origin, row.ensemble, row.summary):
                     found.append(row)
                     if len(found) == limit:
                         break
@@ -152,7 +157,9 @@ class RunListing:
                 del self._rows[next(iter(self._rows))]
         elif self._is_known(summary) and known.row is not None:
             return known.row
-        async with self._readers:
+        async with known.reading, self._readers:
+            if known.row is not None and self._is_known(summary):
+                return known.row
             try:
                 await self._read(summary.run_id, known.totals)
             except RecordError as error:
@@ -177,16 +184,16 @@ class RunListing:
             for each in reversed(await self.summaries())
             if may_see(each) and (is_of_one or each.origin == summary.origin)
         ]
+        if not is_of_one and not summary.origin:
+            # Programs do not say where their teams came from: these are told by their names, which records have.
+            name, rows = (await self.row(summary)).ensemble, await self.rows(runs)
+            runs = [each for each, row in zip(runs, rows, strict=True) if row.ensemble == name]
         ids = [each.run_id for each in runs]
         # One that began a moment ago is the newest there is.
         place = ids.index(summary.run_id) if summary.run_id in ids else len(ids)
         end = min(len(runs), place + _SERIES // 2)
         begin = max(0, end - _SERIES)
-        rows = await self.rows(runs[begin:end])
-        if not is_of_one and not summary.origin:  # programs that say nothing of where their teams came from
-            name = (await self.row(summary)).ensemble
-            return RunSeries(first=1, runs=[row for row in rows if row.ensemble == name])
-        return RunSeries(first=begin + 1, runs=rows)
+        return RunSeries(first=begin + 1, runs=await self.rows(runs[begin:end]))
 
     def forks_of(self, run_id: str, may_see: Callable[[RunSummary], bool]) -> list[str]:
         """Return the runs that are forks of one, as far as their rows were read and somebody may know of them."""
@@ -219,9 +226,10 @@ def _has(words: Sequence[str], *texts: str) -> bool:
 
 
 def _is_meant(summary: RunSummary, search: RunSearch) -> bool:
+    """Whether a run may be one that is looked for; what a team is called that a program made, its record tells."""
     return (
         (not search.statuses or wire_status(summary.state) in search.statuses)
-        and search.ensemble.casefold() in team_name(summary.origin).casefold()
+        and (not summary.origin or search.ensemble.casefold() in team_name(summary.origin).casefold())
         and summary.created_at.timestamp() >= search.since
     )
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.files import FilesFolder
     from ensemble_ray.studio.processes import ProcessReader
     from ensemble_ray.studio.reading import StudioReader
+    from ensemble_ray.studio.visitors import Visitor
 
 __all__ = ["Studio"]
 
@@ -40,13 +41,13 @@ class Studio:
     #: a folder with graphs and traces; None: there is none
     files: FilesFolder | None = None
 
-    def info(self) -> StudioInfo:
-        """Return what the page can do here."""
+    def info(self, visitor: Visitor) -> StudioInfo:
+        """Return what the page can do here for who asks."""
         return StudioInfo(
             version=version("ensemble-ray"),
             actions=list(self.offers) if self.actions is not None else [],
             has_actors=self.processes is not None,
-            has_files=self.files is not None,
+            has_files=self.files is not None and visitor.sees_all,
             title=self.title,
             read_only_reason=self.read_only_reason,
         )

@@ -6,8 +6,10 @@ its console, asks anybody but its server, or does what its policy forbids.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
-from ensemble_ray import InlineRuntime, TaskExecutionError
+from ensemble_ray import InlineRuntime, RayRuntime, TaskExecutionError
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.loader import load_source
 from ensemble_ray.record.stores import StoreAddress
@@ -27,6 +29,21 @@ from tests.browser.killed import kill_run
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 #: What a page may take on a machine that does a lot of other things meanwhile, ms.
 _PATIENCE_MS = 40_000
+#: Of several pages of a browser one is in front; the others are to draw and to look again as it does.
+_AWAKE = (
+    "--disable-background-timer-throttling",
+    "--disable-renderer-backgrounding",
+    "--disable-backgrounding-occluded-windows",
+)
+#: What a tab shows when it is drawn.
+_DRAWN = {
+    "flow": ".node",
+    "timeline": "canvas[data-drawn]",
+    "steps": ".step-row",
+    "budget": ".panel",
+    "actors": ".actors .card, .actors .empty",
+}
+TABS = tuple(_DRAWN)
 #: Maps of the long map-reduce; with their reduces some 10,000 steps.
 _MANY = 8000
 
@@ -86,6 +103,30 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     yield from _serve(home)
 
 
+@pytest.fixture(scope="package")
+def runs_on_ray(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Runs of a cluster that ended, failed, were interrupted and wait, and the page over them; tests only look at these."""
+    del ray_cluster  # which the runtime joins
+    home, gate = tmp_path_factory.mktemp("studio on ray"), Gate()
+    with RayRuntime(home=home) as runtime, ThreadPoolExecutor(1) as threads:
+        recorded.drafting_loop().run(runtime=runtime, run_id="loop")
+        recorded.reviewed_team().run(runtime=runtime, run_id="waiting")
+        with pytest.raises(TaskExecutionError):
+            recorded.failing_team().run(runtime=runtime, run_id="failed")
+        going_on = threads.submit(recorded.blocked_team(gate).run, runtime=runtime, run_id="running")
+        try:
+            assert gate.is_reached.wait(60)
+            # What is there when its owner dies: a record of which nobody is the owner.
+            shared = shutil.ignore_patterns(
+                "*-shm"
+            )  # what processes share that have it open; made anew from the record
+            shutil.copytree(home / "runs" / "running", home / "runs" / "killed", ignore=shared)
+        finally:
+            gate.open.set()
+        going_on.result(60)
+    yield from _serve(home)
+
+
 @pytest.fixture
 def own(home: str) -> Iterator[Runs]:
     """A home of the test's own, and the page over it: what is done there is seen by nobody else."""
@@ -112,9 +153,18 @@ async def browser() -> AsyncGenerator[Browser, None]:
     """One browser for all tests."""
     expect.set_options(timeout=_PATIENCE_MS)
     async with async_playwright() as playwright:
-        opened = await playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
+        opened = await playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", *_AWAKE])
         yield opened
         await opened.close()
+
+
+async def open_tabs(page: Page, runs: Runs, run: str, *tabs: str) -> None:
+    """Open tabs of a run, by their addresses, and see each of them drawn."""
+    for tab in tabs:
+        await page.goto(runs.at(f"/runs/{run}/{tab}"))
+        await expect(page.get_by_role("tab", selected=True)).to_have_text(tab.capitalize())
+        await expect(page.locator(_DRAWN[tab]).first).to_be_visible()
+        assert await page.locator(".empty", has_text="cannot be shown").count() == 0
 
 
 @dataclass
@@ -156,10 +206,10 @@ async def context(browser: Browser, watched: Watched) -> AsyncGenerator[BrowserC
     opened.set_default_timeout(_PATIENCE_MS)
     opened.on("page", watched.watch)
     yield opened
-    await opened.close()
+    await asyncio.wait_for(opened.close(), _PATIENCE_MS / 1000)  # which has no limit of its own
 
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def page(context: BrowserContext) -> Page:
     """An empty page."""
-    return await context.new_page()
+    return await asyncio.wait_for(context.new_page(), _PATIENCE_MS / 1000)

@@ -16,8 +16,10 @@ class Gate:
 
     def __init__(self) -> None:
         self.open = threading.Event()
+        self.is_reached = threading.Event()
 
     async def __call__(self, _: ScriptedCall) -> object:
         """Return the answer, late."""
+        self.is_reached.set()
         await asyncio.to_thread(self.open.wait, 180)
         return answer("It may go on.", 30, 7)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.async_api import BrowserContext, Page, expect
+from playwright.async_api import BrowserContext, Page, Route, expect
 
 from ensemble_ray import EnsembleOutput
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
 from tests.browser.conftest import Runs, Watched
 from tests.browser.gates import Gate
-from tests.browser.recorded import blocked_team
+from tests.browser.recorded import blocked_team, doubtful_team, reviewed_team
 from tests.browser.way import Way
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -89,6 +90,84 @@ async def test_a_page_comes_back_when_its_server_does(own: Runs, page: Page, gat
             await expect(page.locator(".notice")).to_be_hidden()
         finally:
             again.stop()
+
+
+@pytest.mark.parametrize(("view", "shown"), [("/runs", ".run"), ("/actors", ".empty"), ("/reviews", ".inbox-row")])
+async def test_what_cannot_be_had_again_is_said_to_be_old(
+    own: Runs, page: Page, watched: Watched, view: str, shown: str
+) -> None:
+    """S-STU-108: what is shown stays, with a notice, which goes when the server answers."""
+    watched.expected.append("ERR_")
+    reviewed_team().run(runtime=own.inline, run_id="asks")
+    await page.goto(own.at(view))
+    await expect(page.locator(shown)).to_have_count(1)
+    await page.route("**/api/studio/**", _no_answer)
+    await expect(page.locator(".notice")).to_have_text(re.compile("may be old: The server does not answer"))
+    await expect(page.locator(shown)).to_have_count(1)
+    await page.unroute("**/api/studio/**")
+    await expect(page.locator(".notice")).to_be_hidden()
+
+
+async def test_a_next_page_that_cannot_be_had_is_said(own: Runs, page: Page, watched: Watched) -> None:
+    """S-STU-108: what is shown stays, and may be tried again."""
+    watched.expected.append("ERR_")
+    doubtful_team().run(runtime=own.inline, run_id="one")
+    (row,) = await _rows(own, page)
+
+    async def answer(route: Route) -> None:
+        if "cursor=" in route.request.url:
+            await route.abort()
+        else:
+            await route.fulfill(json={"runs": [row], "next_cursor": "more", "total_known": 2})
+
+    await page.route("**/api/studio/runs?*", answer)
+    await page.goto(own.at("/runs"))
+    await page.get_by_role("button", name="Show more").click()
+    await expect(page.locator(".toast")).to_contain_text("The server does not answer")
+    await expect(page.locator(".run")).to_have_count(1)
+    await expect(page.get_by_role("button", name="Show more")).to_be_visible()
+
+
+async def test_a_search_that_reads_long_is_not_begun_anew(own: Runs, page: Page) -> None:
+    """S-STU-105, S-STU-106: the list looks again when the search has ended, and shows nothing of what was looked for before."""
+    doubtful_team().run(runtime=own.inline, run_id="one")
+    (row,) = await _rows(own, page)
+    asked: list[str] = []
+    goes_on = asyncio.Event()
+    next_cursors = {"": "1", "1": "2", "2": None}
+
+    async def answer(route: Route) -> None:
+        cursor = parse_qs(urlsplit(route.request.url).query).get("cursor", [""])[0]
+        asked.append(cursor)
+        if cursor == "1":
+            await goes_on.wait()
+        found = [row] if cursor == "2" else []
+        await route.fulfill(json={"runs": found, "next_cursor": next_cursors[cursor], "total_known": 1})
+
+    await page.clock.install()
+    await page.goto(own.at("/runs"))
+    await expect(page.locator(".run")).to_have_count(1)
+    await page.route("**/api/studio/runs?*q=words*", answer)
+    try:
+        await page.get_by_label("Search runs").fill("words")
+        await expect(page.get_by_text("Searching…")).to_be_visible()
+        await expect(page.locator(".run")).to_have_count(0)
+        await page.clock.run_for(7000)  # it would have looked again twice
+    finally:
+        goes_on.set()
+    await expect(page.locator(".run")).to_have_count(1)
+    assert asked[:3] == ["", "1", "2"]
+
+
+async def _no_answer(route: Route) -> None:
+    await route.abort()
+
+
+async def _rows(runs: Runs, page: Page) -> list[dict[str, object]]:
+    """Return the rows of all runs."""
+    found = await (await page.request.get(f"{runs.server.url}api/studio/runs")).json()
+    rows: list[dict[str, object]] = found["runs"]
+    return rows
 
 
 async def test_waits_between_tries_double_up_to_half_a_minute(own: Runs, page: Page) -> None:

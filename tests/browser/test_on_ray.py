@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from ensemble_ray import Runtime
-from tests.browser.conftest import Runs
+from tests.browser.conftest import Runs, open_tabs
 from tests.browser.gates import Gate
 from tests.browser.recorded import blocked_team
 
@@ -22,6 +22,7 @@ async def test_what_is_known_of_processes_is_seen(ray_runtime: Runtime, own: Run
     await page.goto(own.at("/runs"))
     await page.locator(".run").click()
     await expect(page.locator(".node.is-running")).to_contain_text("Wait for the test")
+    await open_tabs(page, own, "on-ray", "timeline", "steps", "budget")
     await page.get_by_role("link", name="Actors").click()
     row = page.locator("table.data tr", has_text="second#0")
     await expect(row).to_contain_text(re.compile(r"AGENT.*Writer.*on-ray.* s.*MB\d{2,}"))

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.browser.conftest import Runs
+from ensemble_ray import RunOptions
+from tests.browser.conftest import TABS, Runs, open_tabs
+from tests.browser.gates import Gate
+from tests.browser.recorded import blocked_team, doubtful_team
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
+_RUNS_ON_RAY = ("loop", "waiting", "failed", "killed")
 _RUNS = ("report", "loop", "graph", "mapped", "doubtful", "waiting", "failed", "killed")
 
 
-async def test_every_tab_of_every_run_opens(page: Page, runs: Runs) -> None:
+@pytest.mark.parametrize("where", ["inline", "ray"])
+async def test_every_tab_of_every_run_opens(page: Page, where: str, request: pytest.FixtureRequest) -> None:
     """S-STU-100, S-STU-101: finished, failed, killed and waiting runs; no error, no foreign request, no breach of the policy."""
-    for run in _RUNS:
-        for tab in ("flow", "timeline", "steps", "budget"):
-            await page.goto(runs.at(f"/runs/{run}/{tab}"))
-            await expect(page.get_by_role("tab", selected=True)).to_have_text(tab.capitalize())
-            shown = {"flow": ".node", "timeline": "canvas[data-drawn]", "steps": ".step-row", "budget": ".panel"}[tab]
-            await expect(page.locator(shown).first).to_be_visible()
-            assert await page.locator(".empty", has_text="cannot be shown").count() == 0
+    runs: Runs = request.getfixturevalue("runs" if where == "inline" else "runs_on_ray")
+    for run in _RUNS if where == "inline" else _RUNS_ON_RAY:
+        await open_tabs(page, runs, run, *TABS)
+
+
+async def test_every_tab_of_a_run_that_goes_on_opens(own: Runs, page: Page, gate: Gate) -> None:
+    """S-STU-100: with the process that owns it; one of a cluster is looked at in `test_on_ray`."""
+    work = asyncio.create_task(asyncio.to_thread(blocked_team(gate).run, runtime=own.inline, run_id="slow"))
+    assert await asyncio.to_thread(gate.is_reached.wait, 60)
+    await open_tabs(page, own, "slow", *TABS)
+    await expect(page.locator("table.data tr", has_text="DRIVER")).to_contain_text("second#0")
+    gate.open.set()
+    await work
 
 
 async def test_the_list_says_how_every_run_stands(page: Page, runs: Runs) -> None:
@@ -52,6 +64,26 @@ async def test_search_and_filters_stand_in_the_address(page: Page, runs: Runs) -
     await expect(page.get_by_text("No run is like this")).to_be_visible()
     await page.get_by_role("button", name="Show all runs").click()
     await expect(page.locator(".run").nth(5)).to_be_visible()
+
+
+async def test_a_filter_may_have_spaces(own: Runs, page: Page) -> None:
+    """S-STU-106: in quotation marks, also while the second one is not typed yet; an address with such a filter shows them."""
+    for run_id, value in (("one", "two docs"), ("other", "two")):
+        doubtful_team().run(runtime=own.inline, run_id=run_id, options=RunOptions(tags={"for": value, "kind": run_id}))
+    await page.goto(own.at("/runs"))
+    await expect(page.locator(".run")).to_have_count(2)
+    field = page.get_by_label("Search runs")
+    for text in ('tag:"for:two docs" clerk', 'clerk tag:"for:two docs'):
+        await field.fill(text)
+        await expect(page.locator(".run")).to_have_count(1)
+        await expect(page.locator(".run")).to_contain_text("one")
+        await expect(page).to_have_url(re.compile(r"tag=for%3Atwo\+docs"))
+        await field.fill("")
+        await expect(page.locator(".run")).to_have_count(2)
+    await page.goto(own.at("/runs?tag=for%3Atwo+docs&q=one"))
+    await page.reload()
+    await expect(field).to_have_value('tag:"for:two docs" one')
+    await expect(page.locator(".run")).to_have_count(1)
 
 
 async def test_an_empty_home_says_how_to_begin(own: Runs, page: Page) -> None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
+
+import pytest
 
 from ensemble_ray import Agent, Ensemble, Review, Task
 from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.access.rights import Right
+from ensemble_ray.serve.run_schemas import RunFilter, RunPage, RunStatus, RunSummary
+from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.serve.studio import _AcceptedRuns
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.descriptions import ClusterDescription
+from tests.ensemble_ray.studio.test_actors_view import cluster, process
 
 from .keys import guarded, make_key
 
@@ -28,6 +41,36 @@ def asking_team() -> Ensemble:
 
     task = Task(name="draft", description="d", expected_output="x", handler=write, review=Review.required("Ok?"))
     return Ensemble(tasks=[task], review_wait="detach")
+
+
+class HeldWork:
+    """A task that goes on when the test lets it."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.goes_on = threading.Event(), threading.Event()
+
+    def team(self) -> Ensemble:
+        """A team of that task."""
+
+        def work(_: object) -> str:
+            self.has_begun.set()
+            self.goes_on.wait(60)
+            return "done"
+
+        return Ensemble(tasks=[Task(name="wait", description="d", expected_output="x", handler=work)])
+
+
+@pytest.fixture
+def held() -> Iterator[HeldWork]:
+    """Work that goes on at the end, whatever became of the test."""
+    made = HeldWork()
+    yield made
+    made.goes_on.set()
+
+
+def names(actors: dict[str, Any]) -> list[str]:
+    """The names of all processes."""
+    return [each["name"] for node in actors["nodes"] for each in node["processes"]]
 
 
 async def test_pages_need_no_key_and_data_does(records: Path) -> None:
@@ -75,6 +118,56 @@ async def test_callers_see_the_runs_of_their_teams(records: Path) -> None:
         }
 
 
+class ListedRuns:
+    """An endpoint's list of runs, newest first, two a page; each page is given when the test lets it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.asked: list[str | None] = []
+        self.is_asked, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.goes_on.set()
+
+    async def list(self, wanted: RunFilter, *, cursor: str | None, size: int) -> RunPage:
+        """Return a page."""
+        self.asked.append(cursor)
+        self.is_asked.set()
+        await self.goes_on.wait()
+        first = self.count if cursor is None else int(cursor)
+        named = [number for number in (first, first - 1) if number > 0]
+        at = datetime(2026, 1, 1, tzinfo=UTC)
+        runs = [
+            RunSummary(
+                run_id=f"run-{number}", status=RunStatus.COMPLETED, ensemble="a", tags={}, created_at=at, ended_at=at
+            )
+            for number in named
+        ]
+        return RunPage(runs=runs, next_cursor=str(first - 2) if first > 2 else None)
+
+
+async def test_the_runs_of_a_key_are_listed_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-STU-81: at the same time one list; later only what is newer; whole again after a while, so that what was forgotten goes."""
+    listed = ListedRuns(7)
+    accepted = _AcceptedRuns(lambda: cast("RunService", listed), frozenset("a"))
+    listed.goes_on.clear()
+    asking = [asyncio.create_task(accepted.run_ids()) for _ in range(5)]
+    await asyncio.wait_for(listed.is_asked.wait(), 30)
+    asking[0].cancel()  # who leaves takes nothing from the others
+    listed.goes_on.set()
+    everything = {f"run-{number}" for number in range(1, 8)}
+    assert all(found == everything for found in await asyncio.gather(*asking[1:]))
+    assert await accepted.run_ids() == everything
+    assert listed.asked == [None, "5", "3", "1"]
+
+    monkeypatch.setattr("ensemble_ray.serve.studio._LASTING_S", -1.0)
+    listed.asked.clear()
+    listed.count = 9
+    assert await accepted.run_ids() == everything | {"run-8", "run-9"}
+    assert listed.asked == [None, "7"]
+    monkeypatch.setattr("ensemble_ray.serve.studio._WHOLE_S", -1.0)
+    listed.count = 2
+    assert await accepted.run_ids() == {"run-1", "run-2"}
+
+
 async def test_reviews_are_decided_by_the_endpoint(records: Path) -> None:
     """S-STU-82, S-STU-83: under the key's name; a second decision is 409; nothing is resumed or forked here."""
     async with guarded(records, asking_team(), KeyPolicy.REQUIRED, has_studio=True) as served:
@@ -101,15 +194,34 @@ async def test_another_sites_page_changes_nothing(records: Path) -> None:
         assert (await client.post(f"{API}/runs/one/cancel", headers={"origin": "http://localhost"})).status_code == 409
 
 
-async def test_processes_are_those_of_the_callers_runs(records: Path) -> None:
+async def test_processes_are_those_of_the_callers_runs(
+    records: Path, monkeypatch: pytest.MonkeyPatch, held: HeldWork
+) -> None:
     """S-STU-36, S-STU-37: a key learns of no others' but with the right `admin`, and of a run that is not its own nothing."""
-    async with guarded(records, {"a": team(), "b": team()}, KeyPolicy.REQUIRED, has_studio=True) as served:
+    described = cluster(process("one", "of-a"), process("two", "of-b"))
+
+    async def describe() -> ClusterDescription:
+        return described
+
+    monkeypatch.setattr("ensemble_ray.actors.driver.cluster_description.describe_cluster", describe)
+    async with guarded(records, {"a": team(), "b": held.team()}, KeyPolicy.REQUIRED, has_studio=True) as served:
         client = served.client
         everyone, reads = make_key(served.file, "all"), make_key(served.file, "r", rights=[Right.READ], teams=["a"])
-        await client.post("/runs", json={"ensemble": "b", "run_id": "of-b"}, headers={**everyone, "prefer": "wait=30"})
+        await client.post("/runs", json={"ensemble": "a", "run_id": "of-a"}, headers={**everyone, "prefer": "wait=30"})
+        await client.post("/runs", json={"ensemble": "b", "run_id": "of-b"}, headers=everyone)
+        assert await asyncio.to_thread(held.has_begun.wait, 30)
         assert (await client.get(f"{API}/info", headers=reads)).json()["has_actors"]
         told = (await client.get(f"{API}/actors", headers=reads)).json()
         assert told["note"].endswith("Shown are the processes that work for runs of this key's teams.")
-        assert (told["nodes"], told["limiters"], told["breakers"], told["clusters"]) == ([], [], [], [])
-        assert "of this key" not in (await client.get(f"{API}/actors", headers=everyone)).json()["note"]
+        assert names(told) == ["scheduler", "one"]
+        assert (told["limiters"], told["breakers"], told["clusters"]) == ([], [], [])
+        assert "of-b" not in json.dumps(told)
+        whole = (await client.get(f"{API}/actors", headers=everyone)).json()
+        assert {"scheduler", "one", "two", "rate_limiter"} < set(names(whole))
+        assert whole["nodes"][-1]["processes"][0]["runs"][0]["run_id"] == "of-b"  # the endpoint, which owns it
+        assert [each["name"] for each in whole["limiters"]] == ["busy", "calm"]
+        assert (whole["clusters"], whole["note"]) == (["alpha:6379"], None)
+        of_run = (await client.get(f"{API}/runs/of-b/actors", headers=everyone)).json()
+        assert ("two" in names(of_run), "one" in names(of_run)) == (True, False)
         assert (await client.get(f"{API}/runs/of-b/actors", headers=reads)).status_code == 404
+        held.goes_on.set()

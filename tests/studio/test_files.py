@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,28 @@ def test_a_folder_is_listed_with_what_its_files_are(serve: Serve, folder: Path) 
     assert (gone.status_code, gone.json()["code"]) == (409, "FOLDER_UNREADABLE")
 
 
+def test_a_file_that_vanishes_while_the_folder_is_listed_is_passed_over(
+    serve: Serve, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-VIZ-89: the others are listed."""
+    scan = os.scandir
+
+    @contextmanager
+    def vanishing(path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scan(path) as found:
+            entries = list(found)
+        if path == folder:
+            (folder / "run.trace.json").unlink()
+        yield iter(entries)
+
+    client = serve(files=folder)
+    monkeypatch.setattr("ensemble_ray.studio.files.os.scandir", vanishing)
+    answer = client.get(f"{API}/files")
+    assert answer.status_code == 200, answer.text
+    names = {each["name"] for each in answer.json()["files"]}
+    assert ("team.dag.json" in names, "run.trace.json" in names) == (True, False)
+
+
 def test_nothing_but_graphs_and_traces_of_the_folder_is_served(serve: Serve, folder: Path) -> None:
     """S-VIZ-89: whole, by their names; no link is followed, no other folder is reached, nothing else is given."""
     client = serve(files=folder)
@@ -138,4 +162,6 @@ def test_a_key_of_some_teams_sees_no_files(serve: Serve, folder: Path, tmp_path:
     client = serve(files=folder, host="0.0.0.0")  # noqa: S104  beyond loopback
     codes = [client.get(f"{API}/files", headers={"authorization": f"Bearer {text}"}).status_code for text in texts]
     assert codes == [200, 404]
+    told = [client.get(f"{API}/info", headers={"authorization": f"Bearer {text}"}).json() for text in texts]
+    assert [each["has_files"] for each in told] == [True, False]
     assert client.get(f"{API}/files/team.dag.json").status_code == 401

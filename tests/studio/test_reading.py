@@ -110,6 +110,25 @@ def test_runs_are_found_by_their_tags(serve: Serve, tmp_path: Path) -> None:
     assert page["runs"][0]["tags"] == client.get(f"{API}/runs/run-1").json()["tags"] == {"for": "tests"}
 
 
+def test_runs_that_programs_began_are_found_by_their_teams(serve: Serve, tmp_path: Path) -> None:
+    """S-STU-3, S-STU-5: by the name that their rows show, which only records have; with other words, and page by page."""
+    for number in range(3):
+        one_task(tmp_path, f"run-{number}", ScriptedModel("ok"))
+    Ensemble(tasks=[Task(name="a", description="a", expected_output="x", handler=lambda _: "ok")]).run(
+        runtime=InlineRuntime(home=tmp_path), run_id="handled"
+    )
+    client = serve(tmp_path)
+
+    def found(**params: str) -> list[str]:
+        return ids(client.get(f"{API}/runs", params=params))
+
+    assert found(ensemble="speak") == ["run-2", "run-1", "run-0"]
+    assert found(ensemble="speak", q="run-1") == ["run-1"]
+    assert found(ensemble="listener") == []
+    page = client.get(f"{API}/runs", params={"ensemble": "Speaker", "limit": 2}).json()
+    assert found(ensemble="Speaker", limit="2", cursor=page["next_cursor"]) == ["run-0"]
+
+
 def test_guardrails_that_accepted_are_told(serve: Serve, tmp_path: Path) -> None:
     """S-STU-23: by side and name, once the task went past them; of a refusal the side and the reason."""
     checks = {"input_guardrails": [accept], "output_guardrails": [accept]}

@@ -7,7 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ensemble_ray import Ensemble, InlineRuntime, MapReduceEnsemble, Task, TaskExecutionError, WebDashboard
+from ensemble_ray import Agent, Ensemble, InlineRuntime, MapReduceEnsemble, Task, TaskExecutionError, WebDashboard
+from ensemble_ray.definition.origin import Origin
+from ensemble_ray.loader import load_source
+from ensemble_ray.testing import ScriptedModel
 
 from .conftest import Serve
 
@@ -21,6 +24,17 @@ def team_of(*names: str, fails: bool = False) -> Ensemble:
         return str(1 // (not fails))
 
     return Ensemble(tasks=[Task(name=name, description=name, expected_output="x", handler=work) for name in names])
+
+
+def spoken_team(role: str) -> Ensemble:
+    """A team of one agent, which is called by its role."""
+    agent = Agent(role=role, goal="Speak", llm=ScriptedModel(otherwise="ok"))
+    return Ensemble(tasks=[Task(name="say", description="Say it", expected_output="x", agent=agent)])
+
+
+def placed_team() -> Ensemble:
+    """A team that is told by where it is."""
+    return spoken_team("Speaker")
 
 
 def summed(series: dict[str, object]) -> list[tuple[int, str, str, int]]:
@@ -43,14 +57,30 @@ def test_runs_of_a_team_are_numbered_from_the_first_on(
         team_of("a", fails=True).run(runtime=inline, run_id="bad")
     client = serve()
     latest = client.get(f"{API}/runs/bad/series").json()
-    assert [number for number, *_ in summed(latest)] == [*range(1, len(latest["runs"]) + 1)]
-    assert summed(latest)[-1][1:] == ("bad", "failed", 1)
+    assert summed(latest) == [*((5 + at, f"run-{4 + at}", "completed", 2) for at in range(3)), (8, "bad", "failed", 1)]
     assert {run["workflow"] for run in latest["runs"]} == {"sequential"}
     assert all(run["duration_ms"] >= 0 for run in latest["runs"])
     middle = summed(client.get(f"{API}/runs/run-3/series").json())
-    assert len(middle) == 4
-    assert ("run-3", "completed", 2) in [run[1:] for run in middle]
+    assert middle == [(2 + at, f"run-{1 + at}", "completed", 2) for at in range(4)]
     assert client.get(f"{API}/runs/none/series").status_code == 404
+
+
+def test_runs_of_another_team_are_not_counted(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-STU-9, S-VIZ-79: those between them have no numbers and take no places, whether a program began them or a file says the team."""
+    monkeypatch.setattr("ensemble_ray.studio.run_list._SERIES", 4)
+    inline = InlineRuntime(home=tmp_path)
+    for number in range(6):
+        spoken_team("Speaker").run(runtime=inline, run_id=f"spoken-{number}")
+        spoken_team("Listener").run(runtime=inline, run_id=f"heard-{number}")
+        load_source(Origin(place=f"{__name__}:placed_team")).run(runtime=inline, run_id=f"placed-{number}")
+    client = serve()
+    for name in ("spoken", "heard", "placed"):
+        assert [run[:2] for run in summed(client.get(f"{API}/runs/{name}-5/series").json())] == [
+            (3 + at, f"{name}-{2 + at}") for at in range(4)
+        ]
+        assert [run[:2] for run in summed(client.get(f"{API}/runs/{name}-0/series").json())] == [
+            (1 + at, f"{name}-{at}") for at in range(2)
+        ]
 
 
 def test_runs_of_a_program_are_one_series_whatever_their_teams(tmp_path: Path) -> None:

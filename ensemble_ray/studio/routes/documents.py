@@ -46,7 +46,7 @@ async def get_export(
 ) -> Response:
     """Return a run as one document: JSON, or a page that opens without a server."""
     visitor = await studio.guard.admit(request, Right.READ)
-    exported = await bridge(export_run(studio.reader, run_id, visitor, studio.info()))
+    exported = await bridge(export_run(studio.reader, run_id, visitor, studio.info(visitor)))
     text = await threads.run(json_text, exported)
     headers = {"content-disposition": f'attachment; filename="run-{_file_name(run_id)}.{form}"'}
     if form == "json":

@@ -30,8 +30,7 @@ _MILLIS_DIGITS = 11
 @router.get("/info")
 async def get_info(studio: StudioDependency, request: Request) -> Response:
     """Return what the page can do here."""
-    await studio.guard.admit(request, Right.READ)
-    return answer(studio.info())
+    return answer(studio.info(await studio.guard.admit(request, Right.READ)))
 
 
 @router.get("/runs")

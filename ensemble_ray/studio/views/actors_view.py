@@ -25,6 +25,8 @@ _RANK = {"closed": 0, "half_open": 1, "open": 2}
 _MOST = 200
 #: Where processes are shown that no node has begun.
 _NO_NODE = "no node yet"
+#: In place of notes that name actors, for who may not know of all of them.
+_INCOMPLETE = "Not all of the cluster answered: more processes may work for these runs."
 #: Which kind comes first on a node.
 _ORDER = ("driver", "scheduler", "manager", "agent", "callables", "limiter", "events", "journal")
 
@@ -98,12 +100,15 @@ def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[OwnedRun],
     for runs in owners.values():
         places.add("", runs[0].host, _owner_info(runs, hosted))
     left_out = f"{more} more processes have less to do and are not shown. " if more else ""
+    notes = [note for each in clusters for note in each.notes]
+    if notes and not asked.is_all_seen:
+        notes = [_INCOMPLETE]
     return Actors(
         nodes=places.nodes(),
         limiters=sorted(buckets, key=lambda each: (-each.queue, each.name)),
         breakers=_breakers(endpoints, asked.at) if asked.is_all_seen else [],
         clusters=[each.address for each in clusters] if asked.is_all_seen else [],
-        note=(left_out + " ".join(note for each in clusters for note in each.notes)).strip() or None,
+        note=(left_out + " ".join(notes)).strip() or None,
     )
 
 
@@ -219,13 +224,17 @@ def _owner_info(runs: Sequence[OwnedRun], hosted: Collection[str]) -> ProcessInf
 
 
 def _shared_info(process: ProcessDescription, asked: ActorsQuestion, ready: int) -> ProcessInfo:
-    """Return an actor that has no agents; a scheduler with what waits in its runs for a place under their caps."""
+    """Return an actor that has no agents; a scheduler with what waits in its runs for a place under their caps.
+
+    What waits in the scheduler itself is of all runs, so that it is told where all of them are shown.
+    """
+    is_whole = asked.is_all_seen and asked.run_id is None
     return ProcessInfo(
         pid=process.pid,
         name=process.name,
         kind=process.kind,
         state=process.state,
-        queue=process.queue + ready if process.kind == "scheduler" else None,
+        queue=(process.queue if is_whole else 0) + ready if process.kind == "scheduler" else None,
         restarts=process.restarts,
         memory_mb=_megabytes(process.memory_bytes),
         note=(process.note if asked.is_all_seen else "") or None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ensemble_ray.studio.schemas.actors import Actors, ProcessInfo, TaskHere
 from ensemble_ray.studio.views.actors_view import ActorsQuestion, OwnedRun, actors_of
 from ensemble_ray.values.descriptions import (
@@ -139,6 +141,8 @@ def test_owners_are_shown_once_beside_what_the_cluster_says() -> None:
     assert found["scheduler"].queue == 6
     assert "process 4" not in found
     assert [node.node for node in told.nodes] == ["alpha", "beta"]
+    of_one = actors_of([cluster(process("one", "a", "b"))], [owner("a", pid=4, ready=5)], asked("a", run_id="a"))
+    assert everyone(of_one)["scheduler"].queue == 5
     driver = told.nodes[0].processes[0]
     assert (driver.kind, [run.run_id for run in driver.runs]) == ("driver", ["b", "inline"])
     assert [task.run_id for task in driver.in_flight] == ["inline"]
@@ -161,10 +165,15 @@ def test_a_visitor_sees_nothing_of_others() -> None:
                 process("one", "a", "secret", more_tasks=9, endpoints=(bad,)), process("secret", "secret"), left_out=3
             )
         ],
-        [owner("a")],
+        [owner("a", pid=4, ready=5)],
         asked("a", is_all_seen=False),
     )
+    assert everyone(told)["scheduler"].queue == 5
     assert "secret" not in told.model_dump_json()
     one = everyone(told)["one"]
     assert (len(one.in_flight), one.more_in_flight, one.queue) == (1, 0, 0)
     assert (told.limiters, told.breakers, told.clusters, told.note) == ([], [], [], None)
+    silent = replace(cluster(process("one", "a")), notes=("secret does not answer", "secret neither"))
+    assert actors_of([silent], [], asked("a")).note == "secret does not answer secret neither"
+    note = actors_of([silent], [], asked("a", is_all_seen=False)).note
+    assert note == "Not all of the cluster answered: more processes may work for these runs."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import RunSummary
 from ensemble_ray.studio.reading import StudioReader
+from ensemble_ray.studio.run_list import RunListing
 from ensemble_ray.studio.run_views import RunViews
 
 from .stored_runs import Anybody
@@ -54,6 +56,17 @@ async def test_views_that_are_followed_are_kept(tmp_path: Path) -> None:
     for name in names:
         await views.see(name)
     assert 4 <= len(store.begun) < 20
+
+
+async def test_a_record_is_read_once_for_all_who_ask_meanwhile(tmp_path: Path) -> None:
+    """S-STU-4: several that ask at the same time for the row of a run that has ended."""
+    await leave_runs(tmp_path, "one")
+    store = CountingStore(tmp_path)
+    listing = RunListing(store)
+    (summary,) = await listing.summaries()
+    rows = await asyncio.gather(*(listing.row(summary) for _ in range(5)))
+    assert len({row.model_dump_json() for row in rows}) == 1
+    assert store.begun == ["one"]
 
 
 class SomeOnly(Anybody):

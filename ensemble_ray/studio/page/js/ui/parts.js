@@ -134,6 +134,26 @@ export function failureState(error, retry) {
 }
 
 /**
+ * What says over rows that are kept that they could not be had again.
+ * @returns {{element: HTMLElement, tell: (error: unknown) => void, clear: () => void}}
+ */
+export function staleNotice() {
+  const element = h("div", { class: "notice bad", role: "status", hidden: true });
+  return {
+    element,
+    tell(error) {
+      const text = `What is shown may be old: ${visible(messageOf(error))}`;
+      if (element.textContent !== text) element.textContent = text; // told once, not at each look
+      element.hidden = false;
+    },
+    clear() {
+      element.hidden = true;
+      element.textContent = "";
+    },
+  };
+}
+
+/**
  * Open a dialog; it is closed by Esc, by its buttons and by a click beside it.
  * @param {{title: string, body: (HTMLElement|string)[], buttons?: HTMLElement[], onClose?: () => void}} what
  * @returns {HTMLDialogElement}

@@ -4,7 +4,7 @@ import { fill, h } from "../dom.js";
 import { countOf, formatCount, formatDuration } from "../format.js";
 import { formatRoute, stepLink } from "../router.js";
 import { oneLine, visible } from "../text.js";
-import { agentName, emptyState, failureState } from "../ui/parts.js";
+import { agentName, emptyState, failureState, staleNotice } from "../ui/parts.js";
 
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").Actors} Actors */
@@ -32,6 +32,7 @@ const BREAKERS = /** @type {Record<string, [string, string]>} */ ({ closed: ["co
  */
 function processes(app, run) {
   const content = h("div", { class: "content actors" }, h("p", { class: "loading" }, "Loading…"));
+  const notice = staleNotice();
   let isAsking = false;
   let isDrawn = false;
 
@@ -41,9 +42,11 @@ function processes(app, run) {
     try {
       const found = await app.source.actors(run);
       isDrawn = true;
+      notice.clear();
       keepPlace(() => draw(found));
     } catch (error) {
-      if (!isDrawn) fill(content, failureState(error, () => void load()));
+      if (isDrawn) notice.tell(error);
+      else fill(content, failureState(error, () => void load()));
     } finally {
       isAsking = false;
     }
@@ -159,7 +162,7 @@ function processes(app, run) {
 
   void load();
   const timer = app.source.isFile ? 0 : window.setInterval(() => document.hidden || void load(), EVERY);
-  return { content, close: () => window.clearInterval(timer) };
+  return { parts: [notice.element, content], close: () => window.clearInterval(timer) };
 }
 
 /**
@@ -168,8 +171,8 @@ function processes(app, run) {
  * @returns {import("./run.js").Tab}
  */
 export function actorsTab(app, model) {
-  const { content, close } = processes(app, model.run.run_id);
-  return { element: h("div", { class: "scroll" }, content), close };
+  const { parts, close } = processes(app, model.run.run_id);
+  return { element: h("div", { class: "scroll" }, parts), close };
 }
 
 /**
@@ -177,7 +180,7 @@ export function actorsTab(app, model) {
  * @returns {View}
  */
 export function actorsView(app) {
-  const { content, close } = processes(app, null);
+  const { parts, close } = processes(app, null);
   app.setTitle("Actors");
-  return { element: h("div", { class: "page" }, content), close, update: () => undefined };
+  return { element: h("div", { class: "page" }, parts), close, update: () => undefined };
 }

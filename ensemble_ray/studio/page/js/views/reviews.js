@@ -4,7 +4,7 @@ import { fill, h, icon, syncChildren } from "../dom.js";
 import { countOf, formatAgo, formatDuration, formatTime, timeoutWord } from "../format.js";
 import { stepLink } from "../router.js";
 import { visible } from "../text.js";
-import { diffBlock, emptyState, failureState, line, messageOf, statusPill, textBlock, toast } from "../ui/parts.js";
+import { diffBlock, emptyState, failureState, line, messageOf, staleNotice, statusPill, textBlock, toast } from "../ui/parts.js";
 import { RequestError } from "../source/http.js";
 
 /** @typedef {import("../types.js").App} App */
@@ -70,7 +70,9 @@ export function reviewsView(app, route) {
 
   const list = h("div", { class: "inbox-list", role: "listbox", "aria-label": "Open reviews", tabindex: 0 });
   const detail = h("section", { class: "inbox-detail", "aria-label": "Review" });
-  const element = h("div", { class: "inbox" }, list, detail);
+  const inbox = h("div", { class: "inbox" }, list, detail);
+  const notice = staleNotice();
+  const element = h("div", { class: "inbox-page" }, notice.element, inbox);
 
   /** @returns {Review|null} */
   function chosen() {
@@ -114,7 +116,7 @@ export function reviewsView(app, route) {
 
   function draw() {
     const now = chosen();
-    element.classList.toggle("nothing", reviews.length === 0);
+    inbox.classList.toggle("nothing", reviews.length === 0);
     syncChildren(list, reviews, keyOf, make, update);
     list.setAttribute("aria-activedescendant", now ? `review-${keyOf(now)}` : "");
     if (!now) {
@@ -225,9 +227,12 @@ export function reviewsView(app, route) {
       for (const key of [...done]) if (!found.some((review) => keyOf(review) === key)) done.delete(key);
       reviews = found.filter((review) => !done.has(keyOf(review)));
       isLoaded = true;
+      notice.clear();
       draw();
     } catch (error) {
-      if (mine === asked && !isLoaded) fill(detail, failureState(error, () => void load()));
+      if (mine !== asked) return;
+      if (isLoaded) notice.tell(error);
+      else fill(detail, failureState(error, () => void load()));
     }
   }
 

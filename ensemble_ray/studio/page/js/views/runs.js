@@ -4,7 +4,7 @@ import { fill, h, icon, syncChildren } from "../dom.js";
 import { formatAgo, formatCost, formatCount, formatDuration, formatShort, formatTime, statusWord } from "../format.js";
 import { formatRoute } from "../router.js";
 import { oneLine } from "../text.js";
-import { emptyState, failureState, line, statusMark } from "../ui/parts.js";
+import { emptyState, failureState, line, messageOf, staleNotice, statusMark, toast } from "../ui/parts.js";
 
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").Route} Route */
@@ -14,12 +14,14 @@ import { emptyState, failureState, line, statusMark } from "../ui/parts.js";
 const PAGE = 50;
 /** How often the first page is asked for again, ms. */
 const EVERY = 3000;
+/** After how long a search that still reads records empties the list, ms. */
+const SEARCHING = 250;
 const STATUSES = ["running", "waiting", "completed", "failed", "interrupted", "cancelled", "budget_exhausted", "accepted", "rejected"];
 /** Words before a colon in the search that are filters of their own. */
 const FILTERS = ["status", "ensemble", "tag", "since"];
 
 /**
- * Take `status:failed team words` apart.
+ * Take `status:failed tag:"for:two docs" words` apart.
  * @param {string} text
  * @returns {Record<string, string|null>}
  */
@@ -27,9 +29,10 @@ export function parseSearch(text) {
   /** @type {Record<string, string|null>} */
   const found = { q: null, ensemble: null, tag: null, since: null };
   const words = [];
-  for (const word of text.split(/\s+/).filter(Boolean)) {
-    const [, key = "", value = ""] = /^(\w+):(.+)$/.exec(word) ?? [];
-    if (FILTERS.includes(key)) found[key] = value;
+  // A quotation mark that is not closed yet, since somebody types, goes to the end.
+  for (const [word] of text.matchAll(/\w+:"[^"]*(?:"|$)|\S+/g)) {
+    const [, key = "", quoted, plain = ""] = /^(\w+):(?:"([^"]*)"?$|(.+)$)/.exec(word) ?? [];
+    if (FILTERS.includes(key)) found[key] = (quoted ?? plain).trim();
     else words.push(word);
   }
   found.q = words.join(" ") || null;
@@ -38,7 +41,7 @@ export function parseSearch(text) {
 
 /** @param {URLSearchParams} params */
 function searchText(params) {
-  const parts = ["ensemble", "tag", "since"].filter((key) => params.get(key)).map((key) => `${key}:${params.get(key)}`);
+  const parts = ["ensemble", "tag", "since"].map((key) => [key, params.get(key)]).filter(([, value]) => value).map(([key, value]) => `${key}:${/\s/.test(value ?? "") ? `"${value}"` : value}`);
   return [...parts, params.get("q") ?? ""].join(" ").trim();
 }
 
@@ -55,6 +58,7 @@ export function runsView(app, route) {
   let next = null;
   let selected = -1;
   let asked = 0;
+  let isAsking = false;
 
   const field = h("input", { class: "field grow", type: "search", "data-search": "", placeholder: "Search runs, or ensemble:name tag:for since:2026-11-01", "aria-label": "Search runs", value: searchText(params), oninput: () => {
     window.clearTimeout(typing);
@@ -66,7 +70,8 @@ export function runsView(app, route) {
   const list = h("div", { class: "runs", role: "list", "aria-label": "Runs" });
   const foot = h("div", { class: "list-foot" });
   const total = h("p", { class: "num" });
-  const element = h("div", { class: "page" }, h("div", { class: "content" },
+  const notice = staleNotice();
+  const element = h("div", { class: "page" }, notice.element, h("div", { class: "content" },
     h("div", { class: "page-head" }, h("h1", {}, "Runs"), total),
     h("div", { class: "filters" }, h("div", { class: "search" }, icon("search"), field), chips),
     h("div", { class: "card" }, head, list, foot),
@@ -134,8 +139,11 @@ export function runsView(app, route) {
 
   /** @param {boolean} isFirst */
   async function load(isFirst) {
+    if (isAsking && !isFirst) return; // what is asked for may take longer than the list is looked at again
     asked += 1;
     const mine = asked;
+    isAsking = true;
+    const later = isFirst ? window.setTimeout(() => mine === asked && drawSearching(), SEARCHING) : 0;
     try {
       let page = await app.source.runs(params, null, Math.min(Math.max(PAGE, isFirst ? 0 : rows.length), 200));
       // A search reads so many records a page, and may have found nothing in the first ones.
@@ -148,20 +156,49 @@ export function runsView(app, route) {
         const fresh = new Set(page.runs.map((row) => row.run_id));
         rows = [...page.runs, ...rows.filter((row) => !fresh.has(row.run_id))];
       }
+      notice.clear();
       total.textContent = page.total_known ? `${formatCount(page.total_known)} recorded` : "";
       draw();
     } catch (error) {
-      if (mine === asked && (isFirst || !rows.length)) {
-        fill(list);
-        foot.hidden = false;
+      if (mine !== asked) return;
+      if (!isFirst && rows.length) notice.tell(error);
+      else {
+        empty();
         fill(foot, failureState(error, () => void load(true)));
       }
+    } finally {
+      window.clearTimeout(later);
+      if (mine === asked) isAsking = false;
     }
+  }
+
+  /** Show no rows, and the foot instead. */
+  function empty() {
+    rows = [];
+    next = null;
+    notice.clear();
+    fill(list);
+    head.hidden = true;
+    foot.hidden = false;
+  }
+
+  function drawSearching() {
+    empty();
+    fill(foot, h("p", { class: "loading", role: "status" }, "Searching…"));
   }
 
   async function more() {
     if (!next) return;
-    const page = await app.source.runs(params, next, PAGE);
+    const wanted = params;
+    /** @type {import("../types.js").RunList} */
+    let page;
+    try {
+      page = await app.source.runs(wanted, next, PAGE);
+    } catch (error) {
+      toast(messageOf(error), true);
+      return;
+    }
+    if (wanted !== params) return; // something else is looked for by now
     const known = new Set(rows.map((row) => row.run_id));
     rows = [...rows, ...page.runs.filter((row) => !known.has(row.run_id))];
     next = page.next_cursor;
