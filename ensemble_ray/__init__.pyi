@@ -10,7 +10,6 @@ from ensemble_ray.dashboard.reviews import WebReviewHandler as WebReviewHandler
 from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.durability import Durability as Durability
 from ensemble_ray.definition.durability import OnUnknown as OnUnknown
-from ensemble_ray.definition.ensemble import RunOptions as RunOptions
 from ensemble_ray.definition.graph import Graph as Graph
 from ensemble_ray.definition.graph import MaxStepsAction as MaxStepsAction
 from ensemble_ray.definition.graph_edges import GraphEdge as GraphEdge
@@ -30,6 +29,7 @@ from ensemble_ray.definition.reflection import ReflectionConfig as ReflectionCon
 from ensemble_ray.definition.reflection_input import ReflectionInput as ReflectionInput
 from ensemble_ray.definition.remote_agent import RemoteAgent as RemoteAgent
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
+from ensemble_ray.definition.run_options import RunOptions as RunOptions
 from ensemble_ray.definition.task import Task as Task
 from ensemble_ray.definition.unit_output import UnitOutput as UnitOutput
 from ensemble_ray.definition.until import Until as Until
@@ -213,7 +213,6 @@ from ensemble_ray.values.outputs import ExitReason as ExitReason
 from ensemble_ray.values.outputs import FailedItem as FailedItem
 from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
-from ensemble_ray.values.outputs import TaskOutput as TaskOutput
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
 from ensemble_ray.values.reflection import TaskReflection as TaskReflection
 from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
@@ -224,6 +223,7 @@ from ensemble_ray.values.reviews import ReviewPolicy as ReviewPolicy
 from ensemble_ray.values.reviews import ReviewRequest as ReviewRequest
 from ensemble_ray.values.reviews import ReviewTiming as ReviewTiming
 from ensemble_ray.values.reviews import ReviewWait as ReviewWait
+from ensemble_ray.values.task_output import TaskOutput as TaskOutput
 from ensemble_ray.values.task_request import TaskAnswer as TaskAnswer
 from ensemble_ray.values.task_request import TaskRequest as TaskRequest
 from ensemble_ray.values.trace import AgentSummary as AgentSummary

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
-from ensemble_ray.definition.run_rules import RunOptions
+from ensemble_ray.definition.run_options import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.facts.directives import ModelSwitched
