@@ -11,9 +11,9 @@ import importlib
 _EXPORTS = {
     "ensemble_ray.actors.driver.runtime": "RayRuntime",
     "ensemble_ray.process.context": "LogContextFilter",
-    "ensemble_ray.dashboard.dashboard": "WebDashboard",
-    "ensemble_ray.dashboard.listener": "WebSocketStreamingListener",
-    "ensemble_ray.dashboard.reviews": "WebReviewHandler",
+    "ensemble_ray.studio.dashboard.dashboard": "WebDashboard",
+    "ensemble_ray.studio.dashboard.listener": "WebSocketStreamingListener",
+    "ensemble_ray.studio.dashboard.reviews": "WebReviewHandler",
     "ensemble_ray.definition.agent": "Agent",
     "ensemble_ray.definition.remote_agent": "RemoteAgent",
     "ensemble_ray.definition.durability": "Durability OnUnknown",
@@ -104,8 +104,8 @@ _EXPORTS = {
     "ensemble_ray.record.view.exporters": "JsonTraceExporter",
     "ensemble_ray.recovery.deciding": "adecide apending_reviews decide pending_reviews",
     "ensemble_ray.recovery.resuming": "aresume resume",
-    "ensemble_ray.reviews.handlers": "ReviewHandler",
-    "ensemble_ray.reviews.notifiers": "ReviewNotifier",
+    "ensemble_ray.execute.review.handlers": "ReviewHandler",
+    "ensemble_ray.execute.review.notifiers": "ReviewNotifier",
     "ensemble_ray.runs.handle": "Run",
     "ensemble_ray.runs.ports": "Runtime",
     "ensemble_ray.tools": """

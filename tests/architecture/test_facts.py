@@ -56,7 +56,7 @@ _MESSAGES = {
     Path("serve/mcp_api/asked_team.py"),
     Path("serve/socket_schemas.py"),
     Path("ensemble_ray/events/messages.py"),
-    Path("ensemble_ray/dashboard/pages.py"),
+    Path("ensemble_ray/studio/dashboard/pages.py"),
 }
 
 
