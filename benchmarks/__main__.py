@@ -42,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks.endpoint import soak
 
         return soak.main(given[1:])
+    if given[:1] == ["scheduler-memory"]:
+        from benchmarks.jobs import scheduler_memory
+
+        return scheduler_memory.main(given[1:])
     chosen = _parser().parse_args(arguments)
     if chosen.profile:
         from benchmarks.profiling import print_profile
@@ -86,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         description="What a run costs beside the bare calls it is made of: ratios to hand-written AsyncOpenAI code, "
         "on the same local protocol server, in the same run. Takes some minutes; a quiet machine gives quiet figures. "
         "Other measurements: `python -m benchmarks scale`, what scheduling alone costs, by size; `endpoint`, what a request to "
-        "an endpoint costs; `soak`, whether its memory is flat under steady load. Each has a `--help`.",
+        "an endpoint costs; `soak`, whether its memory is flat under steady load; `scheduler-memory`, "
+        "what large outputs cost the scheduler. Each has a `--help`.",
     )
     names = [scenario.name for scenario in SCENARIOS]
     parser.add_argument(

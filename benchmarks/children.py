@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.process_tree import kill_tree
 
-__all__ = ["ROOT", "Child", "ChildFailedError", "clean_environment", "started"]
+__all__ = ["DEADLINE_S", "ROOT", "Child", "ChildFailedError", "clean_environment", "started"]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: A round that takes longer than this has failed, s.
@@ -82,14 +82,17 @@ class Child:
             self._process.stdin.flush()
         return self.line()
 
-    def line(self) -> str:
+    def line(self, *, deadline_s: float = DEADLINE_S) -> str:
         """Return the next line that it prints.
+
+        Args:
+            deadline_s: How long it may take, where that is no round of usual size.
 
         Raises:
             ChildFailedError: it ended, or took longer than the deadline.
         """
         assert self._process.stdout is not None
-        deadline = threading.Timer(DEADLINE_S, kill_tree, [self.pid])
+        deadline = threading.Timer(deadline_s, kill_tree, [self.pid])
         deadline.start()
         try:
             answer = self._process.stdout.readline()
@@ -98,7 +101,7 @@ class Child:
         if not answer:
             self._errors.seek(0)
             told = self._errors.read()[-3000:]
-            raise ChildFailedError(f"'{self._name}' gave no answer (ended, or {DEADLINE_S:g} s were over):\n{told}")
+            raise ChildFailedError(f"'{self._name}' gave no answer (ended, or {deadline_s:g} s were over):\n{told}")
         return answer.strip()
 
     def leave(self) -> None:

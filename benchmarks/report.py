@@ -19,7 +19,7 @@ from benchmarks.children import ROOT
 from benchmarks.harness import Measured
 from benchmarks.rows import Overhead, Row, Target
 
-__all__ = ["Cost", "Line", "environment_facts", "lines_of", "overheads_of", "print_report", "write_json"]
+__all__ = ["Cost", "Line", "environment_facts", "lines_of", "overheads_of", "print_report", "verdict", "write_json"]
 
 _SCALE = {"s": 1.0, "ms": 1e3, "MB": 1 / 2**20}
 _PACKAGES = ("ray", "openai", "aiohttp", "httpx", "pydantic", "loky")
@@ -219,8 +219,12 @@ def _judged(figure: Figure | None) -> tuple[str, str, str]:
     if figure is None:
         return "-", "-", "-"
     ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
-    holds = "-" if figure.holds is None else ("[green]yes[/]" if figure.holds else "[red]NO[/]")
-    return ratio, figure.target or "-", holds
+    return ratio, figure.target or "-", verdict(figure.holds)
+
+
+def verdict(holds: object) -> str:
+    """Return the cell that says whether a target is held; None: it has none."""
+    return "-" if holds is None else "[green]yes[/]" if holds else "[red]NO[/]"
 
 
 def environment_facts() -> dict[str, object]:

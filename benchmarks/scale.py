@@ -1,7 +1,7 @@
 """`python -m benchmarks scale`: whether a task costs the same in a run of a hundred as in one of a hundred thousand.
 
-In: sizes. Out: a table, and JSON, of processor time and memory for each task or item, and their ratios to the smallest
-size. Each measurement has a process of its own, so that none pays for the memory of another.
+In: sizes. Out: a table, and JSON, of processor time and memory for each task or item, their ratios to the smallest size,
+and whether those hold the target. Each measurement has a process of its own, so that none pays for the memory of another.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.children import ROOT, ChildFailedError, clean_environment, started
-from benchmarks.report import environment_facts
+from benchmarks.children import DEADLINE_S, ROOT, ChildFailedError, clean_environment, started
+from benchmarks.report import environment_facts, verdict
 
-__all__ = ["main"]
+__all__ = ["FLAT", "KINDS", "line_of", "main"]
 
 KINDS = (
     "source sequential",
@@ -34,7 +34,11 @@ KINDS = (
     "run map-reduce by tokens",
 )
 _TASKS = (100, 1_000, 10_000, 100_000)
-_ITEMS = (1_000, 10_000, 100_000)
+_ITEMS = (1_000, 10_000, 100_000, 1_000_000)
+#: Ratio to the smallest size up to which a cost counts as flat.
+FLAT = 1.3
+#: Above that many tasks or items one round is measured: it is long enough, and has the deadline of so many of that size.
+_LARGE = 100_000
 RESULTS = ROOT / "benchmarks" / "results" / "scale.json"
 
 #: A line of the table, as the JSON has it.
@@ -42,7 +46,7 @@ Line = dict[str, object]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure the chosen kinds and sizes; 1 when one of them could not be measured."""
+    """Measure the chosen kinds and sizes; 1 when one of them could not be measured. A missed target is a result, not a failure."""
     chosen = _parser().parse_args(arguments)
     lines: list[Line] = []
     failed = False
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
             if not chosen.quiet:
                 print(f"{kind}, {size}", file=sys.stderr)
             try:
-                line = _line(_measured(kind, size, rounds=chosen.rounds, with_memory=not chosen.no_memory), smallest)
+                line = line_of(_measured(kind, size, rounds=chosen.rounds, with_memory=not chosen.no_memory), smallest)
             except ChildFailedError as error:
                 failed = True
                 print(f"{kind}, {size}: not measured. {error}", file=sys.stderr)
@@ -80,7 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", action="append", choices=KINDS, metavar="KIND", help=f"again for more: {', '.join(KINDS)}"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, the best of which counts (default %(default)s)")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help=f"rounds up to size {_LARGE:,}, the best of which counts; above it is one (default %(default)s)",
+    )
     parser.add_argument("--no-memory", action="store_true", help="leave out memory, which takes as long as all rounds")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go (default: %(default)s)")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
@@ -89,15 +98,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measured(kind: str, size: int, *, rounds: int, with_memory: bool) -> Line:
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-") as home:
-        command = ["-m", "benchmarks.jobs.scale", kind, str(size), "--rounds", str(rounds)]
+        chosen = rounds if size <= _LARGE else 1
+        command = ["-m", "benchmarks.jobs.scale", kind, str(size), "--rounds", str(chosen)]
         if with_memory:
             command.append("--memory")
         with started(command, clean_environment(Path(home))) as child:
-            measured: Line = json.loads(child.line())
+            measured: Line = json.loads(child.line(deadline_s=DEADLINE_S * max(1.0, size / _LARGE)))
     return measured
 
 
-def _line(measured: Line, smallest: Line | None) -> Line:
+def line_of(measured: Line, smallest: Line | None) -> Line:
+    """Return what was measured by task, compared with the smallest size; None: it is the smallest."""
     size, rounds = int(str(measured["size"])), measured["cpu_s"]
     assert isinstance(rounds, list)
     cpu_us = min(rounds) / size * 1e6
@@ -111,16 +122,23 @@ def _line(measured: Line, smallest: Line | None) -> Line:
     first = smallest or line
     line["cpu_ratio"] = cpu_us / float(str(first["cpu_us_each"]))
     line["bytes_ratio"] = None if each is None or not first["bytes_each"] else each / float(str(first["bytes_each"]))
+    line["holds"] = None if smallest is None else _is_flat(line)
     return line
+
+
+def _is_flat(line: Line) -> bool:
+    """Whether neither processor time nor memory of a task has grown with the size by more than the target allows."""
+    ratios = [line[name] for name in ("cpu_ratio", "bytes_ratio")]
+    return all(each <= FLAT for each in ratios if isinstance(each, float))
 
 
 def _print(lines: Sequence[Line]) -> None:
     table = Table(title="For each task or item; ratios to the smallest size", title_justify="left")
     table.add_column("kind", no_wrap=True)
-    for head in ("size", "processor, us", "of it collector, us", "ratio", "bytes", "ratio"):
+    for head in ("size", "processor, us", "of it collector, us", "ratio", "bytes", "ratio", "target", "holds"):
         table.add_column(head, justify="right", no_wrap=True)
     for line in lines:
         shown = [line[name] for name in ("cpu_us_each", "collector_us_each", "cpu_ratio", "bytes_each", "bytes_ratio")]
         cells = [f"{each:.2f}" if isinstance(each, float) else "-" for each in shown]
-        table.add_row(str(line["kind"]), f"{line['size']:,}", *cells)
-    Console(width=None if Console().is_terminal else 120).print(table)
+        table.add_row(str(line["kind"]), f"{line['size']:,}", *cells, f"<= {FLAT:g}", verdict(line["holds"]))
+    Console(width=None if Console().is_terminal else 140).print(table)

@@ -4,13 +4,9 @@ from ensemble_ray import events as events
 from ensemble_ray import tools as tools
 from ensemble_ray.actors.driver.runtime import RayRuntime as RayRuntime
 from ensemble_ray.coordinator.map_reduce.item_log import ItemStream as ItemStream
-from ensemble_ray.dashboard.dashboard import WebDashboard as WebDashboard
-from ensemble_ray.dashboard.listener import WebSocketStreamingListener as WebSocketStreamingListener
-from ensemble_ray.dashboard.reviews import WebReviewHandler as WebReviewHandler
 from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.durability import Durability as Durability
 from ensemble_ray.definition.durability import OnUnknown as OnUnknown
-from ensemble_ray.definition.ensemble import RunOptions as RunOptions
 from ensemble_ray.definition.graph import Graph as Graph
 from ensemble_ray.definition.graph import MaxStepsAction as MaxStepsAction
 from ensemble_ray.definition.graph_edges import GraphEdge as GraphEdge
@@ -30,6 +26,7 @@ from ensemble_ray.definition.reflection import ReflectionConfig as ReflectionCon
 from ensemble_ray.definition.reflection_input import ReflectionInput as ReflectionInput
 from ensemble_ray.definition.remote_agent import RemoteAgent as RemoteAgent
 from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
+from ensemble_ray.definition.run_options import RunOptions as RunOptions
 from ensemble_ray.definition.task import Task as Task
 from ensemble_ray.definition.unit_output import UnitOutput as UnitOutput
 from ensemble_ray.definition.until import Until as Until
@@ -95,6 +92,8 @@ from ensemble_ray.execute.guardrails import GuardrailOutput as GuardrailOutput
 from ensemble_ray.execute.guardrails import GuardrailResult as GuardrailResult
 from ensemble_ray.execute.guardrails import GuardrailType as GuardrailType
 from ensemble_ray.execute.handler_context import TaskHandlerContext as TaskHandlerContext
+from ensemble_ray.execute.review.handlers import ReviewHandler as ReviewHandler
+from ensemble_ray.execute.review.notifiers import ReviewNotifier as ReviewNotifier
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect as UnknownEffect
 from ensemble_ray.inline.runtime import InlineRuntime as InlineRuntime
 from ensemble_ray.items.dead_letters import DeadLetters as DeadLetters
@@ -149,12 +148,13 @@ from ensemble_ray.recovery.forking import afork as afork
 from ensemble_ray.recovery.forking import fork as fork
 from ensemble_ray.recovery.resuming import aresume as aresume
 from ensemble_ray.recovery.resuming import resume as resume
-from ensemble_ray.reviews.handlers import ReviewHandler as ReviewHandler
-from ensemble_ray.reviews.notifiers import ReviewNotifier as ReviewNotifier
 from ensemble_ray.runs.handle import Run as Run
 from ensemble_ray.runs.map_reduce.handle import MapReduceRun as MapReduceRun
 from ensemble_ray.runs.ports import Runtime as Runtime
 from ensemble_ray.serve.process_control import ProcessControl as ProcessControl
+from ensemble_ray.studio.dashboard.dashboard import WebDashboard as WebDashboard
+from ensemble_ray.studio.dashboard.listener import WebSocketStreamingListener as WebSocketStreamingListener
+from ensemble_ray.studio.dashboard.reviews import WebReviewHandler as WebReviewHandler
 from ensemble_ray.telemetry.listener import OpenTelemetryListener as OpenTelemetryListener
 from ensemble_ray.tools import AbstractAgentTool as AbstractAgentTool
 from ensemble_ray.tools import AbstractTypedAgentTool as AbstractTypedAgentTool
@@ -213,7 +213,6 @@ from ensemble_ray.values.outputs import ExitReason as ExitReason
 from ensemble_ray.values.outputs import FailedItem as FailedItem
 from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
-from ensemble_ray.values.outputs import TaskOutput as TaskOutput
 from ensemble_ray.values.rate_limit import RateLimit as RateLimit
 from ensemble_ray.values.reflection import TaskReflection as TaskReflection
 from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
@@ -224,6 +223,7 @@ from ensemble_ray.values.reviews import ReviewPolicy as ReviewPolicy
 from ensemble_ray.values.reviews import ReviewRequest as ReviewRequest
 from ensemble_ray.values.reviews import ReviewTiming as ReviewTiming
 from ensemble_ray.values.reviews import ReviewWait as ReviewWait
+from ensemble_ray.values.task_output import TaskOutput as TaskOutput
 from ensemble_ray.values.task_request import TaskAnswer as TaskAnswer
 from ensemble_ray.values.task_request import TaskRequest as TaskRequest
 from ensemble_ray.values.trace import AgentSummary as AgentSummary

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError
@@ -19,9 +20,10 @@ from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.planned import PlannedLauncher, check
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
+from ensemble_ray.values.messages import ChatMessage
 from ensemble_ray.values.outputs import EnsembleOutput
 
-__all__ = ["Ensemble", "Startable", "join", "joined", "run", "streamed"]
+__all__ = ["Ensemble", "Startable", "build_question", "join", "joined", "run", "streamed"]
 
 R = TypeVar("R", bound=Run)
 Update = TypeVar("Update")
@@ -181,6 +183,14 @@ async def joined(begun: Run) -> EnsembleOutput:
         await asyncio.shield(begun.acancel())
         await asyncio.shield(begun.ajoin())
         raise
+
+
+def build_question(
+    agent: Agent, description: str, *, output_type: type[Any] | None, history: Sequence[ChatMessage]
+) -> Ensemble:
+    """Return the ensemble of one task that asks an agent; for `Agent.run`."""
+    task = Task.of(description).replace(agent=agent, output_type=output_type, history=history)
+    return Ensemble(tasks=[task])
 
 
 def run(

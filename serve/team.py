@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from ensemble_ray import ChatModel, Ensemble, MapReduceEnsemble, PromptTemplateError, ValidationError
-from ensemble_ray.loader import Runnable, load_runnable
+from ensemble_ray import ChatModel, Ensemble, PromptTemplateError, ValidationError
+from ensemble_ray.loader import Runnable, find_planned_form, load_runnable
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.capability_schemas import TaskInfo
 from ensemble_ray.serve.run_schemas import ChatInfo, EnsembleInfo
@@ -86,7 +86,7 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
     Raises:
         ValidationError: it cannot run.
     """
-    planned = _planned(definition)
+    planned = find_planned_form(definition)
     if planned is None:
         return ServedTeam(
             definition=_without_files(name, definition),
@@ -116,15 +116,6 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
         tasks=tuple(TaskInfo(ensemble=name, name=node.key, agent_role=node.agent_role) for node in plan.nodes),
         is_streaming=any(node.is_streaming for node in plan.nodes),
     )
-
-
-def _planned(definition: Runnable) -> Ensemble | None:
-    """Return the definition as one with a plan; None where its tasks are made while it runs."""
-    if isinstance(definition, Ensemble):
-        return definition
-    if isinstance(definition, MapReduceEnsemble) and definition.is_planned:
-        return definition.to_ensemble()
-    return None
 
 
 def _chat(name: str, ensemble: Ensemble, inputs: Sequence[str], *, streamed_task: str | None) -> ChatInfo:

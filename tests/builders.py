@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ensemble_ray import Agent, ChatResponse, Task, TokenUsage, ToolCall
+from ensemble_ray import Agent, ChatResponse, Task, TokenUsage, ToolCall, UnitOutput
 
 
 def agent(llm: object, role: str = "Writer", **fields: object) -> Agent:
@@ -18,6 +18,11 @@ def agent(llm: object, role: str = "Writer", **fields: object) -> Agent:
 def task(description: str, by: Agent | None = None, **fields: object) -> Task:
     """Return a task of that description."""
     return Task(**{"description": description, "expected_output": "a text", "agent": by, **fields})  # type: ignore[arg-type]
+
+
+def task_after(description: str, *context: Task | UnitOutput, **fields: object) -> Task:
+    """Return a task of that description that uses the outputs of those."""
+    return Task(**{"description": description, "expected_output": "e", "context": context, **fields})  # type: ignore[arg-type]
 
 
 def call(name: str, arguments: str = "{}", *, number: int = 0) -> ToolCall:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import ray.exceptions
 
 from ensemble_ray.actors.link.packing import pack_update
 from ensemble_ray.actors.link.wire import CallablesUpdate, TaskCallables, WireOrder
+from ensemble_ray.actors.scheduler.callables_host import ask_host
 from ensemble_ray.actors.scheduler.process_groups import ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Lease
 from ensemble_ray.execute.agent_templates import RefCountedCache
@@ -130,18 +132,15 @@ class CallablesDelivery:
             self._sending = None
 
     async def _bring(self, orders: Sequence[WireOrder]) -> None:
-        while True:
-            host = self._groups.host_callables()
-            try:
-                await host.handle.hold.remote(pack_update(self._run_id, self._update(host, orders)))
-            except ray.exceptions.RayError as error:
-                self._groups.lose(host, error)
-                if self._groups.callables is host:  # it was replaced too often
-                    self._lost(orders, error)
-                    return
-            else:
-                self._ready(orders)
-                return
+        try:
+            await ask_host(self._groups, partial(self._hand_over, orders))
+        except ray.exceptions.RayError as error:
+            self._lost(orders, error)
+        else:
+            self._ready(orders)
+
+    async def _hand_over(self, orders: Sequence[WireOrder], host: Lease) -> None:
+        await host.handle.hold.remote(pack_update(self._run_id, self._update(host, orders)))
 
     def _update(self, host: Lease, orders: Sequence[WireOrder]) -> CallablesUpdate:
         if host is not self._host:

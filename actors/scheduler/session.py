@@ -21,6 +21,7 @@ from ensemble_ray.actors.link.packing import pack_binding, pack_result, pack_upd
 from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import AgentTemplate, Binding, SessionOpening, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.callables import CallablesDelivery
+from ensemble_ray.actors.scheduler.callables_host import ask_host
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, ProcessType, Sharing
 from ensemble_ray.errors import EnsembleError, ValidationError
@@ -224,17 +225,12 @@ class RunSession:
         Raises:
             RuntimeError: it died each time.
         """
-        lost = ""
-        for _ in range(_MOST_LOST):
-            host = self._groups.host_callables()
-            try:
-                return await ask(host.handle)
-            except ray.exceptions.RayError as error:
-                lost = last_line(error)
-                self._groups.lose(host, error)
-                if self._groups.callables is host:  # it was replaced too often
-                    break
-        raise RuntimeError(f"the process of the run's callables died again and again when it was asked: {lost}")
+        try:
+            return await ask_host(self._groups, lambda host: ask(host.handle), most_lost=_MOST_LOST)
+        except ray.exceptions.RayError as error:
+            lost = last_line(error)
+            msg = f"the process of the run's callables died again and again when it was asked: {lost}"
+            raise RuntimeError(msg) from None
 
     def locate(self, agent_key: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
         """Return names and handles of the processes of an agent, for another that asks it; none when the run has ended.

@@ -1,4 +1,4 @@
-"""Memory of the scheduler's process for a planned run on Ray whose outputs are large: `python -m benchmarks.jobs.scheduler_memory`.
+"""Memory of the scheduler's process for a planned run on Ray whose outputs are large: `python -m benchmarks scheduler-memory`.
 
 Out: what is resident in it before the run, at its peak and after it, in MB.
 """
@@ -9,15 +9,31 @@ import argparse
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["main", "measure"]
 
 _MB = 1_000_000
 
 
-def main(tasks: int, output_bytes: int) -> None:
+def main(arguments: Sequence[str]) -> int:
+    """Measure a run of the chosen size, recorded in a folder that goes with it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks scheduler-memory",
+        description="What the scheduler's process holds while a planned run on Ray gives large outputs.",
+    )
+    parser.add_argument("--tasks", type=int, default=2000, help="independent tasks (default %(default)s)")
+    parser.add_argument("--bytes", type=int, default=100_000, help="size of each output (default %(default)s)")
+    chosen = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-") as home:
+        os.environ["ENSEMBLE_RAY_HOME"] = home
+        measure(chosen.tasks, chosen.bytes)
+    return 0
+
+
+def measure(tasks: int, output_bytes: int) -> None:
     """Run that many independent tasks with outputs of that size, and print the figures."""
     from ensemble_ray import Ensemble, RayRuntime, Task, Workflow
 
@@ -43,7 +59,7 @@ def main(tasks: int, output_bytes: int) -> None:
         peak, after = in_scheduler("VmHWM"), in_scheduler("VmRSS")
     print(
         f"{tasks} tasks, {held / _MB:.0f} MB of outputs, {took:.1f} s: scheduler {before / _MB:.0f} MB before, "
-        f"peak {peak / _MB:.0f} MB, {after / _MB:.0f} MB after"
+        f"peak {peak / _MB:.0f} MB ({(peak - before) / _MB:+.0f}), {after / _MB:.0f} MB after"
     )
 
 
@@ -59,13 +75,3 @@ def resident_bytes(name: str) -> int:
     """Return that memory figure of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
-if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--tasks", type=int, default=2000)
-    arguments.add_argument("--bytes", type=int, default=100_000)
-    chosen = arguments.parse_args()
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["ENSEMBLE_RAY_HOME"] = home
-        main(chosen.tasks, chosen.bytes)

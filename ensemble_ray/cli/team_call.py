@@ -30,11 +30,11 @@ from ensemble_ray.ensemble import Ensemble, streamed
 from ensemble_ray.errors import EnsembleError, IllegalStateError, ReviewDecidedError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent
+from ensemble_ray.execute.review.console import ConsoleReviewHandler
+from ensemble_ray.execute.review.elicitation import GATE_FORM, gate_message, read_answer
 from ensemble_ray.process.loop import bridge
 from ensemble_ray.recovery.deciding import adecide, apending_reviews
 from ensemble_ray.recovery.resuming import begin_again
-from ensemble_ray.reviews.console import ConsoleReviewHandler
-from ensemble_ray.reviews.elicitation import GATE_FORM, gate_message, read_answer
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
 from ensemble_ray.values.reviews import ReviewDecision, ReviewRequest, ReviewWait
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, SkipValidation, model_validator
@@ -29,7 +30,7 @@ from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.model_placeholder import TEAM_MODEL
 from ensemble_ray.definition.own_runner import check_runner
 from ensemble_ray.definition.process_fields import AmountsField, LabelsField, check_process_fields
-from ensemble_ray.definition.questions import build_answer, build_ensemble, stream_events
+from ensemble_ray.definition.questions import build_answer, build_description, get_messages, stream_answer
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports.runners import RunsTask
 from ensemble_ray.values.agent_output import AgentOutput
@@ -40,9 +41,11 @@ from ensemble_ray.values.rate_limit import RateLimit
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from ensemble_ray import Ensemble, RunOptions, Runtime
     from ensemble_ray.definition.questions import History
+    from ensemble_ray.definition.run_options import RunOptions
+    from ensemble_ray.ensemble import Ensemble  # a seam, as `to_ensemble` says
     from ensemble_ray.events import Event
+    from ensemble_ray.runs.ports import Runtime
 
 __all__ = ["Agent"]
 
@@ -200,7 +203,7 @@ class Agent(Identified):
             ValidationError, EnsembleError: as `run`.
         """
         asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
-        return stream_events(asked, runtime=runtime, run_id=run_id, options=options)
+        return stream_answer(asked, partial(asked.start, runtime=runtime, run_id=run_id, options=options))
 
     async def astream(
         self,
@@ -227,4 +230,8 @@ class Agent(Identified):
         Use it to add listeners or costs to a question, or to resume or fork its run: `resume(run_id, ensemble)`. A run
         that `stream` or `astream` began is that of `to_ensemble(...).replace(stream=True)`.
         """
-        return build_ensemble(self, question, output_type=output_type, history=history)
+        # A seam: what runs an agent stands far above it, and is imported when a user asks, never before.
+        from ensemble_ray.ensemble import build_question
+
+        messages = get_messages(history)
+        return build_question(self, build_description(question), output_type=output_type, history=messages)

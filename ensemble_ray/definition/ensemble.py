@@ -29,7 +29,8 @@ from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.memory import Remembers
 from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.reflection import Reflects
-from ensemble_ray.definition.run_rules import RunOptions, RunRules, Watched
+from ensemble_ray.definition.run_options import RunOptions
+from ensemble_ray.definition.run_rules import RunRules, Watched
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError

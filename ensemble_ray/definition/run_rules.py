@@ -22,7 +22,6 @@ from ensemble_ray.definition.fields import (
     ErrorStrategyField,
     ModelCatalogField,
     OnUnknownField,
-    OptionalDurabilityField,
     OptionalModelField,
     ReviewPolicyField,
     ReviewWaitField,
@@ -37,7 +36,7 @@ from ensemble_ray.definition.fields import (
 )
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.retry_policy import RetryPolicy
-from ensemble_ray.definition.run_tags import check_tags
+from ensemble_ray.definition.run_options import RunOptions
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import ValidationError
@@ -62,7 +61,6 @@ from ensemble_ray.events import (
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.ports import ToolMetrics
 from ensemble_ray.ports.dashboard import Dashboard
-from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason
@@ -71,7 +69,7 @@ from ensemble_ray.values.reviews import ReviewFunction, Reviewing, ReviewPolicy,
 from ensemble_ray.values.trace import ExecutionTrace, ExecutionTraceExporter
 from ensemble_ray.values.value import Value
 
-__all__ = ["RunOptions", "RunRules", "Synthesizer", "Watched"]
+__all__ = ["RunRules", "Synthesizer", "Watched"]
 
 
 class Synthesizer(Protocol):
@@ -151,44 +149,6 @@ else:
     _Dashboard = Annotated[Any, BeforeValidator(_dashboard_of)]
     _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copied)]
     _OnStarted = _OnCompleted = Callbacks[object]
-
-
-class RunOptions(Value):
-    """What one run does differently from its ensemble: `run(options=RunOptions(max_tokens=100_000))` (S-DOM-68).
-
-    None keeps the ensemble's value. A run that is resumed keeps its options, but for those that are given anew.
-
-    Attributes:
-        context_budget: Most tokens that a request of a task may have, where the task does not say.
-        max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
-        tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
-        max_parallel_tasks: Tasks that may run at the same time.
-        durability: How safe facts are before the run goes on: `"effects"`, `"run"` or `"off"`.
-        max_tokens: Tokens of input and output together that the run may spend; > 0.
-        max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
-        tags: Words of the caller's own about the run, by name, to find it again: at most 64, of up to 256 characters each. They are
-            recorded, lists of runs show them, and they change nothing.
-    """
-
-    context_budget: StrictInt | None = None
-    max_tool_output_length: StrictInt | None = None
-    tool_log_truncate_length: StrictInt | None = None
-    max_parallel_tasks: StrictInt | None = None
-    durability: OptionalDurabilityField = initially(None)
-    max_tokens: StrictInt | None = None
-    max_cost: StrictAmount | None = None
-    tags: Annotated[Mapping[str, str] | None, BeforeValidator(whole_data)] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check(cls, data: Any) -> Any:
-        if isinstance(data, Mapping):
-            arguments = cast("Mapping[str, object]", data)
-            check_positive(arguments.get("context_budget"), "RunOptions context_budget must be > 0 when set")
-            check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
-            check_budget(arguments, "RunOptions")
-            check_tags(arguments.get("tags"), "RunOptions")
-        return data
 
 
 class RunRules(Value):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["escape_template"]
+__all__ = ["escape_template", "unescape_template"]
 
 _IN_BRACES = re.compile(r"\{(\w+)\}")
+_ESCAPED = re.compile(r"\{\{(\w+)\}\}")
 
 
 def escape_template(text: str) -> str:
@@ -17,3 +18,13 @@ def escape_template(text: str) -> str:
         '{{a}} of {1, 2}'
     """
     return _IN_BRACES.sub(r"{{\1}}", text) if "{" in text else text
+
+
+def unescape_template(template: str) -> str:
+    """Return the text that `escape_template` was given.
+
+    Examples:
+        >>> unescape_template("{{a}} of {1, 2}")
+        '{a} of {1, 2}'
+    """
+    return _ESCAPED.sub(r"{\1}", template) if "{" in template else template

@@ -53,8 +53,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
-    # From the face: errors carry values, and the modules of those values raise errors.
-    from ensemble_ray import PhaseStatus, RateLimit, TaskOutput
+    # A seam: errors carry values, and the modules of those values raise errors.
+    from ensemble_ray.values.rate_limit import RateLimit
+    from ensemble_ray.values.task_output import TaskOutput
+    from ensemble_ray.values.unit_traces import PhaseStatus
 
 __all__ = [
     "AgentExecutionError",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors.travel import Portable
 
 if TYPE_CHECKING:
-    # From the face: errors carry values, and the modules of those values raise errors.
-    from ensemble_ray import ExecutionTrace
+    # A seam: errors carry values, and the modules of those values raise errors.
+    from ensemble_ray.values.trace import ExecutionTrace
 
 __all__ = ["EnsembleError"]
 

@@ -9,7 +9,8 @@ from ensemble_ray.errors.root import EnsembleError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ensemble_ray import TaskOutput
+    # A seam: errors carry values, and the modules of those values raise errors.
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["GraphNoEdgeMatchedError", "MaxGraphStepsExceededError", "MaxLoopIterationsExceededError"]
 

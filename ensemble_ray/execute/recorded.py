@@ -15,7 +15,7 @@ from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.agent.structured import parse_output
 from ensemble_ray.execute.agent.type_adapters import adapter_of
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolReturned, is_making_agent
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
+from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, RecordedOutput, read_output, read_trace
 from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.text.foreign_text import whole_data
@@ -130,24 +130,25 @@ def typed_output(data: Mapping[str, object], output_type: type[Any] | None = Non
     try:
         return TaskOutput(**fields)
     except ValueError as error:
-        msg = f"The record is damaged: output of task '{_task_of(data)}': {error}"
+        msg = f"The record is damaged: output of task '{_task_of(read_output(data))}': {error}"
         raise RecordError(msg) from error
 
 
 def _parsed(fields: Mapping[str, object], output_type: type[Any]) -> object:
-    data = fields["parsed_output"]
+    read = read_output(fields)
+    data = read.parsed_output
     try:
         return typed_data(data, output_type)
     except ValueError as error:
-        read = parse_output(str(fields.get("raw") or ""), output_type)
-        if read.is_success:
-            return read.value
+        parsed = parse_output(read.raw, output_type)
+        if parsed.is_success:
+            return parsed.value
         type_name = getattr(output_type, "__qualname__", output_type)
         _log.warning(
-            "The recorded output of task '%s' is no %s any more: %s", _task_of(fields), type_name, brief(str(error))
+            "The recorded output of task '%s' is no %s any more: %s", _task_of(read), type_name, brief(str(error))
         )
         return data
 
 
-def _task_of(data: Mapping[str, object]) -> str:
-    return str(data.get("task_description", ""))[:80]
+def _task_of(read: RecordedOutput) -> str:
+    return read.task_description[:80]

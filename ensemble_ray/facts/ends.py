@@ -4,15 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from datetime import datetime
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact, FactData, Key
+from ensemble_ray.facts.lenient import as_mapping, as_text
 from ensemble_ray.facts.shapes import NUMBER, OBJECT, TEXT, optional, require, type_of
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 
-__all__ = ["ExitRecorded", "FailureRecorded", "OutputRecorded", "read_reason", "read_trace"]
+__all__ = [
+    "ExitRecorded",
+    "FailureRecorded",
+    "OutputRecorded",
+    "RecordedOutput",
+    "read_output",
+    "read_reason",
+    "read_trace",
+]
+
+
+class RecordedOutput(NamedTuple):
+    """An output as its record has it, field by field; what is missing or of another type is empty."""
+
+    raw: str
+    agent_role: str
+    task_description: str
+    #: JSON data
+    parsed_output: object
+    #: full name of the type of it; empty: it has none
+    output_type: str
+    #: JSON data of `TaskMetrics`
+    metrics: Mapping[str, object]
+    #: Unix time, s; None: not recorded
+    completed_at: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +54,12 @@ class OutputRecorded(FactData):
     def output_data(self) -> Mapping[str, object]:
         """Return the output as JSON data."""
         return self.output.model_dump(mode="json") if isinstance(self.output, TaskOutput) else self.output
+
+    def read(self) -> RecordedOutput:
+        """Return the output field by field, without its trace, which is large."""
+        if isinstance(self.output, TaskOutput):
+            return read_output(self.output.model_dump(mode="json", exclude={"trace"}))
+        return read_output(self.output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +119,23 @@ class ExitRecorded(FactData):
         texts = {name: str(rest.pop(name, "")) for name in ("call", "text")}
         absent = () if "reason" in data else ("reason",)
         return cls(reason=read_reason(data), **texts, rest=rest or None, absent=absent)
+
+
+def read_output(data: Mapping[str, object]) -> RecordedOutput:
+    """Return the fields of an output's JSON data; nothing of it is trusted, since records may be broken."""
+    try:
+        completed_at = datetime.fromisoformat(as_text(data.get("completed_at"))).timestamp()
+    except ValueError:
+        completed_at = None
+    return RecordedOutput(
+        raw=as_text(data.get("raw")),
+        agent_role=as_text(data.get("agent_role")),
+        task_description=as_text(data.get("task_description")),
+        parsed_output=data.get("parsed_output"),
+        output_type=as_text(data.get("output_type")),
+        metrics=as_mapping(data.get("metrics")),
+        completed_at=completed_at,
+    )
 
 
 def read_reason(data: Mapping[str, object]) -> ExitReason:

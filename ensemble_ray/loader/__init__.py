@@ -4,6 +4,6 @@ What is wrong with a file is named with file, line and column, everything at onc
 is constructed from the text but plain data; user code runs only where the file names it as `module:attribute`.
 """
 
-from ensemble_ray.loader.targets import Runnable, load_ensemble, load_runnable, load_source
+from ensemble_ray.loader.targets import Runnable, find_planned_form, load_ensemble, load_runnable, load_source
 
-__all__ = ["Runnable", "load_ensemble", "load_runnable", "load_source"]
+__all__ = ["Runnable", "find_planned_form", "load_ensemble", "load_runnable", "load_source"]

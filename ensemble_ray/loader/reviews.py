@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import PlainValidator, TypeAdapter, ValidationInfo
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.execute.review.handlers import ReviewHandler
 from ensemble_ray.loader.document import Entries
 from ensemble_ray.loader.field_types import ReferenceText, text_in
 from ensemble_ray.loader.problems import suggestion
@@ -14,7 +15,6 @@ from ensemble_ray.loader.reading import context_of
 from ensemble_ray.loader.references import is_reference
 from ensemble_ray.loader.section import Section, keys_of
 from ensemble_ray.loader.user_code import object_with
-from ensemble_ray.reviews.handlers import ReviewHandler
 from ensemble_ray.values.reviews import Review
 
 __all__ = ["ReviewHandlerName", "ReviewName"]

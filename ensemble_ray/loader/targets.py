@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["Runnable", "load_ensemble", "load_runnable", "load_source"]
+__all__ = ["Runnable", "find_planned_form", "load_ensemble", "load_runnable", "load_source"]
 
 #: Everything that can be run.
 Runnable: TypeAlias = "Ensemble | MapReduceEnsemble | MapEnsemble"
@@ -53,16 +53,24 @@ def load_ensemble(
         ValidationError: as `load_runnable`, and for a map-reduce whose tasks are made while it runs.
     """
     found = load_runnable(target, llm=llm, needs_keys=needs_keys, arguments=arguments)
-    if isinstance(found, Ensemble):
-        return found
+    planned = find_planned_form(found)
+    if planned is None:
+        raise ValidationError(
+            f"'{target}' is a {type(found).__name__} whose tasks are made while it runs: it has no plan to fork or to "
+            f"serve. `ensemble-ray run {target}` runs it, also as a job of a cluster"
+        )
+    return planned
+
+
+def find_planned_form(definition: Runnable) -> Ensemble | None:
+    """Return the definition as one with a plan, of the same origin; None where its tasks are made while it runs."""
+    if isinstance(definition, Ensemble):
+        return definition
     from ensemble_ray.map_reduce import MapReduceEnsemble  # most teams do not need it
 
-    if isinstance(found, MapReduceEnsemble) and found.is_planned:
-        return found.to_ensemble().with_origin(target, found.source.overrides)
-    raise ValidationError(
-        f"'{target}' is a {type(found).__name__} whose tasks are made while it runs: it has no plan to fork or to "
-        f"serve. `ensemble-ray run {target}` runs it, also as a job of a cluster"
-    )
+    if isinstance(definition, MapReduceEnsemble) and definition.is_planned:
+        return definition.to_ensemble().with_origin(definition.source.place, definition.source.overrides)
+    return None
 
 
 def load_runnable(

@@ -1,4 +1,4 @@
-"""What a run knows of a dashboard that shows it. Package: ports. `ensemble_ray.dashboard` fulfils it, above everything that runs."""
+"""What a run knows of a dashboard that shows it. Package: ports. `ensemble_ray.studio.dashboard` fulfils it, above everything that runs."""
 
 from __future__ import annotations
 

@@ -9,13 +9,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
-from ensemble_ray.definition.run_rules import RunOptions
+from ensemble_ray.definition.run_options import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.facts.directives import ModelSwitched
 from ensemble_ray.facts.fact import kinds_of
-from ensemble_ray.loader import load_source
-from ensemble_ray.map_reduce import MapReduceEnsemble
+from ensemble_ray.loader import find_planned_form, load_source
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
@@ -244,7 +243,7 @@ def check_resumable(found: RunSummary, head: RunHead, *, take_over: bool = False
 
 def _check_has_plan(run_id: str, definition: Runnable, head: RunHead) -> None:
     """Refuse a definition of another kind than the run's."""
-    has_plan = _has_plan(definition)
+    has_plan = find_planned_form(definition) is not None
     if has_plan is not head.is_dynamic:
         return
     differing = (
@@ -256,24 +255,19 @@ def _check_has_plan(run_id: str, definition: Runnable, head: RunHead) -> None:
     )
 
 
-def _has_plan(definition: Runnable) -> bool:
-    return isinstance(definition, Ensemble) or (isinstance(definition, MapReduceEnsemble) and definition.is_planned)
-
-
 def planned_form(definition: Runnable) -> Ensemble:
     """Return the definition as one with a plan.
 
     Raises:
         ValidationError: its tasks are made while it runs.
     """
-    if isinstance(definition, Ensemble):
-        return definition
-    if isinstance(definition, MapReduceEnsemble) and definition.is_planned:
-        return definition.to_ensemble().with_origin(definition.source.place, definition.source.overrides)
-    raise ValidationError(
-        f"The tasks of this {type(definition).__name__} are made while it runs, so it has no plan. Give the definition "
-        "that the run was begun with"
-    )
+    planned = find_planned_form(definition)
+    if planned is None:
+        raise ValidationError(
+            f"The tasks of this {type(definition).__name__} are made while it runs, so it has no plan. Give the definition "
+            "that the run was begun with"
+        )
+    return planned
 
 
 def recorded_definition(found: RunSummary, source: Origin, call: str) -> Runnable:

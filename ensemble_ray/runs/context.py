@@ -13,9 +13,9 @@ from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.reflection.local import LocalRunReflections
+from ensemble_ray.execute.review.reviewer import LocalReviewer
 from ensemble_ray.execute.run_models import RunModels
 from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
-from ensemble_ray.reviews.reviewer import LocalReviewer
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.tools.tool import NoOpToolMetrics
 from ensemble_ray.values.amounts import RunBudget

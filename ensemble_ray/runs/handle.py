@@ -40,7 +40,7 @@ from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.definition.run_options import RunOptions
     from ensemble_ray.events.log import EventStream
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.values.directives import RunDirective

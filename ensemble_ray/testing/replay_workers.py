@@ -84,7 +84,7 @@ class ReplayedWorkers:
         """How what the worker gave differs from what is recorded."""
         if end is None:
             return
-        recorded = end.data.output_data().get("raw") if isinstance(end.data, OutputRecorded) else None
+        recorded = end.data.read().raw if isinstance(end.data, OutputRecorded) else None
         current = None if result.output is None else result.output.raw
         what = "the output"
         if current is None or recorded is None:

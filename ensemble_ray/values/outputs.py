@@ -1,30 +1,30 @@
-"""What a task and a run give back. Layer: above trace."""
+"""What a run gives back. Layer: above what a task and units give."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Annotated, Any, Protocol, Self
 
 from pydantic import (
     BeforeValidator,
     PrivateAttr,
     SerializationInfo,
     SerializerFunctionWrapHandler,
-    SkipValidation,
     field_serializer,
 )
 from typing_extensions import TypeVar as TypeVarWithDefault
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.values.metrics import ExecutionMetrics, TaskMetrics
+from ensemble_ray.values.metrics import ExecutionMetrics
 from ensemble_ray.values.reviews import OpenReview
 from ensemble_ray.values.shown import Shown, count, figures
-from ensemble_ray.values.trace import ExecutionTrace, TaskTrace, jsonable
+from ensemble_ray.values.task_output import NOT_PARSED, Parsed_co, TaskOutput, full_name
+from ensemble_ray.values.trace import ExecutionTrace, jsonable
 from ensemble_ray.values.unit_outputs import GraphStep, LoopHistory, UnitOutputs
-from ensemble_ray.values.value import Duration, FrozenSequence, Instant, Value
+from ensemble_ray.values.value import Duration, FrozenSequence, Value
 
 __all__ = [
     "NOT_PARSED",
@@ -39,10 +39,7 @@ __all__ = [
     "full_name",
 ]
 
-T = TypeVar("T")
 Parsed = TypeVarWithDefault("Parsed", default=Any)
-#: What a task's answer is parsed into; Any where the task does not say.
-Parsed_co = TypeVarWithDefault("Parsed_co", default=Any, covariant=True)
 
 
 class ExitReason(StrEnum):
@@ -91,72 +88,6 @@ _STATES = {
     ExitReason.BUDGET_EXHAUSTED: RunState.BUDGET_EXHAUSTED,
     ExitReason.WAITING: RunState.WAITING,
 }
-
-
-def full_name(output_type: type[object]) -> str:
-    """`module.qualname` of a class (S-CONV-10)."""
-    return f"{output_type.__module__}.{output_type.__qualname__}"
-
-
-#: Told where there is no parsed output.
-NOT_PARSED = "No parsed output available. Set output_type on the task to have its answer parsed."
-
-
-class TaskOutput(Shown, Generic[Parsed_co]):
-    """What one task gave (S-DOM-40 to S-DOM-43)."""
-
-    raw: str
-    #: with its variables resolved
-    task_description: str
-    agent_role: str
-    completed_at: Instant
-    duration: Duration
-    tool_call_count: int = 0
-    parsed_output: Any = None
-    #: as the task declared it; `dict[K, V]` is no class and would be refused by a check
-    output_type: Annotated[type[Any] | None, SkipValidation] = None
-    metrics: TaskMetrics = TaskMetrics.EMPTY
-    trace: TaskTrace | None = None
-
-    def text_and_figures(self) -> tuple[str, str]:
-        """Return the text, and the line of figures without its brackets."""
-        found = self.metrics
-        return self.raw, figures(None, found.llm_call_count, found.total_tokens, self.duration)
-
-    @property
-    def parsed(self) -> Parsed_co:
-        """The answer as the task's `output_type`.
-
-        Raises:
-            IllegalStateError: there is none (S-DOM-75).
-        """
-        if self.parsed_output is None:
-            raise IllegalStateError(NOT_PARSED)
-        return cast("Parsed_co", self.parsed_output)
-
-    def get_parsed_output(self, output_type: type[T]) -> T:
-        """Return the parsed output as an instance of that type.
-
-        Raises:
-            IllegalStateError: there is none, or it is of another type (S-DOM-42).
-        """
-        if self.parsed_output is None:
-            raise IllegalStateError(NOT_PARSED)
-        if not isinstance(self.parsed_output, output_type):
-            actual = full_name(type(cast("object", self.parsed_output)))
-            msg = f"Parsed output is of type {actual} but requested type {full_name(output_type)} does not match."
-            raise IllegalStateError(msg)
-        return self.parsed_output
-
-    @field_serializer("output_type", when_used="json")
-    def _type_as_json(self, value: type[object] | None) -> str | None:
-        return None if value is None else full_name(value)
-
-    @field_serializer("parsed_output", mode="wrap", when_used="json")
-    def _parsed_as_json(
-        self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo
-    ) -> object:
-        return jsonable(value)
 
 
 class FailedItem(Value):

@@ -1,4 +1,4 @@
-"""What loops, phases and a graph gave, for the accessors of a run's output. Layer: below outputs.
+"""What loops, phases and a graph gave, for the accessors of a run's output. Layer: between the output of a task and that of a run.
 
 Each view holds outputs that the run has anyway, and copies none.
 """
@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    # From the face: the module of task outputs holds the output of a run, which has these.
-    from ensemble_ray import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["GraphHistory", "GraphStep", "LoopHistory", "UnitOutputs"]
 
@@ -60,5 +57,5 @@ class UnitOutputs:
     #: by name; of a loop that ran several times, its last run
     loops: Mapping[str, LoopHistory] = field(default_factory=dict[str, LoopHistory])
     #: outputs of completed phases by name, in the order in which they completed
-    phases: Mapping[str, Sequence[TaskOutput]] = field(default_factory=dict[str, "Sequence[TaskOutput]"])
+    phases: Mapping[str, Sequence[TaskOutput]] = field(default_factory=dict[str, Sequence[TaskOutput]])
     graph: GraphHistory | None = None

@@ -18,6 +18,7 @@ import ray.exceptions
 
 from ensemble_ray.access.admission import Knock
 from ensemble_ray.actors import spawn
+from ensemble_ray.actors.link.reach import reach
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
 from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
@@ -48,6 +49,8 @@ _CALL_S = 10.0
 _KNOWN_S = 1.0
 #: Pauses while what drives the runs is being started again, s.
 _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 8.0)
+#: So many actors of older deployments, or that are just being replaced, are met at most when the endpoint's is looked for.
+_MOST_TAKEOVERS = 7
 
 
 def driver_name(endpoint: str, namespace: str = "") -> str:
@@ -168,30 +171,32 @@ class RemoteRuns:
         Raises:
             Refusal: it refuses, or it is not there.
         """
-        for pause_s in (*_PAUSES_S, None):
-            try:
-                reply = await call(self._driver)
-            except ray.exceptions.RayActorError as error:
-                if pause_s is None:
-                    raise Refusal(
-                        HTTPStatus.SERVICE_UNAVAILABLE,
-                        "NOT_READY",
-                        "What drives the runs is not there. Runs that were accepted are kept",
-                        retry_after_s=5,
-                    ) from error
-                _log.warning("What drives the runs cannot be reached (%s); trying again", type(error).__name__)
-                await asyncio.sleep(pause_s)
-                with contextlib.suppress(ray.exceptions.RayError):
-                    self._driver = await threads.run(self._find)
-                continue
-            if isinstance(reply, Refusal):
-                raise reply
-            return reply
-        raise AssertionError("unreachable")
+        try:
+            reply = await reach(
+                lambda: call(self._driver),
+                _PAUSES_S,
+                retry_on=ray.exceptions.RayActorError,
+                before_retry=self._find_again,
+            )
+        except ray.exceptions.RayActorError as error:
+            raise Refusal(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "NOT_READY",
+                "What drives the runs is not there. Runs that were accepted are kept",
+                retry_after_s=5,
+            ) from error
+        if isinstance(reply, Refusal):
+            raise reply
+        return reply
+
+    async def _find_again(self) -> None:
+        _log.warning("What drives the runs could not be reached; trying again")
+        with contextlib.suppress(ray.exceptions.RayError):
+            self._driver = await threads.run(self._find)
 
     def _find(self) -> Any:
         """Return the actor of this deployment or of a newer one; one of an older deployment is ended. Blocks."""
-        for _ in _PAUSES_S:
+        for _ in range(_MOST_TAKEOVERS):
             driver = spawn.run_driver(RunDriver, driver_name(self._config.name, self._config.namespace), self._config)
             try:
                 deployed_at = cast("float", cast("Any", ray.get)(driver.deployed_at.remote()))  # noqa: TID251  in a thread

@@ -27,7 +27,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.reviews.elicitation import GATE_FORM, gate_message, read_answer
+from ensemble_ray.execute.review.elicitation import GATE_FORM, gate_message, read_answer
 from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.control_schemas import NewDecision, Verdict
 from ensemble_ray.serve.mcp_api.tools import ITEMS

@@ -32,6 +32,33 @@ def _looks_into_data(node: ast.AST) -> bool:
             return False
 
 
+def _reads_output(tree: ast.AST) -> Iterator[ast.AST]:
+    """Give where a key of `x.output_data()` is read, there or by a name that the function gives it."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        inside = list(ast.walk(function))
+        names = {
+            target.id
+            for node in inside
+            if isinstance(node, ast.Assign) and _is_output_data(node.value)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in inside:
+            match node:
+                case ast.Subscript(value=read) | ast.Call(func=ast.Attribute(attr="get", value=read)):
+                    if _is_output_data(read) or (isinstance(read, ast.Name) and read.id in names):
+                        yield node
+                case _:
+                    pass
+
+
+def _is_output_data(node: ast.AST) -> bool:
+    """Whether it is `x.output_data()`."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "output_data"
+
+
 def _names_a_kind(node: ast.AST) -> bool:
     """Whether it compares a fact's kind with a text, or is the name of a kind that is no other word."""
     match node:
@@ -49,6 +76,24 @@ def test_nobody_else_knows_a_key() -> None:
     assert found == []
 
 
+def test_nobody_else_knows_a_key_of_an_output() -> None:
+    """Its data are handed on as a whole, or read by `OutputRecorded.read()`."""
+    found = [f"{path}:{node.lineno}" for path, tree in _code() for node in _reads_output(tree)]  # type: ignore[attr-defined]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(x):\n    return x.output_data()['raw']",
+        "def f(x):\n    data = x.output_data()\n    return data.get('raw')",
+    ],
+)
+def test_keys_of_outputs_are_seen_when_they_are_read(code: str) -> None:
+    """There, or by a name."""
+    assert len(list(_reads_output(ast.parse(code)))) == 1
+
+
 #: Messages to pages have types and fields of their own, and some of them are the same words (27).
 _MESSAGES = {
     Path("ensemble_ray/record/following/projection.py"),
@@ -56,7 +101,7 @@ _MESSAGES = {
     Path("serve/mcp_api/asked_team.py"),
     Path("serve/socket_schemas.py"),
     Path("ensemble_ray/events/messages.py"),
-    Path("ensemble_ray/dashboard/pages.py"),
+    Path("ensemble_ray/studio/dashboard/pages.py"),
 }
 
 

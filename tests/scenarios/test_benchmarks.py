@@ -17,7 +17,7 @@ from benchmarks.jobs import scale as scale_jobs
 from benchmarks.process_tree import memory_of
 from benchmarks.report import lines_of, overheads_of
 from benchmarks.rows import OVERHEADS, ROWS, Overhead, Row, Target
-from benchmarks.scale import KINDS
+from benchmarks.scale import KINDS, line_of
 from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.setting import Setting
 from ensemble_ray.testing import ModelServer
@@ -115,7 +115,9 @@ def test_costs_of_each_task_are_told_by_size_when_scale_is_measured(
     command = ["scale", "--tasks", "5", "20", "--items", "60", "--rounds", "1", "--quiet", "--json", str(file), *only]
     assert main(command) == 0
 
-    assert "ratios to the smallest size" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "ratios to the smallest size" in told
+    assert "<= 1.3" in told
     lines = json.loads(file.read_text())["lines"]
     assert [(line["kind"], line["size"]) for line in lines] == [
         ("source parallel", 5),
@@ -126,6 +128,19 @@ def test_costs_of_each_task_are_told_by_size_when_scale_is_measured(
     ]
     assert all(line["cpu_us_each"] > 0 and line["bytes_each"] > 0 for line in lines)
     assert [line["cpu_ratio"] for line in lines if line["size"] in {5, 60}] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("cpu_ratio", "bytes_ratio", "is_flat"), [(1.2, 1.3, True), (1.4, 1.0, False), (0.9, 1.4, False)]
+)
+def test_verdict_is_told_when_a_size_is_compared_with_the_smallest(
+    *, cpu_ratio: float, bytes_ratio: float, is_flat: bool
+) -> None:
+    """A cost is flat where neither time nor memory of a task grows by more than 1.3; the smallest size is what is compared with."""
+    smallest = line_of({"size": 10, "cpu_s": [1.0, 2.0], "collector_s": 0.1, "peak_bytes": 100}, None)
+    larger = {"size": 100, "cpu_s": [10 * cpu_ratio], "collector_s": 1.0, "peak_bytes": round(1000 * bytes_ratio)}
+    assert smallest["holds"] is None
+    assert line_of(larger, smallest)["holds"] is is_flat
 
 
 def test_every_kind_that_scale_offers_can_be_measured() -> None:

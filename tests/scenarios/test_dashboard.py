@@ -23,7 +23,7 @@ from ensemble_ray import (
     WebDashboard,
     tool,
 )
-from ensemble_ray.dashboard import app as app_module
+from ensemble_ray.studio.dashboard import app as app_module
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, answer, call, task
 from tests.scenarios.pages import Background, kinds, opened, stored, url_of
@@ -252,7 +252,7 @@ def test_what_pages_say_that_nobody_understands(caplog: pytest.LogCaptureFixture
             page.send(each)
         page.send('{"type": "ping", "unknown": {"key": 1}}')
         assert page.next() == {"type": "pong"}
-    said = [each.getMessage() for each in caplog.records if each.name == "ensemble_ray.dashboard.pages"]
+    said = [each.getMessage() for each in caplog.records if each.name == "ensemble_ray.studio.dashboard.pages"]
     assert len(said) == len(sent)
     assert "unknown type: 'dance'" in said[0]
 

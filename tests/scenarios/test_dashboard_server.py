@@ -153,7 +153,7 @@ def test_failures_of_the_dashboard_concern_no_run(caplog: pytest.LogCaptureFixtu
             page._connection.socket.close()
             ensemble.replace(on_task_start=None).run(runtime="inline")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ensemble_ray.dashboard.hub.encode", json.loads)  # which takes no messages
+            patch.setattr("ensemble_ray.studio.dashboard.hub.encode", json.loads)  # which takes no messages
             assert ensemble.replace(on_task_start=None).run(runtime="inline").raw == "done"
     assert "could not be sent to the dashboard" in caplog.text
 

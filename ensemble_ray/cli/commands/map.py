@@ -27,7 +27,7 @@ from ensemble_ray.cli.view.terminal import FINE, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.map_team import MapTeam
-    from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.definition.run_options import RunOptions
 
 __all__ = ["map_items"]
 

@@ -26,7 +26,7 @@ from ensemble_ray.cli.view.terminal import (
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.view.run_view import RunView
-    from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.definition.run_options import RunOptions
     from ensemble_ray.errors import EnsembleError
     from ensemble_ray.events.listeners import EnsembleListener
     from ensemble_ray.loader import Runnable

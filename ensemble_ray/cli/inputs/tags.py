@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.definition.run_options import RunOptions
 
 __all__ = ["TagFilter", "Tags", "format_tags", "is_tagged", "read_tags", "run_options"]
 
@@ -54,7 +54,7 @@ def run_options(max_tokens: int | None, max_cost: float | None, tags: Sequence[s
     chosen = read_tags(tags or ())
     if max_tokens is None and max_cost is None and chosen is None:
         return None
-    from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.definition.run_options import RunOptions
 
     return RunOptions(max_tokens=max_tokens, max_cost=max_cost, tags=chosen)
 

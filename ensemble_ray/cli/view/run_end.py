@@ -79,5 +79,5 @@ async def _last_text(store: RunStore, run_id: str) -> str | None:
     async for page in store.read(run_id):
         for fact in page:
             if isinstance(fact.data, OutputRecorded) and node_key(fact.instance) in {FINAL, DIRECT}:
-                text = str(fact.data.output_data()["raw"])
+                text = fact.data.read().raw
     return text

@@ -1,1 +1,1 @@
-"""Gates of tasks: when somebody is asked, what is recorded of it, what follows from the decision."""
+"""Gates of tasks: when somebody is asked, what is recorded of it, what follows from the decision; the handlers that decide."""

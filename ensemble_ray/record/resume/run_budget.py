@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ensemble_ray.definition.run_rules import RunOptions
+from ensemble_ray.definition.run_options import RunOptions
 from ensemble_ray.definition.run_tags import tags_in
 from ensemble_ray.errors import RecordError, ValidationError, message_of
 from ensemble_ray.facts.runs import PlanRecorded, RecordedBudget, RunResumed

@@ -9,7 +9,7 @@ from ensemble_ray.runs.handle import Run
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_log import ItemStream
     from ensemble_ray.definition.origin import Origin
-    from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.definition.run_options import RunOptions
     from ensemble_ray.runs.launching import Resumption
     from ensemble_ray.runs.map_reduce.launcher import MapReduceLauncher
     from ensemble_ray.runs.ports import Runtime

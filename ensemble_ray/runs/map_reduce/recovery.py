@@ -125,8 +125,7 @@ class RecoveredRun:
         return [trace for trace in traces if trace is not None]
 
     def _output_of(self, end: OutputRecorded) -> TaskOutput:
-        data = end.output_data()
-        return typed_output(data, self._output_types.get(str(data.get("output_type") or "")))
+        return typed_output(end.output_data(), self._output_types.get(end.read().output_type))
 
     def _keep_failure(self, key: str, fact: Fact[FailureRecorded]) -> None:
         position = self._position_of(key)

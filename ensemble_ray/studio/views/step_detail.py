@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.directives import DirectivesShown
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
-from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
+from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, RecordedOutput
 from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.studio.schemas.steps import (
@@ -62,7 +62,7 @@ def detail_of(
     for fact in facts:
         fold.apply(fact)
     trace = _trace_of(fold)
-    data: Mapping[str, object] = {} if fold.output is None else _output_data(facts)
+    output = None if fold.output is None else _output_of(facts)
     answers = [(fact, fact.data) for fact in facts if isinstance(fact.data, ModelAnswered)]
     failure = next((fact.data for fact in reversed(facts) if isinstance(fact.data, FailureRecorded)), None)
     model = _model_of(row, header)
@@ -72,14 +72,14 @@ def detail_of(
         answers=[_answer(fact, answer, model) for fact, answer in answers],
         tools_offered=_tools_of(row, header),
         tool_calls=_calls(facts),
-        output=as_text(data.get("raw")) if data else None,
-        structured_output=cast("JsonValue", data.get("parsed_output")) if data else None,
+        output=None if output is None else output.raw,
+        structured_output=None if output is None else cast("JsonValue", output.parsed_output),
         guardrails=guardrail_checks(facts, header, row.node, _links(failure)),
         constraints=_constraints(facts),
         context_cuts=[] if trace is None else _cuts(trace.metadata),
         directives=[text for fact in facts if isinstance(fact.data, DirectivesShown) for text in fact.data.texts],
         reviews=[each for each in reviews if each.step == row.id],
-        failure=None if failure is None or data else _failure(failure),
+        failure=None if failure is None or output is not None else _failure(failure),
         fork_spec=_fork_spec(row, header),
     )
 
@@ -156,10 +156,10 @@ def _trace_of(fold: TaskFold) -> TaskTrace | None:
         return None
 
 
-def _output_data(facts: Sequence[Fact]) -> Mapping[str, object]:
+def _output_of(facts: Sequence[Fact]) -> RecordedOutput | None:
     found = (fact.data for fact in reversed(facts) if isinstance(fact.data, OutputRecorded))
     given = next(found, None)
-    return {} if given is None else given.output_data()
+    return None if given is None else given.read()
 
 
 def _prompt(trace: TaskTrace | None, question: str) -> list[Message]:

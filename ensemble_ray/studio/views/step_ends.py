@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -21,15 +20,15 @@ __all__ = ["apply_failure", "apply_output"]
 
 def apply_output(state: StepState, given: OutputRecorded) -> None:
     """Take the output of a step; its text is not kept."""
-    data = given.output_data()
-    state.output_digest = sha256(as_text(data.get("raw")).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    completed = _instant(data.get("completed_at"))
-    state.agent = state.agent or as_text(data.get("agent_role"))
+    output = given.read()
+    state.output_digest = sha256(output.raw.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    completed = output.completed_at
+    state.agent = state.agent or output.agent_role
     if not state.title or state.title == state.node or state.node is None:
-        state.title = title_of(as_text(data.get("task_description"))) or state.title
+        state.title = title_of(output.task_description) or state.title
     if state.started_at is None:
         state.begin(completed or 0.0)
-    _apply_metrics(state, as_mapping(data.get("metrics")))
+    _apply_metrics(state, output.metrics)
     state.end("completed", completed or state.started_at or 0.0)
 
 
@@ -54,12 +53,3 @@ def _apply_metrics(state: StepState, metrics: Mapping[str, object]) -> None:
     except InvalidOperation:  # a record that somebody else wrote
         return
     state.currency = as_text(estimate.get("currency"))
-
-
-def _instant(value: object) -> float | None:
-    if isinstance(value, datetime):
-        return value.timestamp()
-    try:
-        return datetime.fromisoformat(as_text(value)).timestamp()
-    except ValueError:
-        return None

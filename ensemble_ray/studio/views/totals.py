@@ -168,10 +168,10 @@ class RunTotals:
 
     def _take_output(self, fact: Fact, given: OutputRecorded) -> None:
         self._ended += delegating_call(fact.name) is None
-        data = given.output_data()
-        self._add_cost(as_mapping(data.get("metrics")).get("cost_estimate"))
+        output = given.read()
+        self._add_cost(output.metrics.get("cost_estimate"))
         if delegating_call(fact.name) is None and node_key(fact.name) not in self._reviewers:
-            self._result = title_of(as_text(data.get("raw"))[:2000])
+            self._result = title_of(output.raw[:2000])
 
     def _add_cost(self, estimate: object) -> None:
         data = as_mapping(estimate)

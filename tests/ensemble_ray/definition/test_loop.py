@@ -16,24 +16,18 @@ from ensemble_ray import (
     LoopMemoryMode,
     LoopOutputMode,
     MaxIterationsAction,
-    Task,
     TaskOutput,
-    UnitOutput,
     Until,
     ValidationError,
 )
 from ensemble_ray.values.value import utc_of
+from tests.builders import task_after as task
 
 
 class Report(pydantic.BaseModel):
     """A typed answer."""
 
     score: float
-
-
-def task(description: str, *context: Task | UnitOutput, **fields: object) -> Task:
-    """A task of that description."""
-    return Task(**{"description": description, "expected_output": "e", "context": context, **fields})  # type: ignore[arg-type]
 
 
 WRITE = task("Write", name="write")

@@ -19,6 +19,7 @@ from ensemble_ray.definition.validation import declared_agents, infer_workflow, 
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.testing import ScriptedModel
+from tests.builders import task_after
 
 MODEL = ScriptedModel()
 
@@ -30,7 +31,7 @@ def handle(context: Any) -> str:
 
 def task(description: str, *context: Task | UnitOutput, **fields: object) -> Task:
     """A handler task of that description."""
-    return Task(**{"description": description, "expected_output": "e", "context": context, "handler": handle, **fields})
+    return task_after(description, *context, **{"handler": handle, **fields})
 
 
 def loop(name: str, *body: Task, **fields: object) -> Loop:

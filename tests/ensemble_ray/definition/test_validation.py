@@ -25,6 +25,7 @@ from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.rate_limit import RateLimit
+from tests.builders import task_after as task
 
 MODEL = ScriptedModel()
 WRITER = Agent(role="Writer", goal="Write", llm=MODEL)
@@ -33,11 +34,6 @@ WRITER = Agent(role="Writer", goal="Write", llm=MODEL)
 def handle(context: Any) -> str:
     """A handler."""
     return "done"
-
-
-def task(description: str, *context: Task, **fields: object) -> Task:
-    """A task of that description."""
-    return Task(description=description, expected_output="e", context=context, **fields)
 
 
 def refusal(**fields: object) -> str:

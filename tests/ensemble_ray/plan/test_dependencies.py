@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.definition.task import Task
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
-
-
-def task(description: str, *context: Task) -> Task:
-    """A task of that description."""
-    return Task(description=description, expected_output="e", context=context)
+from tests.builders import task_after as task
 
 
 def test_lookalikes_are_two_nodes_when_they_are_two_tasks() -> None:

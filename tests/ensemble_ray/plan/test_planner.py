@@ -11,7 +11,6 @@ import pytest
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import PromptTemplateError
 from ensemble_ray.plan.nodes import task_keys
 from ensemble_ray.plan.plan import Plan
@@ -19,6 +18,7 @@ from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run, resolv
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.decorator import tool
 from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider, ToolResult
+from tests.builders import task_after as task
 
 MODEL = ScriptedModel()
 WRITER = Agent(role="Senior Writer", goal="Write", background="Calm", llm=MODEL)
@@ -27,11 +27,6 @@ WRITER = Agent(role="Senior Writer", goal="Write", background="Calm", llm=MODEL)
 def handle(context: Any) -> str:
     """A handler."""
     return "done"
-
-
-def task(description: str, *context: Task, **fields: object) -> Task:
-    """A task of that description."""
-    return Task(**{"description": description, "expected_output": "e", "context": context, **fields})
 
 
 def planned(definition: EnsembleDefinition, /, **inputs: object) -> Planned:

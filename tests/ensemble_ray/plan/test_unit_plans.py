@@ -33,6 +33,7 @@ from ensemble_ray.plan.units import (
     members_of,
 )
 from ensemble_ray.testing import ScriptedModel
+from tests.builders import task_after
 
 MODEL = ScriptedModel()
 
@@ -44,9 +45,7 @@ def handle(context: Any) -> str:
 
 def task(name: str, *context: Task | UnitOutput, **fields: object) -> Task:
     """A handler task of that name."""
-    return Task(
-        **{"name": name, "description": name, "expected_output": "e", "context": context, "handler": handle, **fields}
-    )
+    return task_after(name, *context, **{"name": name, "handler": handle, **fields})
 
 
 def planned(definition: EnsembleDefinition, /, **inputs: object) -> Planned:

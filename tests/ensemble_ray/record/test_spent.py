@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from ensemble_ray.definition.run_rules import RunOptions
+from ensemble_ray.definition.run_options import RunOptions
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.facts.fact import Fact

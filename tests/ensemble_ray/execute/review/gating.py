@@ -12,8 +12,8 @@ from ensemble_ray import (
     ReviewRequest,
 )
 from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.execute.review.reviewer import LocalReviewer
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.reviews.reviewer import LocalReviewer
 from tests.ensemble_ray.execute.running import Bench
 
 CONTEXT = RunContext(run_id="run", workflow="sequential", total_tasks=2, review_policy=ReviewPolicy.NEVER)

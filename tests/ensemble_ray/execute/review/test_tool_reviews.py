@@ -18,9 +18,9 @@ from ensemble_ray import (
     ToolResult,
 )
 from ensemble_ray.errors import AgentExecutionError, ToolConfigurationError
+from ensemble_ray.execute.review.reviewer import LocalReviewer
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-from ensemble_ray.reviews.reviewer import LocalReviewer
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.outputs import ExitReason

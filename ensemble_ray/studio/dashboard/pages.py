@@ -1,4 +1,4 @@
-"""One page's connection: what is sent to it, and what it says (S-WEB-31, S-WEB-37, S-WEB-53, S-WEB-71). Package: dashboard.
+"""One page's connection: what is sent to it, and what it says (S-WEB-31, S-WEB-37, S-WEB-53, S-WEB-71). Package: studio.
 
 On the loop of the server. Never: an answer to what cannot be read, an end of the connection for it.
 """
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, cast
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ensemble_ray.access.hosts import headers_of, is_local_origin
-from ensemble_ray.dashboard.texts import decode, encode
 from ensemble_ray.errors import message_of
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.studio.dashboard.texts import decode, encode
 
 if TYPE_CHECKING:
     from starlette.types import Message
 
-    from ensemble_ray.dashboard.hub import Connection, MessageHub
-    from ensemble_ray.dashboard.ports import ControlMessages
-    from ensemble_ray.dashboard.reviews import WebReviewHandler
-    from ensemble_ray.dashboard.snapshot import Sent
+    from ensemble_ray.studio.dashboard.hub import Connection, MessageHub
+    from ensemble_ray.studio.dashboard.ports import ControlMessages
+    from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
+    from ensemble_ray.studio.dashboard.snapshot import Sent
 
 __all__ = ["PageSocket"]
 

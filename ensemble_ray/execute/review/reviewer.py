@@ -1,4 +1,4 @@
-"""LocalReviewer: asks a run's handler, in the process that called `run()` (S-REV-49). Package: reviews.
+"""LocalReviewer: asks a run's handler, in the process that called `run()` (S-REV-49). Package: execute.
 
 Rules:
 1. One gate at a time per run, wherever its tasks run (S-REV-17): on a cluster they come here too. Approvals of tools, which

@@ -1,4 +1,4 @@
-"""Tell people that a review waits for them (S-REV-71). Package: reviews.
+"""Tell people that a review waits for them (S-REV-71). Package: execute.
 
 A notifier is any callable of a `ReviewRequest`, sync or async. What it cannot do is logged, and changes nothing for the gate.
 """

@@ -1,4 +1,4 @@
-"""WebDashboard: a page beside the runs of this process. Package: dashboard. Fulfils the port `Dashboard`.
+"""WebDashboard: a page beside the runs of this process. Package: studio. Fulfils the port `Dashboard`.
 
 In: where it listens, how it asks. Out: its listener and its review handler, which work before it is started; a server, while somebody
 wants it. Rules: who started it stops it: a program by `start()` and `stop()`, or the runs that it was started for, behind the last one.
@@ -12,22 +12,22 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from ensemble_ray.access.hosts import is_loopback
-from ensemble_ray.dashboard.hub import MessageHub
-from ensemble_ray.dashboard.listener import WebSocketStreamingListener
-from ensemble_ray.dashboard.reviews import WebReviewHandler
-from ensemble_ray.dashboard.settings import DashboardSettings
-from ensemble_ray.dashboard.shown_runs import ShownRuns
-from ensemble_ray.dashboard.snapshot import Snapshot
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.view.exporters import JsonTraceExporter
+from ensemble_ray.studio.dashboard.hub import MessageHub
+from ensemble_ray.studio.dashboard.listener import WebSocketStreamingListener
+from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
+from ensemble_ray.studio.dashboard.settings import DashboardSettings
+from ensemble_ray.studio.dashboard.shown_runs import ShownRuns
+from ensemble_ray.studio.dashboard.snapshot import Snapshot
 from ensemble_ray.values.reviews import OnTimeoutAction
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from ensemble_ray.dashboard.ports import Control
     from ensemble_ray.ports.dashboard import EnteredRun
+    from ensemble_ray.studio.dashboard.ports import Control
     from ensemble_ray.studio.http_server import HttpServer
 
 __all__ = ["WebDashboard"]
@@ -200,7 +200,7 @@ class WebDashboard:
         from ensemble_ray.studio.http_server import HttpServer, check_installed
 
         check_installed("dashboard")
-        from ensemble_ray.dashboard.app import DashboardParts, dashboard_app
+        from ensemble_ray.studio.dashboard.app import DashboardParts, dashboard_app
 
         if not is_loopback(self.host):
             _log.warning(

@@ -1,4 +1,4 @@
-"""Handlers of review gates that are ready made (S-REV-40 to S-REV-42). Package: reviews.
+"""Handlers of review gates that are ready made (S-REV-40 to S-REV-42). Package: execute.
 
 A handler is any callable of a `ReviewRequest`, sync or async, or an object with `review`; nothing has to derive from
 `ReviewHandler`.
@@ -53,14 +53,14 @@ class ReviewHandler(ABC):
             input: Where answers come from; None: the standard input, as it is when somebody is asked.
             output: Where questions go; None: the standard output.
         """
-        from ensemble_ray.reviews.console import ConsoleReviewHandler  # most handlers need no terminal
+        from ensemble_ray.execute.review.console import ConsoleReviewHandler  # most handlers need no terminal
 
         return ConsoleReviewHandler(lambda: input or sys.stdin, lambda: output or sys.stdout)
 
     @staticmethod
     def notifying(handler: Reviewing | ReviewFunction, *notifiers: Callable[[ReviewRequest], object]) -> Reviewing:
         """Return a handler that tells notifiers of each request, and then asks that handler (S-REV-104)."""
-        from ensemble_ray.reviews.notifiers import NotifyingHandler  # which needs an HTTP client
+        from ensemble_ray.execute.review.notifiers import NotifyingHandler  # which needs an HTTP client
 
         return NotifyingHandler(handler, notifiers)
 

@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from ensemble_ray.dashboard import hub as hub_module
-from ensemble_ray.dashboard.hub import Connection, MessageHub
-from ensemble_ray.dashboard.snapshot import Snapshot
-from ensemble_ray.dashboard.texts import decode
 from ensemble_ray.events.messages import Message
+from ensemble_ray.studio.dashboard import hub as hub_module
+from ensemble_ray.studio.dashboard.hub import Connection, MessageHub
+from ensemble_ray.studio.dashboard.snapshot import Snapshot
+from ensemble_ray.studio.dashboard.texts import decode
 
 
 def made() -> MessageHub:

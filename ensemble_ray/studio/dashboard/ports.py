@@ -1,4 +1,4 @@
-"""What a dashboard serves beside its own (S-WEB-63). Package: dashboard. Contracts only."""
+"""What a dashboard serves beside its own (S-WEB-63). Package: studio. Contracts only."""
 
 from __future__ import annotations
 

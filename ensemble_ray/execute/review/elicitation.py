@@ -1,4 +1,4 @@
-"""A review gate as a form that a client of MCP shows to its user, and what the user filled in. Package: reviews. Pure.
+"""A review gate as a form that a client of MCP shows to its user, and what the user filled in. Package: execute. Pure.
 
 Both kinds of server ask with it: the one on standard input and output, and the endpoint's. Nothing of the protocol's package is needed.
 """

@@ -1,4 +1,4 @@
-"""DashboardActions: what is done with runs from a dashboard's page. Package: dashboard. Fulfils `StudioActions`.
+"""DashboardActions: what is done with runs from a dashboard's page. Package: studio. Fulfils `StudioActions`.
 
 Gates at which this process asks are decided here; everything else is done with the records, as studio does it. On the library's loop.
 """
@@ -13,9 +13,9 @@ from ensemble_ray.studio.refusals import not_found
 from ensemble_ray.studio.visitors import ANYBODY
 
 if TYPE_CHECKING:
-    from ensemble_ray.dashboard.reviews import WebReviewHandler
-    from ensemble_ray.dashboard.shown_runs import ShownRuns
     from ensemble_ray.studio.actions import StudioActions
+    from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
+    from ensemble_ray.studio.dashboard.shown_runs import ShownRuns
     from ensemble_ray.studio.reading import StudioReader
     from ensemble_ray.studio.schemas.actions import Decision, NewFork, RunPreview
     from ensemble_ray.studio.schemas.runs import Review

@@ -1,4 +1,4 @@
-"""ShownRuns: the recorded runs that a dashboard has seen, for its page. Package: dashboard. Fulfils `RunReader`.
+"""ShownRuns: the recorded runs that a dashboard has seen, for its page. Package: studio. Fulfils `RunReader`.
 
 In: runs as they begin, from any thread. Out: their records, each from its own store. A run that is recorded nowhere (durability `off`) is
 not among them: pages have its messages alone (S-WEB-64). Never: a run that was not begun with this dashboard. Read on the library's loop.

@@ -1,4 +1,4 @@
-"""Asks a person at a terminal (S-REV-44 to S-REV-48). Package: reviews.
+"""Asks a person at a terminal (S-REV-44 to S-REV-48). Package: execute.
 
 In: a request. Out: the decision. One person has one terminal: questions of several tasks, tools and runs of this process come
 one after the other. A question that timed out, or whose run was cancelled, leaves nothing that reads the next answer.

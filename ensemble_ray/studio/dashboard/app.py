@@ -1,4 +1,4 @@
-"""The web application of a dashboard (S-WEB-20, S-WEB-21). Package: dashboard.
+"""The web application of a dashboard (S-WEB-20, S-WEB-21). Package: studio.
 
 In: the parts of one dashboard. Out: an ASGI application: its page, its data, its WebSocket, and what it serves beside. On the loop of
 its server.
@@ -17,11 +17,11 @@ from fastapi.responses import JSONResponse
 from starlette.websockets import WebSocket
 
 from ensemble_ray.access.hosts import is_loopback
-from ensemble_ray.dashboard.actions import DashboardActions
-from ensemble_ray.dashboard.pages import PageSocket
 from ensemble_ray.events.messages import Message
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.studio.app import mount_page, mount_studio
+from ensemble_ray.studio.dashboard.actions import DashboardActions
+from ensemble_ray.studio.dashboard.pages import PageSocket
 from ensemble_ray.studio.loopback import LoopbackCheck
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.service import Studio
@@ -30,11 +30,11 @@ from ensemble_ray.text.foreign_text import whole_data
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from ensemble_ray.dashboard.hub import MessageHub
-    from ensemble_ray.dashboard.ports import Control
-    from ensemble_ray.dashboard.reviews import WebReviewHandler
-    from ensemble_ray.dashboard.shown_runs import ShownRuns
     from ensemble_ray.record.following import LiveEvents
+    from ensemble_ray.studio.dashboard.hub import MessageHub
+    from ensemble_ray.studio.dashboard.ports import Control
+    from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
+    from ensemble_ray.studio.dashboard.shown_runs import ShownRuns
 
 __all__ = ["DashboardParts", "dashboard_app"]
 

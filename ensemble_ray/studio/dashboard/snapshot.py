@@ -1,4 +1,4 @@
-"""Snapshot: what a page that joins late is told (S-WEB-40 to S-WEB-44). Package: dashboard. Pure.
+"""Snapshot: what a page that joins late is told (S-WEB-40 to S-WEB-44). Package: studio. Pure.
 
 In: messages about runs, as they are sent. Out: the first message on a connection. Rules:
 

@@ -1,4 +1,4 @@
-"""WebSocketStreamingListener: sends what happens in runs to the pages of a dashboard. Package: dashboard.
+"""WebSocketStreamingListener: sends what happens in runs to the pages of a dashboard. Package: studio.
 
 In: events, each run's on a thread of its own. Out: messages to the hub. One listener for all runs of a dashboard.
 """
@@ -18,7 +18,6 @@ from ensemble_ray.values.outputs import ExitReason
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from ensemble_ray.dashboard.hub import MessageHub
     from ensemble_ray.events import (
         DelegationCompletedEvent,
         DelegationFailedEvent,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
         TokenEvent,
         ToolCallEvent,
     )
+    from ensemble_ray.studio.dashboard.hub import MessageHub
 
 __all__ = ["WebSocketStreamingListener"]
 

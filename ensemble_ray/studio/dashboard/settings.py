@@ -1,4 +1,4 @@
-"""What a dashboard is told when it is made, with the texts that refuse it. Package: dashboard. Pure."""
+"""What a dashboard is told when it is made, with the texts that refuse it. Package: studio. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MessageHub: brings messages about runs to every page that is connected. Package: dashboard. Thread-safe.
+"""MessageHub: brings messages about runs to every page that is connected. Package: studio. Thread-safe.
 
 In: messages, from whatever thread they come. Out: texts in the queue of each connection. Rules:
 
@@ -16,10 +16,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ensemble_ray.dashboard.snapshot import Sent, Snapshot
-from ensemble_ray.dashboard.texts import encode
 from ensemble_ray.events.messages import Message
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.studio.dashboard.snapshot import Sent, Snapshot
+from ensemble_ray.studio.dashboard.texts import encode
 
 __all__ = ["Connection", "MessageHub"]
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import pytest
 
 from ensemble_ray import ReviewDecision, ReviewHandler, ReviewRequest, ReviewTimeoutError, ReviewTiming
-from ensemble_ray.reviews.console import ConsoleReviewHandler
+from ensemble_ray.execute.review.console import ConsoleReviewHandler
 
 CHOICE = "[c] Continue  [e] Edit  [x] Exit early"
 

@@ -1,4 +1,4 @@
-"""Messages as the text of a frame, and back (S-WEB-30, S-WEB-31). Package: dashboard. Pure."""
+"""Messages as the text of a frame, and back (S-WEB-30, S-WEB-31). Package: studio. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""A page beside a running ensemble: its events as they happen, its reviews. Package: dashboard."""

@@ -1,1 +1,0 @@
-"""Tests of who decides at review gates."""
