@@ -64,7 +64,7 @@ TOPICS = (
         ("values", "record.view"),
         first=frozenset({"EnsembleOutput", "TaskOutput", "AgentOutput"}),
     ),
-    Topic("events", "Events", "What listeners, streams and pages are told.", ("events", "dashboard", "telemetry")),
+    Topic("events", "Events", "What listeners, streams and pages are told.", ("events",)),
     Topic("tools", "Tools", "What agents can do.", ("tools", "execute.tools")),
     Topic(
         "models",
@@ -90,14 +90,14 @@ TOPICS = (
         "reviews",
         "Reviews",
         "Where people decide.",
-        ("reviews", "values.reviews", "recovery.deciding", "definition.phase_decision"),
+        ("execute.review", "values.reviews", "recovery.deciding", "definition.phase_decision"),
     ),
     Topic("graphs", "Graphs", "Teams and runs as graphs of tasks.", ("visualization",)),
     Topic(
         "pages",
         "Dashboard, studio, pictures",
         "Runs in a browser, and graphs of teams as data and pictures.",
-        ("dashboard", "visualization", "serve"),
+        ("studio", "visualization", "serve"),
     ),
     Topic("errors", "Errors", "What goes wrong, by its class.", ("errors",)),
 )

@@ -78,7 +78,7 @@ _EXPORTS = {
     "ensemble_ray.values.reflection": "TaskReflection",
     "ensemble_ray.values.rate_limit": "RateLimit",
     "ensemble_ray.events.listeners": "EnsembleListener",
-    "ensemble_ray.telemetry.listener": "OpenTelemetryListener",
+    "ensemble_ray.events.telemetry.listener": "OpenTelemetryListener",
     "ensemble_ray.llm.local": "LocalChatModel",
     "ensemble_ray.llm.openai": "OpenAIChatModel",
     "ensemble_ray.llm.rate_limited": "RateLimitedChatModel",

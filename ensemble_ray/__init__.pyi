@@ -83,6 +83,7 @@ from ensemble_ray.events import ToolCallEvent as ToolCallEvent
 from ensemble_ray.events import ToolCallRequest as ToolCallRequest
 from ensemble_ray.events.listeners import EnsembleListener as EnsembleListener
 from ensemble_ray.events.log import EventStream as EventStream
+from ensemble_ray.events.telemetry.listener import OpenTelemetryListener as OpenTelemetryListener
 from ensemble_ray.execute.agent.structured import ParseResult as ParseResult
 from ensemble_ray.execute.agent.structured import describe_schema as describe_schema
 from ensemble_ray.execute.agent.structured import extract_json as extract_json
@@ -155,7 +156,6 @@ from ensemble_ray.serve.process_control import ProcessControl as ProcessControl
 from ensemble_ray.studio.dashboard.dashboard import WebDashboard as WebDashboard
 from ensemble_ray.studio.dashboard.listener import WebSocketStreamingListener as WebSocketStreamingListener
 from ensemble_ray.studio.dashboard.reviews import WebReviewHandler as WebReviewHandler
-from ensemble_ray.telemetry.listener import OpenTelemetryListener as OpenTelemetryListener
 from ensemble_ray.tools import AbstractAgentTool as AbstractAgentTool
 from ensemble_ray.tools import AbstractTypedAgentTool as AbstractTypedAgentTool
 from ensemble_ray.tools import AgentTool as AgentTool

@@ -23,6 +23,7 @@ from ensemble_ray.errors import (
     message_of,
 )
 from ensemble_ray.errors.texts import agent_failure, brief
+from ensemble_ray.events.telemetry.active import execution_span
 from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.announcements import (
     announce_completion,
@@ -57,7 +58,6 @@ from ensemble_ray.facts.fact import Fact, FactData, find_fact
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
-from ensemble_ray.telemetry.active import execution_span
 from ensemble_ray.values.directives import model_for
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason, TaskOutput

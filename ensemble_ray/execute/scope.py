@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.events import Event
+from ensemble_ray.events.telemetry.active import effect_span
 from ensemble_ray.execute.effects import is_doing
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.limits.endpoints import EndpointService, process_endpoints
 from ensemble_ray.ports import Persistence
-from ensemble_ray.telemetry.active import effect_span
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.messages import ChatMessage
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.events.delivery import Delivery, listeners_of
 from ensemble_ray.events.log import EventLog, EventStream
-from ensemble_ray.telemetry.switch import tracers_here
+from ensemble_ray.events.telemetry.switch import tracers_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

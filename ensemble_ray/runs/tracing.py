@@ -10,9 +10,9 @@ import time
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import message_of
+from ensemble_ray.events.telemetry.active import caller_here
 from ensemble_ray.events.tracing import RunTracedEvent, RunTracer
 from ensemble_ray.runs.showing import exit_reason_of
-from ensemble_ray.telemetry.active import caller_here
 from ensemble_ray.values.tracing import RunTracing, parse_traceparent
 
 if TYPE_CHECKING:

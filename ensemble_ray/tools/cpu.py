@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of
 from ensemble_ray.errors.travel import Chain
-from ensemble_ray.telemetry.active import use_span
+from ensemble_ray.events.telemetry.active import use_span
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_return
 from ensemble_ray.tools.tool import ToolContext, use_tool_context
 

@@ -64,20 +64,20 @@ def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool)
         EnsembleError: the receiver cannot be reached or refuses them; the record cannot be read.
     """
     from ensemble_ray.errors import EnsembleError, ValidationError
+    from ensemble_ray.events.telemetry.content import content_mode
+    from ensemble_ray.events.telemetry.listener import missing_packages
     from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.resume.run_head import located
     from ensemble_ray.record.view.spans import recorded_spans
-    from ensemble_ray.telemetry.content import content_mode
-    from ensemble_ray.telemetry.listener import missing_packages
 
     receiver = None if url == _ENVIRONMENT else url
     if receiver is not None and (flaw := flaw_of(receiver)):
         raise ValidationError(f"--otlp {flaw}")
     content = content_mode(True if has_content else None, os.environ)
     try:
-        from ensemble_ray.telemetry.otlp import UnsentError, receiver_here, send_spans
-        from ensemble_ray.telemetry.sdk import own_resource, readable
+        from ensemble_ray.events.telemetry.otlp import UnsentError, receiver_here, send_spans
+        from ensemble_ray.events.telemetry.sdk import own_resource, readable
     except ModuleNotFoundError as error:
         raise missing_packages(error) from error
     facts = run_blocking(store.facts(named.run_id))

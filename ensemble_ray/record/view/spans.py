@@ -10,22 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.events.telemetry.content import Content
+from ensemble_ray.events.telemetry.run_spans import UnitTimes, run_spans
+from ensemble_ray.events.telemetry.task_spans import task_spans
 from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_making_agent, read_request
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.record.delegation_fold import worker_role
 from ensemble_ray.record.fold import RunFold
-from ensemble_ray.telemetry.content import Content
-from ensemble_ray.telemetry.run_spans import UnitTimes, run_spans
-from ensemble_ray.telemetry.task_spans import task_spans
 from ensemble_ray.values.ids import delegated_instance
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.tracing import RunTracing, parse_traceparent
 
 if TYPE_CHECKING:
+    from ensemble_ray.events.telemetry.span import SpanData
     from ensemble_ray.record.task_fold import TaskFold
-    from ensemble_ray.telemetry.span import SpanData
     from ensemble_ray.values.tracing import TraceParent
 
 __all__ = ["recorded_spans"]

@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.errors import ToolConfigurationError
+from ensemble_ray.events.telemetry.active import use_span
 from ensemble_ray.process.context import current_traceparent
-from ensemble_ray.telemetry.active import use_span
 from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
 from ensemble_ray.tools.mcp.questions import CallQuestions
 from ensemble_ray.tools.mcp.texts import prompt_text, resource_list_text, resource_text, result_of

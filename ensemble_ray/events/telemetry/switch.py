@@ -35,7 +35,7 @@ def _made(said: str) -> object | None:
     if said not in _ON:
         _log.warning("%s must be 1 or 0, got: '%s'; runs are not sent", SWITCH, said)
         return None
-    from ensemble_ray.telemetry.listener import OpenTelemetryListener
+    from ensemble_ray.events.telemetry.listener import OpenTelemetryListener
 
     try:
         return OpenTelemetryListener()

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ensemble_ray import Ensemble, EnsembleListener, OpenTelemetryListener, ValidationError, telemetry
-from ensemble_ray.telemetry import switch
-from ensemble_ray.telemetry.sdk import own_resource
+from ensemble_ray.events.telemetry import switch
+from ensemble_ray.events.telemetry.sdk import own_resource
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 
@@ -33,7 +33,7 @@ def _listener() -> tuple[OpenTelemetryListener, InMemorySpanExporter]:
 def _take_away_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the exporters be missing, also where an earlier test has loaded them."""
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    monkeypatch.delitem(sys.modules, "ensemble_ray.telemetry.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "ensemble_ray.events.telemetry.otlp", raising=False)
     monkeypatch.delattr(telemetry, "otlp", raising=False)
 
 

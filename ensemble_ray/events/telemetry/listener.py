@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.events.listeners import EnsembleListener
-from ensemble_ray.telemetry.content import Content, content_mode
-from ensemble_ray.telemetry.flushing import Flusher
-from ensemble_ray.telemetry.run_spans import UnitTimes, run_spans
-from ensemble_ray.telemetry.task_spans import new_interactions, task_spans
+from ensemble_ray.events.telemetry.content import Content, content_mode
+from ensemble_ray.events.telemetry.flushing import Flusher
+from ensemble_ray.events.telemetry.run_spans import UnitTimes, run_spans
+from ensemble_ray.events.telemetry.task_spans import new_interactions, task_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import SpanProcessor
 
+    from ensemble_ray.events.telemetry.span import SpanData
     from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
-    from ensemble_ray.telemetry.span import SpanData
     from ensemble_ray.values.tracing import TraceParent
 
 __all__ = ["FLUSH_S", "OpenTelemetryListener", "missing_packages"]
@@ -68,7 +68,7 @@ class OpenTelemetryListener(EnsembleListener):
         self._content: Content = content_mode(content, os.environ)
         self._processor, self._meters = span_processor, meter_provider
         try:
-            from ensemble_ray.telemetry import sdk
+            from ensemble_ray.events.telemetry import sdk
 
             self._sdk = sdk
             self._is_off = sdk.is_switched_off()
@@ -97,7 +97,7 @@ class OpenTelemetryListener(EnsembleListener):
         """Take what the environment says where the user has nothing of it."""
         if self._processor is not None and self._meters is not None:
             return
-        from ensemble_ray.telemetry import otlp
+        from ensemble_ray.events.telemetry import otlp
 
         self._processor = self._processor or otlp.processor_here()
         self._meters = self._meters or otlp.meters_here(self._resource)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ensemble_ray.telemetry import conventions as gen_ai
-from ensemble_ray.telemetry.content import Content
-from ensemble_ray.telemetry.span import SpanData, drop_empty
-from ensemble_ray.telemetry.task_spans import INSTANCE, RUN_ID, rounds_around
+from ensemble_ray.events.telemetry import conventions as gen_ai
+from ensemble_ray.events.telemetry.content import Content
+from ensemble_ray.events.telemetry.span import SpanData, drop_empty
+from ensemble_ray.events.telemetry.task_spans import INSTANCE, RUN_ID, rounds_around
 from ensemble_ray.values.ids import delegating_call
 from ensemble_ray.values.outputs import ExitReason
 
 if TYPE_CHECKING:
+    from ensemble_ray.events.telemetry.span import Attribute
     from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
-    from ensemble_ray.telemetry.span import Attribute
 
 __all__ = ["UnitTimes", "run_spans"]
 

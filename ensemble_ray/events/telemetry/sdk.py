@@ -24,14 +24,14 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from ensemble_ray.events.telemetry import conventions as gen_ai
 from ensemble_ray.process.config import package_version
-from ensemble_ray.telemetry import conventions as gen_ai
 from ensemble_ray.values.tracing import RunTracing, TraceParent
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
 
-    from ensemble_ray.telemetry.span import SpanData
+    from ensemble_ray.events.telemetry.span import SpanData
     from ensemble_ray.values.trace import LlmInteraction
 
 __all__ = ["Figures", "is_switched_off", "own_resource", "readable", "samples"]

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ensemble_ray.telemetry import conventions as gen_ai
-from ensemble_ray.telemetry.content import (
+from ensemble_ray.events.telemetry import conventions as gen_ai
+from ensemble_ray.events.telemetry.content import (
     Content,
     call_id_of,
     chat_content,
@@ -19,14 +19,14 @@ from ensemble_ray.telemetry.content import (
     place_content,
     tool_content,
 )
-from ensemble_ray.telemetry.span import SpanData, drop_empty
+from ensemble_ray.events.telemetry.span import SpanData, drop_empty
 from ensemble_ray.values.ids import delegating_call, effect_name, node_key
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from ensemble_ray.events.telemetry.span import Attribute
     from ensemble_ray.events.tracing import TaskTracedEvent
-    from ensemble_ray.telemetry.span import Attribute
     from ensemble_ray.values.trace import LlmInteraction, ToolCallTrace
 
 __all__ = ["INSTANCE", "RUN_ID", "STATUS", "new_interactions", "parent_of", "rounds_around", "task_spans"]

@@ -8,11 +8,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.telemetry import conventions as gen_ai
-from ensemble_ray.telemetry.span import SpanEvent
+from ensemble_ray.events.telemetry import conventions as gen_ai
+from ensemble_ray.events.telemetry.span import SpanEvent
 
 if TYPE_CHECKING:
-    from ensemble_ray.telemetry.span import Attribute
+    from ensemble_ray.events.telemetry.span import Attribute
     from ensemble_ray.values.trace import CapturedMessage, LlmInteraction, TaskTrace, ToolCallTrace
 
 __all__ = [
