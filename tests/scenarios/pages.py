@@ -19,7 +19,7 @@ Said = dict[str, Any]
 
 
 class Page:
-    """One connection. Keeps what it is told, in order."""
+    """One connection. Keeps what it is told, in order; not its heartbeats, which come when their time has come."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -29,7 +29,8 @@ class Page:
     def next(self) -> Said:
         """Return what comes next."""
         said: Said = json.loads(self._connection.recv(timeout=PATIENCE_S))
-        self.heard.append(said)
+        if said["type"] != "heartbeat":
+            self.heard.append(said)
         return said
 
     def until(self, kind: str, has: Callable[[Said], object] = lambda _: True) -> Said:
