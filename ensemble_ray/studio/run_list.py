@@ -38,6 +38,8 @@ _READERS = 8
 _LASTING_S = 1.0
 #: Runs of a series that are told at once.
 _SERIES = 40
+#: Runs around one whose records are asked what their team is called.
+_ASKED_FOR_NAMES = 400
 #: Rows that are kept.
 _KEPT = 20_000
 
@@ -184,16 +186,17 @@ class RunListing:
             for each in reversed(await self.summaries())
             if may_see(each) and (is_of_one or each.origin == summary.origin)
         ]
+        are_all_known = True
         if not is_of_one and not summary.origin:
-            # Programs do not say where their teams came from: these are told by their names, which records have.
+            # Programs do not say where their teams came from: these are told by their names, which records have. Not all
+            # records are read for that, and who did not see the first ones cannot count.
+            around = _around(runs, summary, _ASKED_FOR_NAMES)
+            are_all_known = around.start == 0
+            runs = runs[around]
             name, rows = (await self.row(summary)).ensemble, await self.rows(runs)
             runs = [each for each, row in zip(runs, rows, strict=True) if row.ensemble == name]
-        ids = [each.run_id for each in runs]
-        # One that began a moment ago is the newest there is.
-        place = ids.index(summary.run_id) if summary.run_id in ids else len(ids)
-        end = min(len(runs), place + _SERIES // 2)
-        begin = max(0, end - _SERIES)
-        return RunSeries(first=begin + 1, runs=await self.rows(runs[begin:end]))
+        around = _around(runs, summary, _SERIES)
+        return RunSeries(first=around.start + 1 if are_all_known else None, runs=await self.rows(runs[around]))
 
     def forks_of(self, run_id: str, may_see: Callable[[RunSummary], bool]) -> list[str]:
         """Return the runs that are forks of one, as far as their rows were read and somebody may know of them."""
@@ -218,6 +221,14 @@ class RunListing:
             async for page in pages:
                 for fact in page:
                     totals.apply(fact)
+
+
+def _around(runs: Sequence[RunSummary], run: RunSummary, count: int) -> slice:
+    """Return which of the runs, the oldest first, are that many around one; one that is not there began after all of them."""
+    ids = [each.run_id for each in runs]
+    position = ids.index(run.run_id) if run.run_id in ids else len(ids)
+    end = min(len(runs), position + count // 2)
+    return slice(max(0, end - count), end)
 
 
 def _has(words: Sequence[str], *texts: str) -> bool:

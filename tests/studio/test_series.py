@@ -83,6 +83,20 @@ def test_runs_of_another_team_are_not_counted(serve: Serve, tmp_path: Path, monk
         ]
 
 
+def test_series_of_a_long_history_has_no_numbers(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-STU-9: of teams that only records name, records far from the run are not read; who did not count the first gives no number."""
+    monkeypatch.setattr("ensemble_ray.studio.run_list._ASKED_FOR_NAMES", 4)
+    inline = InlineRuntime(home=tmp_path)
+    for number in range(3):
+        spoken_team("Speaker").run(runtime=inline, run_id=f"spoken-{number}")
+        spoken_team("Listener").run(runtime=inline, run_id=f"heard-{number}")
+    client = serve()
+    late = client.get(f"{API}/runs/spoken-2/series").json()
+    assert (late["first"], [run["run_id"] for run in late["runs"]]) == (None, ["spoken-1", "spoken-2"])
+    early = client.get(f"{API}/runs/spoken-0/series").json()
+    assert (early["first"], [run["run_id"] for run in early["runs"]]) == (1, ["spoken-0"])
+
+
 def test_runs_of_a_program_are_one_series_whatever_their_teams(tmp_path: Path) -> None:
     """S-VIZ-76, S-VIZ-79: a dashboard's are all that it has seen; a map-reduce has as many tasks as it made."""
     inline = InlineRuntime(home=tmp_path)

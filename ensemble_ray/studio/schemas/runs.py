@@ -98,11 +98,11 @@ class RunSeries(Wire):
     """Answer to `GET api/studio/runs/ID/series`: a run among those that began before and behind it (S-VIZ-76).
 
     Attributes:
-        first: Number of the first of them.
+        first: Number of the first of them; null where not all runs before it were counted (S-STU-9).
         runs: In the order in which they began.
     """
 
-    first: int
+    first: int | None
     runs: list[RunRow]
 
 

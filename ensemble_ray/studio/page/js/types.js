@@ -189,7 +189,7 @@
  * @property {(run: string, spec: string, name: string|null) => Promise<string>} fork
  * @property {(a: string, b: string) => Promise<ComparedRuns>} compare
  * @property {(run: string, format: string) => Promise<Blob>} exported
- * @property {(run: string) => Promise<{first: number, runs: RunRow[]}>} series
+ * @property {(run: string) => Promise<{first: number|null, runs: RunRow[]}>} series
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file
  */

@@ -11,7 +11,10 @@ import { messageOf, statusMark } from "./parts.js";
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").RunRow} RunRow */
 /** @typedef {import("../model/run.js").RunModel} RunModel */
-/** @typedef {{number: number, run: RunRow}} Numbered */
+/**
+ * A run of a series; where not all before it were counted, it has no number.
+ * @typedef {{number: number|null, run: RunRow}} Numbered
+ */
 
 /** How often a series is asked for again, ms. */
 const EVERY = 4000;
@@ -36,7 +39,7 @@ function watchSeries(app, model, onChange) {
       const state = JSON.stringify([first, runs]);
       if (isOver || state === drawn) return;
       drawn = state;
-      onChange(runs.map((run, at) => ({ number: first + at, run })));
+      onChange(runs.map((run, at) => ({ number: first === null ? null : first + at, run })));
     } catch {
       // the run itself says that its server is gone; what was shown stays
     }
@@ -60,7 +63,7 @@ export function runSelector(app, model) {
   const element = h("label", { class: "row", hidden: true }, select);
   const close = watchSeries(app, model, (runs) => {
     element.hidden = runs.length < 2;
-    fill(select, [...runs].reverse().map(({ number, run }) => h("option", { value: run.run_id, selected: run.run_id === model.run.run_id }, [`#${number}`, statusWord(run.status), run.duration_ms === null ? null : formatDuration(run.duration_ms)].filter(Boolean).join(" · "))));
+    fill(select, [...runs].reverse().map(({ number, run }) => h("option", { value: run.run_id, selected: run.run_id === model.run.run_id }, [number === null ? formatTime(run.created_at) : `#${number}`, statusWord(run.status), run.duration_ms === null ? null : formatDuration(run.duration_ms)].filter(Boolean).join(" · "))));
   });
   return { element, close };
 }
@@ -96,7 +99,7 @@ export function runStack(app, model) {
    * @param {Numbered} one
    */
   function update(line, { number, run }) {
-    fill(/** @type {HTMLElement} */ (line.firstElementChild), icon("right"), statusMark(run.status), h("strong", { class: "num" }, `#${number}`), h("span", {}, oneLine(run.workflow, 30)), h("span", { class: "num" }, countOf(run.tasks, "task")), h("span", { class: "num" }, formatDuration(run.duration_ms)),
+    fill(/** @type {HTMLElement} */ (line.firstElementChild), icon("right"), statusMark(run.status), number === null ? null : h("strong", { class: "num" }, `#${number}`), h("span", {}, oneLine(run.workflow, 30)), h("span", { class: "num" }, countOf(run.tasks, "task")), h("span", { class: "num" }, formatDuration(run.duration_ms)),
       h("time", { class: "muted wide", datetime: new Date(run.created_at).toISOString() }, formatTime(run.created_at)), h("span", { class: "grow" }), h("span", { class: "mono clip muted" }, run.run_id));
   }
 
@@ -106,7 +109,7 @@ export function runStack(app, model) {
    */
   async function open({ number, run }, body) {
     body.dataset.drawn = "asked";
-    const canvas = h("canvas", { class: "stack-lanes", role: "img", "aria-label": `Lanes of run ${number}` });
+    const canvas = h("canvas", { class: "stack-lanes", role: "img", "aria-label": `Lanes of run ${number ?? run.run_id}` });
     try {
       const { steps } = await app.source.steps(run.run_id, 0);
       body.prepend(canvas);
