@@ -11,7 +11,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ensemble_ray import Ensemble, EnsembleListener, OpenTelemetryListener, ValidationError, telemetry
+from ensemble_ray import Ensemble, EnsembleListener, OpenTelemetryListener, ValidationError
+from ensemble_ray.events import telemetry
 from ensemble_ray.events.telemetry import switch
 from ensemble_ray.events.telemetry.sdk import own_resource
 from ensemble_ray.testing import ScriptedModel
