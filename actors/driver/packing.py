@@ -114,12 +114,12 @@ class Packer:
         self._callables.trim()
         return PackedOrder(wire, names, None if template is None else order.agent_key or "", keys)
 
-    def done(self, packed: PackedOrder) -> None:
+    def release(self, packed: PackedOrder) -> None:
         """Let go of what an order needs whose result has come."""
         if packed.template is not None:
-            self._templates.done(packed.template)
+            self._templates.release(packed.template)
         for key in packed.callables:
-            self._callables.done(key)
+            self._callables.release(key)
 
     def template_of(self, packed: PackedOrder) -> AgentTemplate | None:
         """Return the template of its agent; None where it has no agent."""

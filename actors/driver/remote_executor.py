@@ -170,7 +170,7 @@ class RemoteExecutor:
         try:
             if not self._heartbeat.is_gone:
                 if self._sink is not None:
-                    await self._sink.flushed()
+                    await self._sink.flush()
                 keep = self._keeps_warm and not self.failed.done()
                 closed = self._scheduler.close_session.remote(self._run_id, self._session, keep=keep)
                 await self._heartbeat.wait_for(closed)
@@ -227,7 +227,7 @@ class RemoteExecutor:
             async with self._loading:  # batches stay in their order
                 await check_loading(self._scheduler, batch.list_payloads())
                 if self._sink is not None:
-                    await self._sink.flushed()  # what was told before comes before what these tasks tell
+                    await self._sink.flush()  # what was told before comes before what these tasks tell
             await reach(lambda: self._scheduler.submit_orders.remote(self._run_id, session, batch), patiently())
         except ray.exceptions.RayError as error:
             self._fail(error)
@@ -299,7 +299,7 @@ class RemoteExecutor:
         del self._in_flight[packed.instance]
         self._lost.pop(packed.instance, None)
         self._stopping.discard(packed.instance)
-        self._packer.done(packed)
+        self._packer.release(packed)
 
     def _cancel(self, instance: str) -> None:
         """Deliver one that no process knows of as cancelled."""

@@ -276,7 +276,7 @@ class PlannedRun:
             try:
                 # Where coordinating itself broke, processes may still be at work: those are not used again.
                 if self._announcements is not None:
-                    await self._announcements.flushed()  # the driver reads events until it hears of the end
+                    await self._announcements.flush()  # the driver reads events until it hears of the end
                 await self._session.close(keep=keeps_warm)
                 if settling is not None:
                     await asyncio.wait([settling])

@@ -88,11 +88,11 @@ class _HostedRun:
             self.template_of[order.instance] = key
         return loaded
 
-    def done(self, instance: str) -> None:
+    def release(self, instance: str) -> None:
         """Let go of the template of a task that is over."""
         key = self.template_of.pop(instance, None)
         if key is not None:
-            self.templates.done(key)
+            self.templates.release(key)
 
 
 class TaskHost:
@@ -194,7 +194,7 @@ class TaskHost:
             try:
                 result = await hosted.executor.perform(loaded)
             finally:
-                hosted.done(order.instance)
+                hosted.release(order.instance)
         await hosted.flush()
         return pack_result(result)
 
@@ -230,7 +230,7 @@ class TaskHost:
         if hosted is None:
             return
         for result in results:
-            hosted.done(result.instance)
+            hosted.release(result.instance)
         self._post(run_id, hosted, [pack_result(result) for result in results])
 
     def _post(self, run_id: str, hosted: _HostedRun, reports: Sequence[WireResult]) -> None:

@@ -87,7 +87,7 @@ class RefCountedCache(Generic[Kept]):
         self._uses[name] = self._uses.get(name, 0) + 1
         return self._things[name]
 
-    def done(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """One use of it is over."""
         left = self._uses[name] - 1
         if left:

@@ -199,7 +199,7 @@ class _AfterEvents:
         self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
     ) -> bool | EvaluationFailed | None:
         """Ask one."""
-        await self._events.delivered(LoopIterationCompletedEvent, GraphStateCompletedEvent)
+        await self._events.wait_until_delivered(LoopIterationCompletedEvent, GraphStateCompletedEvent)
         return await self._predicates.holds(question, sent_count=sent_count, new=new)
 
 

@@ -322,7 +322,7 @@ class DrivenRuns:
             turns.release()
 
     async def _recover(self) -> int:
-        entries = await threads.run(self._ledger.unfinished)
+        entries = await threads.run(self._ledger.list_unfinished)
         known = [each for each in entries if each.ensemble in self._teams]
         for entry in known:
             self._begin(self._activate(entry), is_recovered=True)

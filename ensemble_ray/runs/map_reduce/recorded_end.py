@@ -93,7 +93,7 @@ async def _recorded_end(
         wanted = _BATCH if recorded.are_all else min(_BATCH, recorded.count - items.count)
         pulled = await items.pull(wanted)
         for number in range(items.count - pulled.count, items.count):
-            index, item = items.index(number), items.done(number)
+            index, item = items.index(number), items.pop(number)
             if (failed := _failure(record, number, pulled.refused.get(number))) is not None:
                 writer.failed(index, item, *failed)
             elif outputs.has(0, number):
