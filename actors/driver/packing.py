@@ -90,7 +90,7 @@ class Packer:
         self._numbers = itertools.count(1)
 
     def pack(self, order: TaskOrder) -> PackedOrder:
-        """Return an order as bytes; what it needs is kept until `done`.
+        """Return an order as bytes; what it needs is kept until `release`.
 
         Raises:
             ValidationError: something of it cannot travel; the path to the culprit is named (S-CONV-34).

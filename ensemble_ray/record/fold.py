@@ -291,7 +291,7 @@ class RunFold:
         outputs_by_key = (
             [(node_key(instance), output) for instance, output in by_instance.items()]
             if ended is None
-            else ended.shown()
+            else ended.list_visible()
         )
         outputs = (*workers, *(output for _, output in outputs_by_key))
         places = enumerate(outputs_by_key, start=len(workers))

@@ -91,7 +91,7 @@ def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResult
 def _shown(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> Sequence[tuple[str, TaskOutput]]:
     """Return the outputs that the caller sees, by the keys of their tasks."""
     if plan.units:
-        return ended.shown()
+        return ended.list_visible()
     return [(node_key(instance), output) for instance, output in in_level_order(plan, outcome.completed)]
 
 

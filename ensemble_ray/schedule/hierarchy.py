@@ -88,7 +88,7 @@ class DelegationEnforcer:
         self._approved[role] += 1
         self._reapplied[role] += 1
 
-    def completed(self, role: str, description: str) -> None:
+    def record_success(self, role: str, description: str) -> None:
         """Count a worker that succeeded with that text (S-HIER-42)."""
         key = (role, _normalised(description))
         self._has_progress = self._has_progress or key not in self._done
@@ -137,7 +137,7 @@ class DelegationEnforcer:
         """Return what is broken if the manager ends here (S-HIER-50)."""
         return violations_of(self._rules, self._completed)
 
-    def repeated(self, role: str, description: str) -> str | None:
+    def check_repetition(self, role: str, description: str) -> str | None:
         """Return a notice when that worker did the same thing in an earlier turn; white space makes no difference.
 
         The attempt itself is neither refused nor counted.

@@ -131,7 +131,7 @@ class Machine:
         """Whether that is running and was asked to stop."""
         return self._is_cancelled and instance in self._running
 
-    def unanswered(self) -> list[Instruction]:
+    def list_unanswered(self) -> list[Instruction]:
         """Return what was wanted and has no answer yet, in plan order: what a run that goes on does first."""
         if self._is_cancelled:
             return [Cancel(instance=instance) for instance in self.running]

@@ -51,12 +51,12 @@ class ItemLog:
 
     # What comes in, on the library's loop.
 
-    def completed(self, number: int, index: int) -> None:
+    def add_output(self, number: int, index: int) -> None:
         """Note that a map has its output, which is in the store."""
         self.completed_count += 1
         self._come(number, index)
 
-    def failed(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
+    def add_failure(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
         """Note that a map has failed for good; return it with the item itself, of which only a text may be kept."""
         failed = FailedItem(
             index=index, item=item, error_type=type(error).__name__, message=message_of(error), attempts=attempts

@@ -204,7 +204,7 @@ class MapReduceTasks:
             output = self._parts.store.output(level, number)
             if not level:
                 items = self._parts.items
-                self._parts.results.completed(number, items.index(number), items.item(number), output)
+                self._parts.results.write_output(number, items.index(number), items.item(number), output)
             is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
             left = record.exit_reason(level, number)
             return (self._complete(start.instance, position, output, is_final=is_final, exit_reason=left),)
@@ -293,7 +293,7 @@ class MapReduceTasks:
         if result.output is not None and (has_left or result.status == "completed"):
             output = store.keep(level, number, result.output, prepared.unit_type, item=item)
             if not level:
-                self._parts.results.completed(number, self._parts.items.index(number), item, output)
+                self._parts.results.write_output(number, self._parts.items.index(number), item, output)
             is_final, left = prepared.unit_type == "final-reduce", result.exit_reason if has_left else None
             return (self._complete(result.instance, (level, number), output, is_final=is_final, exit_reason=left),)
         store.lose(level, number, result.trace, prepared.unit_type, item=item)
@@ -319,7 +319,7 @@ class MapReduceTasks:
             left = () if end.exit_reason is None else (ExitRecorded(reason=end.exit_reason),)
             self._unrecorded[instance] = (ItemOutputRecorded(outputs=end.source_instances), *left)
             output = store.keep(0, number, end.output, prepared.unit_type, item=item, executions=end.traces)
-            self._parts.results.completed(number, items.index(number), item, output)
+            self._parts.results.write_output(number, items.index(number), item, output)
             return self._complete(instance, (0, number), output, is_final=False, exit_reason=end.exit_reason)
         store.lose(0, number, None, prepared.unit_type, item=item, executions=end.traces)
         if end.error is not None:
@@ -386,7 +386,7 @@ class MapReduceTasks:
 
     def _note_failed_item(self, number: int, error: BaseException, *, attempts: int) -> None:
         items = self._parts.items
-        self._parts.results.failed(items.index(number), items.pop(number), error, attempts)
+        self._parts.results.write_failure(items.index(number), items.pop(number), error, attempts)
 
 
 def _position_of(start: Start) -> Position:

@@ -92,7 +92,7 @@ class Attempts:
                     last = error
                 else:
                     if visit is not None:
-                        visit.answered()
+                        visit.record_answer()
                     return response
                 await self._scope.ports.clock.sleep(delay_s)
                 left_s -= delay_s
@@ -143,12 +143,12 @@ def _notify(visit: Visit | None, error: BaseException, fault: Fault | None) -> N
         return
     if fault is None:
         # A refusal shows that somebody is there; a cancelled call shows nothing, nor does a mistake in a model's code.
-        report = visit.leave if status_of(error) is None else visit.answered
+        report = visit.leave if status_of(error) is None else visit.record_answer
         report()
     elif fault.is_refusal_for_now:
-        visit.refused()
+        visit.record_refusal()
     else:
-        visit.failed(_brief(fault), ago_s=fault.ago_s)
+        visit.record_failure(_brief(fault), ago_s=fault.ago_s)
 
 
 def _brief(fault: Fault) -> str:

@@ -287,7 +287,7 @@ class Delegations:
             effect = self._noted(decision, worker.role, f"Error: {reason}", errors=(reason,), took_s=took_s)
         else:
             error, reason = None, ""
-            notice = self._gate.succeeded(worker.role, decision.request.task_description)
+            notice = self._gate.record_success(worker.role, decision.request.task_description)
             text = f"{output.raw}\n\n{notice}" if notice else output.raw
             effect = self._noted(decision, worker.role, text, raw=output.raw, took_s=took_s)
         effect.is_started, effect.instance, effect.output = True, delegated_instance(name), output

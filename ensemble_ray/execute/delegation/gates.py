@@ -59,7 +59,7 @@ class Gate(Protocol):
         """Count an attempt again that the record says was approved for that role."""
         ...
 
-    def succeeded(self, role: str, description: str) -> str:
+    def record_success(self, role: str, description: str) -> str:
         """Note that a worker returned its result; return a notice for the asking model, or nothing."""
         ...
 
@@ -120,7 +120,7 @@ class PeerGate:
     def reapply_recorded(self, charged: str) -> None:
         """Nothing is counted."""
 
-    def succeeded(self, role: str, description: str) -> str:  # noqa: ARG002  nothing is counted
+    def record_success(self, role: str, description: str) -> str:  # noqa: ARG002  nothing is counted
         """No notice."""
         return ""
 
@@ -171,10 +171,10 @@ class ManagerGate:
         """Count the attempt as when it was approved."""
         self._enforcer.reapply_recorded(charged)
 
-    def succeeded(self, role: str, description: str) -> str:
+    def record_success(self, role: str, description: str) -> str:
         """Tell a manager that repeats itself."""
-        notice = self._enforcer.repeated(role, description)
-        self._enforcer.completed(role, description)
+        notice = self._enforcer.check_repetition(role, description)
+        self._enforcer.record_success(role, description)
         return notice or ""
 
     def turn_ended(self) -> bool:

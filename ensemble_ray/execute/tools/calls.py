@@ -281,7 +281,7 @@ class ToolCalls:
             if reviews is not None:
                 reviews.close()
             self._open -= 1
-            self._scope.slot.ended()
+            self._scope.slot.end()
         if reviews is not None:
             reviews.check_decided()
         effect = ToolEffect(
@@ -334,7 +334,7 @@ class ToolCalls:
             effect, until = await delegations.call(call, name)
         finally:
             self._open -= 1
-            self._scope.slot.ended()
+            self._scope.slot.end()
         await self._scope.note(name, _result_of(effect), until=until)
         return effect
 

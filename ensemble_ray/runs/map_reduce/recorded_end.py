@@ -95,10 +95,10 @@ async def _recorded_end(
         for number in range(items.count - pulled.count, items.count):
             index, item = items.index(number), items.pop(number)
             if (failed := _failure(record, number, pulled.refused.get(number))) is not None:
-                writer.failed(index, item, *failed)
+                writer.write_failure(index, item, *failed)
             elif outputs.has(0, number):
-                writer.completed(number, index, item, outputs.output(0, number))
-        await writer.written()  # of a large run not all outputs are to be in memory at once
+                writer.write_output(number, index, item, outputs.output(0, number))
+        await writer.wait_until_written()  # of a large run not all outputs are to be in memory at once
         is_exhausted = pulled.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
     reason = (head.end and head.end.exit_reason) or ExitReason.COMPLETED
