@@ -116,16 +116,16 @@ def _in_turn(place: _Place, rounds: Mapping[str, _DoRound], conditions: Conditio
     results = {name: Measured(scenario=scenario.name, variant=name) for name in names}
     for name in names:  # not measured: opens connections and pools, writes bytecode
         conditions.progress(f"{scenario.name}: {name}, first round (not measured)")
-        _counted(place, rounds[name], Measured(scenario=scenario.name, variant=name), total=results[name])
+        _count(place, rounds[name], Measured(scenario=scenario.name, variant=name), total=results[name])
     for number in range(conditions.rounds):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            _counted(place, rounds[name], results[name], total=results[name])
+            _count(place, rounds[name], results[name], total=results[name])
             conditions.progress(f"{scenario.name}: {name}, round {number + 1}: {results[name].values[-1]:.4g}")
     return list(results.values())
 
 
-def _counted(place: _Place, do_round: _DoRound, result: Measured, *, total: Measured) -> None:
+def _count(place: _Place, do_round: _DoRound, result: Measured, *, total: Measured) -> None:
     scenario = place.scenario
     before = _stats(place.url)
     do_round(result)

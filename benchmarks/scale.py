@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
             if not chosen.quiet:
                 print(f"{kind}, {size}", file=sys.stderr)
             try:
-                line = line_of(_measured(kind, size, rounds=chosen.rounds, with_memory=not chosen.no_memory), smallest)
+                line = line_of(_measure(kind, size, rounds=chosen.rounds, with_memory=not chosen.no_memory), smallest)
             except ChildFailedError as error:
                 failed = True
                 print(f"{kind}, {size}: not measured. {error}", file=sys.stderr)
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(kind: str, size: int, *, rounds: int, with_memory: bool) -> Line:
+def _measure(kind: str, size: int, *, rounds: int, with_memory: bool) -> Line:
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-") as home:
         chosen = rounds if size <= _LARGE else 1
         command = ["-m", "benchmarks.jobs.scale", kind, str(size), "--rounds", str(chosen)]

@@ -102,7 +102,7 @@ class Packer:
         if order.agent is not None:
             template = self._template(order.agent_key or "", order.agent)
             overrides = pickle.dumps(overrides_of(order.agent, template.agent), protocol=5)
-        names, keys = self._called(task, where)
+        names, keys = self._locate_callables(task, where)
         agent_key = None if template is None else template.wire.key
         wire = replace(order.convert(body, overrides, pack_output), agent_key=agent_key, description=task.description)
         # Nothing fails from here on, so that all that is used is done some time.
@@ -152,7 +152,7 @@ class Packer:
             self._templates.put(category, template)
         return template
 
-    def _called(self, task: Task, where: str) -> tuple[TaskCallables | None, tuple[str, ...]]:
+    def _locate_callables(self, task: Task, where: str) -> tuple[TaskCallables | None, tuple[str, ...]]:
         """Return where a task's callables are found, and the keys that they are kept under."""
         if task.handler is None and not task.input_guardrails and not task.output_guardrails:
             return None, ()

@@ -93,7 +93,7 @@ class TeamCall:
 
     async def _answer(self, work: AsyncGenerator[Event | EnsembleOutput]) -> CallToolResult | InputRequiredResult:
         try:
-            output = await self._ended(work)
+            output = await self._wait_for_end(work)
             while gates := output.open_reviews:
                 if not self._can_ask:
                     return _waiting(gates)
@@ -102,7 +102,7 @@ class TeamCall:
                     return InputRequiredResult(input_requests=forms, request_state=gates[0].run_id)
                 if left_open := await self._decide(gates, await self._ask(gates)):
                     return _waiting(left_open)
-                output = await self._ended(self._resume(gates[0].run_id))
+                output = await self._wait_for_end(self._resume(gates[0].run_id))
         except (EnsembleError, IllegalStateError) as error:
             return failed(describe_error(error))
         if output.exit_reason is not ExitReason.COMPLETED:
@@ -144,7 +144,7 @@ class TeamCall:
 
     # Runs.
 
-    async def _ended(self, work: AsyncGenerator[Event | EnsembleOutput]) -> EnsembleOutput:
+    async def _wait_for_end(self, work: AsyncGenerator[Event | EnsembleOutput]) -> EnsembleOutput:
         """Return the output; a call that is cancelled ends the run first."""
         # A task of its own: the run needs time to end, which a cancelled scope does not give.
         run = asyncio.create_task(self._watch(work))

@@ -151,11 +151,11 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         self.source.handle(Continued(at=self._journal.now()))
         unanswered = self.source.list_unanswered()
         return Opening(
-            stimuli=[self._stopped(each.instance) for each in unanswered if isinstance(each, Cancel)],
+            stimuli=[self._make_stop(each.instance) for each in unanswered if isinstance(each, Cancel)],
             instructions=[each for each in unanswered if not isinstance(each, Cancel)],
         )
 
-    def _stopped(self, instance: str) -> Stimulus:
+    def _make_stop(self, instance: str) -> Stimulus:
         """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
         if (recorded := self._recorded.pop(instance)) is not None:
             return self._keep(recorded)

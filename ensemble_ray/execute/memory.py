@@ -39,11 +39,11 @@ _UNCOUNTED = nullcontext()
 def memory_counted(scope: TaskScope) -> AbstractContextManager[None]:
     """Listen to what the task does with memory in the block, where its capture mode wants that (S-MEM-100)."""
     is_counted = scope.context.capture_mode is not CaptureMode.OFF and _rules(scope) is not None
-    return _counted(scope) if is_counted else _UNCOUNTED
+    return _count(scope) if is_counted else _UNCOUNTED
 
 
 @contextmanager
-def _counted(scope: TaskScope) -> Generator[None]:
+def _count(scope: TaskScope) -> Generator[None]:
     scope.effects.memory = MemoryUse()
     scope.effects.memory_listener = scope.effects.memory
     try:
@@ -91,7 +91,7 @@ async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
     fact = scope.recorded(name, MemoryStored)
     if fact is None:
         note = _note(scope, name, output, scopes, rules, is_stored=False)
-        stored = _stored(scopes, await _memory(scope).remember(note))
+        stored = _to_stored(scopes, await _memory(scope).remember(note))
         await scope.note(name, stored)  # in order before the output, which is waited for
         _charge(scope, stored.embedding_tokens)
     else:
@@ -117,12 +117,12 @@ async def remember_edit(scope: TaskScope, output: TaskOutput) -> None:
         return
     edited = output.model_copy(update={"parsed_output": None, "trace": None})
     note = MemoryNote(instance=scope.order.instance, entry_id=_entry_id(scope, name), output=edited, scopes=scopes)
-    stored = _stored(scopes, await _memory(scope).remember(note))
+    stored = _to_stored(scopes, await _memory(scope).remember(note))
     await scope.note(name, stored, until=Persistence.COMMITTED)
     _charge(scope, stored.embedding_tokens)
 
 
-def _stored(scopes: tuple[MemoryScope, ...], remembered: RememberedNote) -> MemoryStored:
+def _to_stored(scopes: tuple[MemoryScope, ...], remembered: RememberedNote) -> MemoryStored:
     return MemoryStored(
         scopes=tuple(each.name for each in scopes),
         taken_by=remembered.taken_by,

@@ -64,10 +64,10 @@ class _ScreenedReader:
         if self._left is not None:
             self._left -= len(pulled.items)
             is_exhausted = is_exhausted or not self._left
-        items = pulled.items if self._problem is None else [self._passed(entry) for entry in pulled.items]
+        items = pulled.items if self._problem is None else [self._screen(entry) for entry in pulled.items]
         return Pulled(items, is_exhausted=is_exhausted)
 
-    def _passed(self, entry: ItemEntry) -> ItemEntry:
+    def _screen(self, entry: ItemEntry) -> ItemEntry:
         if isinstance(entry, RefusedItem) or self._problem is None:
             return entry
         index, item = entry

@@ -203,7 +203,7 @@ class RunFold:
         return make_trace(self._description(), self._results(tasks), self._run_end(tasks))
 
     def _description(self) -> RunDescription:
-        run_id, _ = self._begun()
+        run_id, _ = self._get_beginning()
         header = self._header
         return RunDescription(
             run_id=header.ensemble_id or run_id,
@@ -232,7 +232,7 @@ class RunFold:
         )
 
     def _run_end(self, tasks: _Tasks) -> RunEnd:
-        _, started = self._begun()
+        _, started = self._get_beginning()
         failed = (error_of_task(fold, node) for fold, node in tasks if fold.failure is not None)
         return RunEnd(
             state=self.state,
@@ -248,14 +248,14 @@ class RunFold:
         roles, mode = self._roles, self.capture_mode
         trace = fold.trace(node, mode, state=state, roles=roles, is_manager=self.is_hierarchical)
         if not self.is_hierarchical:
-            return [_placed(trace, node)]
+            return [_place(trace, node)]
         return [trace, *fold.worker_traces(mode, state=state, roles=roles)]
 
     def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
         """Return the trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
         node = self._nodes.get(fold.key, {})
         trace = fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
-        return _placed(trace, node)
+        return _place(trace, node)
 
     def failed_delegations(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
         """Return what workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
@@ -276,7 +276,7 @@ class RunFold:
 
     def output(self, output_types: Mapping[str, type[Any]], object_ids: Mapping[str, str]) -> EnsembleOutput:
         """Return the output of the run; see `fold_output`."""
-        run_id, _ = self._begun()
+        run_id, _ = self._get_beginning()
         if self._end is None or self.state not in _WITH_OUTPUT:
             msg = (
                 f"Run '{run_id}' has no output: it {'has not ended' if self._end is None else f'is {self.state.value}'}"
@@ -311,7 +311,7 @@ class RunFold:
             output = fold.task_output(output_types.get(fold.key))
             if output is not None:
                 if output.trace is not None:
-                    trace = _placed(output.trace, self._nodes.get(fold.key, {}))
+                    trace = _place(output.trace, self._nodes.get(fold.key, {}))
                     output = output.model_copy(update={"trace": trace})
                 found[fold.instance] = output
         return found
@@ -324,7 +324,7 @@ class RunFold:
         """Return the errors of loops, phases and graphs that failed where none of their tasks did."""
         return () if self._units is None else self._units.errors(self._units.ended(self._outputs({})))
 
-    def _begun(self) -> tuple[str, float]:
+    def _get_beginning(self) -> tuple[str, float]:
         if self._run_id is None or self._started_at is None:
             msg = "There are no facts to fold: the record is empty"
             raise RecordError(msg)
@@ -367,7 +367,7 @@ class RunFold:
             yield violation_trace(violations, self._last_at)
 
 
-def _placed(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
+def _place(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
     """Return the trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
     level = node.get("level")
     return placed(trace, as_text(node.get("node_type")), level) if isinstance(level, int) else trace

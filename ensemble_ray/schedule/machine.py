@@ -310,11 +310,11 @@ class Machine:
     def _end_if_resolved(self, done: list[Instruction]) -> None:
         if not self._open:
             self._is_ended = True
-            done.append(self._ended())
+            done.append(self._make_end())
         elif self._waiting and not self._running:
             done.append(WAITS)
 
-    def _ended(self) -> End:
+    def _make_end(self) -> End:
         """How the run ends, now that nothing is open."""
         return end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=bool(self._failed))
 

@@ -223,15 +223,15 @@ class ReplayJournal:
     def _compare_decision(self, fact: Fact, decision: DelegationDecided) -> None:
         recorded = self.recorded(fact.name, DelegationDecided)
         instance, where = fact.instance, place_of(fact.name)
-        current = _decided(decision)
+        current = _describe_decision(decision)
         if recorded is None:
             nothing = Difference(
                 where=where, what="a delegation that is not recorded", recorded="nothing", current=_window(current, 0)
             )
             self.report(nothing, instance=instance, is_at_end=True)
         self._compared.add((fact.name, fact.kind))
-        if _decided(recorded) != current:
-            old, new = shown(_decided(recorded), current)
+        if _describe_decision(recorded) != current:
+            old, new = shown(_describe_decision(recorded), current)
             self.report(Difference(where=where, what="the delegation", recorded=old, current=new), instance=instance)
 
     def _compare_result(self, fact: Fact, result: ToolReturned) -> None:
@@ -301,7 +301,7 @@ class RecordedAnswer:
         return ChatResponse(text=fact.data.text)
 
 
-def _decided(decision: DelegationDecided) -> str:
+def _describe_decision(decision: DelegationDecided) -> str:
     """Describe what was decided of a call, as people read it."""
     request, refusal = decision.request, decision.refusal
     asked = f"{as_text(request.get('agent_role'))}: {as_text(request.get('task_description'))}"
@@ -321,7 +321,7 @@ def request_difference(
     """How a request differs from the recorded one, as far as the record has its texts: which message, and where."""
     where = place_of(name)
     turn = int(name.rsplit("/", 2)[1])
-    recorded = _captured(fold, turn) or _rebuilt(journal, name, turn, fold)
+    recorded = _list_captured(fold, turn) or _rebuild(journal, name, turn, fold)
     for position, message in enumerate(messages):
         if position >= len(recorded):
             break
@@ -346,7 +346,7 @@ def _trace(fold: TaskFold) -> Mapping[str, object]:
     return as_mapping(None if fold.failure is None else fold.failure.data.trace)
 
 
-def _captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
+def _list_captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
     """Return the messages that were captured with that turn; none where the capture mode was off."""
     interactions = as_sequence(_trace(fold).get("llm_interactions"))
     if turn >= len(interactions):
@@ -355,7 +355,7 @@ def _captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
     return [(as_text(each.get("role")), cast("str | None", each.get("content"))) for each in messages]
 
 
-def _rebuilt(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> list[tuple[str, str | None]]:
+def _rebuild(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> list[tuple[str, str | None]]:
     """Return the conversation of the agent's own loop, from its prompts, answers and results."""
     prompts = as_mapping(_trace(fold).get("prompts"))
     if not prompts:

@@ -70,15 +70,15 @@ class ReplayedWorkers:
     ) -> TaskResult:
         """Return what is recorded of a worker that gave no output: today it comes as far as its record goes."""
         if end is not None and isinstance(end.data, ExitRecorded):
-            return _ended(result, "exited", exit_of(end.data.reason))
+            return _make_end(result, "exited", exit_of(end.data.reason))
         if end is not None and isinstance(end.data, FailureRecorded):
-            return _ended(result, "failed", error_from(end.data.error_data))
+            return _make_end(result, "failed", error_from(end.data.error_data))
         recorded_result = self._journal.recorded(call, ToolReturned)
         if recorded_result is None:  # the run died while it was at work
             self._report(order, call, found, is_at_end=True)
         # It was stopped, or its process was lost.
         text = recorded_result.text.removeprefix("Error: ")
-        return _ended(result, "failed", AgentExecutionError(text))
+        return _make_end(result, "failed", AgentExecutionError(text))
 
     def _compare(self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None) -> None:
         """How what the worker gave differs from what is recorded."""
@@ -100,5 +100,5 @@ class ReplayedWorkers:
         self._journal.report(replace(found, where=where), instance=asking, is_at_end=is_at_end)
 
 
-def _ended(result: TaskResult, status: TaskStatus, error: BaseException) -> TaskResult:
+def _make_end(result: TaskResult, status: TaskStatus, error: BaseException) -> TaskResult:
     return replace(result, status=status, failure=TaskFailure(error=error, trace=result.trace))

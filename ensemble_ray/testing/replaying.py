@@ -143,7 +143,7 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     loaded = await threads.run(_definition, found, recorded.header) if ensemble is None else ensemble
     definition = planned_form(loaded)
     options = recorded_options(recorded.header)
-    planned = await _planned(definition.with_options(options), recorded.header, facts)
+    planned = await _rebuild_plan(definition.with_options(options), recorded.header, facts)
     changed = _plan_difference(recorded.header, planned)
     if changed is not None:
         return Replay(run_id=found.run_id, difference=changed)
@@ -162,7 +162,7 @@ def _definition(found: RunSummary, header: PlanRecorded) -> Runnable:
     return load_source(source, needs_keys=False)
 
 
-async def _planned(definition: Ensemble, header: PlanRecorded, facts: Sequence[Fact]) -> Planned:
+async def _rebuild_plan(definition: Ensemble, header: PlanRecorded, facts: Sequence[Fact]) -> Planned:
     """Today's plan with the recorded inputs; agents that a model made are made of its recorded answers."""
     resolved = check(definition, header.inputs or {})
     if not needs_synthesis(resolved.tasks):

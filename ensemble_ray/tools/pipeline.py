@@ -107,7 +107,7 @@ class ToolPipeline(AbstractAgentTool):
             is_last = index == len(self._links) - 1
             result = await _step(tool, passed, index)
             if result.is_success and not is_last and adapter is not None:
-                passed, result = await _adapted(tool, adapter, result)
+                passed, result = await _adapt(tool, adapter, result)
             else:
                 passed = result.output if result.is_success else result.error_message or ""
             if not result.is_success and self._error_strategy is PipelineErrorStrategy.FAIL_FAST:
@@ -135,7 +135,7 @@ async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
         return _threw(tool, error)
 
 
-async def _adapted(tool: AgentTool, adapter: StepAdapter, result: ToolResult) -> tuple[str, ToolResult]:
+async def _adapt(tool: AgentTool, adapter: StepAdapter, result: ToolResult) -> tuple[str, ToolResult]:
     """Return the next step's input; an adapter that raises makes its step a failed one."""
     try:
         return render_value(await call_user(cast("Callable[[ToolResult], object]", adapter), result)), result

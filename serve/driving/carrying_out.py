@@ -84,7 +84,7 @@ class RunsTeam:
         run_id = active.entry.run_id
         try:
             while is_recovered:
-                if (outcome := await self._recorded(active)) is not None:
+                if (outcome := await self._find_recorded(active)) is not None:
                     return outcome
                 try:
                     return await self._run(active, is_recovered=True)
@@ -171,7 +171,7 @@ class RunsTeam:
             return bool(page)
         return False
 
-    async def _recorded(self, active: ActiveRun) -> Outcome | None:
+    async def _find_recorded(self, active: ActiveRun) -> Outcome | None:
         """Return what the record knows of the end of a run, when nobody works on it any more; None: it is to be gone on with."""
         run_id = active.entry.run_id
         while (summary := await self._store.summary(run_id)) is not None:

@@ -56,7 +56,7 @@ class Attempts:
             return await send()
         visit = self._visit()
         try:
-            return await self._repeated(self._policy, visit, send, has_begun)
+            return await self._repeat(self._policy, visit, send, has_begun)
         finally:
             if visit is not None:
                 visit.end()
@@ -66,7 +66,7 @@ class Attempts:
         endpoint: object = getattr(self._model, "endpoint_id", "")
         return self._scope.ports.endpoints.visit(endpoint) if isinstance(endpoint, str) and endpoint else None
 
-    async def _repeated(
+    async def _repeat(
         self,
         policy: RetryPolicy,
         visit: Visit | None,
@@ -78,7 +78,7 @@ class Attempts:
         try:
             while True:
                 if visit is not None and not visit.try_go():
-                    left_s -= await _waited(visit, left_s, last)
+                    left_s -= await _wait(visit, left_s, last)
                 self._scope.effects.attempts += 1
                 try:
                     response = await send()
@@ -130,7 +130,7 @@ class Attempts:
         )
 
 
-async def _waited(visit: Visit, patience_s: float, last: BaseException | None) -> float:
+async def _wait(visit: Visit, patience_s: float, last: BaseException | None) -> float:
     try:
         return await visit.wait(patience_s)
     except CircuitOpenError as is_open:

@@ -93,7 +93,7 @@ class ModelCalls:
             AgentExecutionError: the model failed, or gave something that is no answer (S-ENG-50, S-ENG-57).
         """
         self._turn = turn
-        self._started(messages, turn)
+        self._announce_start(messages, turn)
         return await self._ask(messages, tools, turn, stream=self._stream)
 
     async def correct(self, system_prompt: str, prompt: str, turn: int) -> str | None:
@@ -101,7 +101,7 @@ class ModelCalls:
         self._turn = turn
         messages = (ChatMessage(role="system", content=system_prompt), ChatMessage(role="user", content=prompt))
         self.begin_anew()
-        self._started(messages, turn)
+        self._announce_start(messages, turn)
         response = await self._ask(messages, (), turn, stream=None)
         self.capture_answer((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
         self.accept()
@@ -154,7 +154,7 @@ class ModelCalls:
             self._has_warned = True
             _log.warning("Task '%s': %s It is used as it is.", order.key, text)
 
-    def _started(self, messages: Sequence[ChatMessage], turn: int) -> None:
+    def _announce_start(self, messages: Sequence[ChatMessage], turn: int) -> None:
         order = self._order
         self._scope.emit(
             LlmIterationStartedEvent,
@@ -248,7 +248,7 @@ class ModelCalls:
             with use_effect_key(key), use_permit_wait(wait), self._scope.effect_span(effect):
                 if stream is None:
                     return await self._plain(messages, tools)
-                return await self._streamed(stream, messages, tools, pieces)
+                return await self._read_stream(stream, messages, tools, pieces)
 
         spending, request = self._scope.ports.spending, None
         send = attempt
@@ -308,7 +308,7 @@ class ModelCalls:
             raise TypeError(f"model returned {type(response).__name__} instead of a ChatResponse")
         return whole_response(response)
 
-    async def _streamed(
+    async def _read_stream(
         self,
         model: StreamingChatModel,
         messages: Sequence[ChatMessage],

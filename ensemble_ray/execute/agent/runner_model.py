@@ -133,7 +133,7 @@ class RunnerModel:
             TypeError: the runner gave something that is no answer.
         """
         del tools  # a runner has its own
-        answers = [each async for each in self._asked(messages, is_streaming=False) if isinstance(each, ChatResponse)]
+        answers = [each async for each in self._ask(messages, is_streaming=False) if isinstance(each, ChatResponse)]
         return answers[-1]
 
     async def stream(
@@ -145,13 +145,11 @@ class RunnerModel:
             TypeError: the runner gave something that is no answer.
         """
         del tools
-        async with aclosing(self._asked(messages, is_streaming=True)) as pieces:
+        async with aclosing(self._ask(messages, is_streaming=True)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    async def _asked(
-        self, messages: Sequence[ChatMessage], *, is_streaming: bool
-    ) -> AsyncGenerator[str | ChatResponse]:
+    async def _ask(self, messages: Sequence[ChatMessage], *, is_streaming: bool) -> AsyncGenerator[str | ChatResponse]:
         returned = await call_user(self._runner.run, self._request(messages, is_streaming=is_streaming))
         parts: list[str] = []
         last: TaskAnswer | None = None
@@ -198,17 +196,17 @@ async def _pieces(returned: object) -> AsyncGenerator[str | TaskAnswer]:
         TypeError: it is no answer.
     """
     if not isinstance(returned, AsyncIterable):
-        yield _checked(returned)
+        yield _check(returned)
         return
     try:
         async for piece in cast("AsyncIterable[object]", returned):
-            yield _checked(piece)
+            yield _check(piece)
     finally:
         if isinstance(returned, AsyncGenerator):  # one that gave something else is not at its end
             await returned.aclose()
 
 
-def _checked(piece: object) -> str | TaskAnswer:
+def _check(piece: object) -> str | TaskAnswer:
     if isinstance(piece, str | TaskAnswer):
         return piece
     raise TypeError(

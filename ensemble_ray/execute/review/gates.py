@@ -76,13 +76,13 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
     decision = await decide_at_gate(scope, name, _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw))
     match decision:
         case Edit(revised_output=text):
-            edited = _traced(scope, output.replace(raw=text, parsed_output=None))
+            edited = _add_gate_trace(scope, output.replace(raw=text, parsed_output=None))
             await remember_edit(scope, edited)
             return Reviewed(edited)
         case ExitEarly(timed_out=timed_out):
-            return Reviewed(_traced(scope, output), exit_reason_of(timed_out=timed_out))
+            return Reviewed(_add_gate_trace(scope, output), exit_reason_of(timed_out=timed_out))
         case _:
-            return Reviewed(_traced(scope, output))
+            return Reviewed(_add_gate_trace(scope, output))
 
 
 def is_of_work(fact: Fact) -> bool:
@@ -131,7 +131,7 @@ def _request(scope: TaskScope, review: Review, timing: ReviewTiming, output: str
     )
 
 
-def _traced(scope: TaskScope, output: TaskOutput) -> TaskOutput:
+def _add_gate_trace(scope: TaskScope, output: TaskOutput) -> TaskOutput:
     """Return the output with a trace that tells of the gate and ends with what it left."""
     if output.trace is None:
         return output

@@ -87,7 +87,7 @@ async def build_provider_error(failure: Failure, origin: Origin) -> Exception:
     """Return the `openai` error for a failure, its cause set; the caller raises it."""
     arrived_at = time.monotonic()  # answers that come while the package is imported are later ones
     openai = await _sdk()
-    error = _built(openai, failure, origin)
+    error = _build(openai, failure, origin)
     mark_arrival(error, arrived_at)
     if failure.status is None:
         error.__cause__ = failure.cause
@@ -101,7 +101,7 @@ async def _sdk() -> Any:
     return found if is_whole else await threads.run(importlib.import_module, "openai")  # it waits for that thread
 
 
-def _built(openai: Any, failure: Failure, origin: Origin) -> Exception:
+def _build(openai: Any, failure: Failure, origin: Origin) -> Exception:
     # openai 3 speaks httpx2, earlier ones httpx; its errors want a request of that package, here one without headers.
     httpx = cast("Any", sys.modules.get("httpx2") or importlib.import_module("httpx"))
     request = httpx.Request("POST", f"{origin.endpoint}/chat/completions")

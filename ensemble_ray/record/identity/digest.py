@@ -26,7 +26,7 @@ _SHOWN = 60
 
 def without_object_ids(data: Mapping[str, object]) -> dict[str, object]:
     """Return the JSON form of some data without the hidden ids in it."""
-    return cast("dict[str, object]", _stripped(jsonable(data)))
+    return cast("dict[str, object]", _strip(jsonable(data)))
 
 
 def digest_of(data: Mapping[str, object]) -> str:
@@ -59,12 +59,12 @@ def compared(recorded: Mapping[str, object], current: Mapping[str, object]) -> l
     return found
 
 
-def _stripped(value: object) -> object:
+def _strip(value: object) -> object:
     if isinstance(value, dict):
         mapping = cast("dict[str, object]", value)
-        return {key: _stripped(each) for key, each in mapping.items() if key != _HIDDEN}
+        return {key: _strip(each) for key, each in mapping.items() if key != _HIDDEN}
     if isinstance(value, list):
-        return [_stripped(each) for each in cast("list[object]", value)]
+        return [_strip(each) for each in cast("list[object]", value)]
     return value
 
 
@@ -78,9 +78,9 @@ def _compare(old: object, new: object, path: str, found: list[FieldDifference]) 
         for position, (left, right) in enumerate(pairs):
             _compare(left, right, f"{path}.{position}" if path else str(position), found)
     elif old != new:
-        found.append(FieldDifference(path or "value", _shown(old), _shown(new)))
+        found.append(FieldDifference(path or "value", _format(old), _format(new)))
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     text = "absent" if value is _ABSENT else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

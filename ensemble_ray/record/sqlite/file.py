@@ -123,7 +123,7 @@ class SqliteFile:
             RecordError: the file was removed.
         """
         if rows and len(rows) <= _ROWS and not bodies:
-            with self._committed(is_synced=is_synced, has_effect=has_effect):
+            with self._commit(is_synced=is_synced, has_effect=has_effect):
                 self._insert(rows)
             return
         with self.transaction(is_synced=is_synced, has_effect=has_effect):
@@ -198,7 +198,7 @@ class SqliteFile:
         Raises:
             RecordError: the file was removed.
         """
-        with self._committed(is_synced=is_synced, has_effect=has_effect):
+        with self._commit(is_synced=is_synced, has_effect=has_effect):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -254,7 +254,7 @@ class SqliteFile:
         self._last = cursor.lastrowid or 0
 
     @contextlib.contextmanager
-    def _committed(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
+    def _commit(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
         """Make what is committed inside as safe as asked, and note it."""
         self.check_there()
         self._last = 0

@@ -141,7 +141,7 @@ def find_loss(
     number, last = connection.execute("SELECT count(*), coalesce(max(seq), 0) FROM facts").fetchone()
     gap = int(last) - int(number)
     is_cut = is_short(connection, count, path)
-    accepted = _accepted(connection) if gap or is_cut or has_texts else []
+    accepted = _read_accepted(connection) if gap or is_cut or has_texts else []
     texts = _missing_texts(connection) if has_texts and not accepted else 0
     gap -= sum(loss.gap for _, loss in accepted)
     committed = count.committed if count is not None else None
@@ -162,7 +162,7 @@ def find_loss(
     )
 
 
-def _accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccepted]]:
+def _read_accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccepted]]:
     """Positions and data of the losses that are on record, in order."""
     query = "SELECT seq, data FROM facts WHERE instance = ? ORDER BY seq"
     found: list[tuple[int, LossAccepted]] = []

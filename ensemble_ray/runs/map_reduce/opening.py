@@ -78,13 +78,13 @@ async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:
     if not isinstance(definition, MapReduceDefinition) or definition.direct_task is None or definition.budget is None:
         return reader, False
     try:
-        return await _probed(definition, reader, definition.budget)
+        return await _probe(definition, reader, definition.budget)
     except BaseException:
         await reader.close()
         raise
 
 
-async def _probed(definition: MapReduceDefinition, reader: ItemReader, budget: int) -> tuple[ItemReader, bool]:
+async def _probe(definition: MapReduceDefinition, reader: ItemReader, budget: int) -> tuple[ItemReader, bool]:
     """Read until it is known whether all items fit the budget."""
     entries: list[ItemEntry] = []
     total, is_exhausted = 0, False

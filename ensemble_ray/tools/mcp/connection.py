@@ -151,13 +151,13 @@ class _Session:
             stderr.close()
         failure = None if is_open else self._unreachable(error, await stderr.last())
         for request in self._running.values():
-            request.fail(failure or self._lost(error, may_be_done=request.delivery.sent > 0))
+            request.fail(failure or self._make_lost(error, may_be_done=request.delivery.sent > 0))
         for task in self._running:
             task.cancel()
         while not self._inbox.empty():
             request_left = self._inbox.get_nowait()
             if request_left is not None:
-                request_left.fail(failure or self._lost(error, may_be_done=False))
+                request_left.fail(failure or self._make_lost(error, may_be_done=False))
 
     async def _serve(self, client: Client) -> None:
         """Begin work as it comes, until there shall be no more."""
@@ -195,7 +195,7 @@ class _Session:
                 request.fail(error)
                 return
             self._release()  # first: work that is done again must find a new session
-            request.fail(self._lost(error, may_be_done=request.delivery.sent > 0))
+            request.fail(self._make_lost(error, may_be_done=request.delivery.sent > 0))
             self._inbox.put_nowait(None)
         except Exception as error:  # noqa: BLE001  what the SDK makes of an answer belongs to who asked
             request.fail(error)
@@ -208,7 +208,7 @@ class _Session:
         if _sessions.get(self._address) is self:
             del _sessions[self._address]
 
-    def _lost(self, error: BaseException | None, *, may_be_done: bool) -> ServerLostError:
+    def _make_lost(self, error: BaseException | None, *, may_be_done: bool) -> ServerLostError:
         why = "" if error is None else f": {_reason(error)}"
         return ServerLostError(f"MCP server '{self._address.shown}' went away{why}", may_be_done=may_be_done)
 
