@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.children import DEADLINE_S, ROOT, ChildFailedError, clean_environment, started
+from benchmarks.children import DEADLINE_S, ROOT, ChildFailedError, clean_environment, start_child
 from benchmarks.report import environment_facts, verdict
 
 __all__ = ["FLAT", "KINDS", "line_of", "main"]
@@ -102,7 +102,7 @@ def _measure(kind: str, size: int, *, rounds: int, with_memory: bool) -> Line:
         command = ["-m", "benchmarks.jobs.scale", kind, str(size), "--rounds", str(chosen)]
         if with_memory:
             command.append("--memory")
-        with started(command, clean_environment(Path(home))) as child:
+        with start_child(command, clean_environment(Path(home))) as child:
             measured: Line = json.loads(child.line(deadline_s=DEADLINE_S * max(1.0, size / _LARGE)))
     return measured
 

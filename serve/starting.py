@@ -49,7 +49,7 @@ class EndpointPlace:
     #: 0: any that is free
     port: int
 
-    def checked(self) -> EndpointPlace:
+    def check(self) -> EndpointPlace:
         """Return it with a port that is free.
 
         Raises:
@@ -130,7 +130,7 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     cluster = os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
     if cluster == LOCAL:
         check_keys(place, policy, open_keys())
-    place = place.checked()
+    place = place.check()
     os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
     join_or_start(cluster, {})
     cast("Any", ray_serve).start(

@@ -76,7 +76,7 @@ class PackedOrder:
         order = self.order
         return 500 + len(order.task) + len(order.agent or b"") + sum(map(len, order.context))
 
-    def renewed(self, steps: int) -> PackedOrder:
+    def renew(self, steps: int) -> PackedOrder:
         """Return the same under a higher epoch."""
         return replace(self, order=replace(self.order, epoch=self.order.epoch + steps * REDISPATCH_STEP))
 
@@ -214,7 +214,7 @@ def pack_context(context: RunContext) -> RunContext:
     Raises:
         ValidationError: one of its models cannot.
     """
-    return replace(context, models=context.models.packed(dump))
+    return replace(context, models=context.models.pack(dump))
 
 
 # Planned runs.

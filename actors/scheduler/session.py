@@ -18,7 +18,7 @@ import ray.exceptions
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import pack_binding, pack_result, pack_update
-from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.undone import make_undone_result
 from ensemble_ray.actors.link.wire import AgentTemplate, Binding, SessionOpening, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.callables import CallablesDelivery
 from ensemble_ray.actors.scheduler.callables_host import ask_host
@@ -299,7 +299,7 @@ class RunSession:
     def _report_undone(self, order: WireOrder, error: EnsembleError | None) -> None:
         """Report a task that was not handed out."""
         self._release(order.instance, order.key)
-        result = pack_result(undone(order, error, "cancelled" if error is None else "failed"))
+        result = pack_result(make_undone_result(order, error, "cancelled" if error is None else "failed"))
         self._background.start(self._receiver.receive((result,)))
 
     def _release(self, instance: str, key: str) -> None:

@@ -19,7 +19,7 @@ from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import pack_dispatch, pack_order, unpack_report, unpack_result
 from ensemble_ray.actors.link.reach import patiently, reach
-from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.undone import make_undone_result
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskResult
@@ -184,4 +184,4 @@ def _is_of_replaced(result: TaskResult, order: TaskOrder) -> bool:
 
 def _make_failure(order: TaskOrder, why: str | Exception) -> TaskResult:
     error = AgentExecutionError(why, order.agent_role, order.task.description) if isinstance(why, str) else why
-    return undone(order, error)
+    return make_undone_result(order, error)

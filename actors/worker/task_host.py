@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_order
-from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.undone import make_undone_result
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.agent_templates import RefCountedCache, apply_overrides
@@ -250,7 +250,7 @@ class TaskHost:
 
 
 def _unknown_template(order: WireOrder) -> WireResult:
-    return pack_result(undone(order, None, "unknown_template"))
+    return pack_result(make_undone_result(order, None, "unknown_template"))
 
 
 def _loading_failure(order: WireOrder, error: Exception) -> TaskResult:
@@ -260,4 +260,4 @@ def _loading_failure(order: WireOrder, error: Exception) -> TaskResult:
     )
     refusal = ValidationError(text)
     refusal.__cause__ = error
-    return undone(order, refusal)
+    return make_undone_result(order, refusal)

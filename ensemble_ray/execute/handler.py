@@ -48,11 +48,11 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
         UnknownOutcomeError: it was begun before a crash, and nobody knows whether it was done (S-DUR-25).
     """
     name = effect_name(scope.order.instance, 0, HANDLER)
-    recorded = scope.recorded(name, ToolReturned)
+    recorded = scope.find_recorded(name, ToolReturned)
     if recorded is not None:
         return _result_of(scope, recorded.data)
     effect = scope.order.task.handler_effect
-    intent = scope.recorded(name, ToolIntended)
+    intent = scope.find_recorded(name, ToolIntended)
     if intent is None:
         intent = lost_call(scope, name, HANDLER, "", effect)
     is_at_gate = stands_at_gate(scope, name, asks_first=False)

@@ -61,7 +61,7 @@ async def recall(scope: TaskScope) -> RecalledMemory | None:
     if not (rules.has_ensemble_memory or scopes):
         return None
     name = effect_name(scope.order.instance, 0, _MEMORY)
-    fact = scope.recorded(name, MemoryRecalled)
+    fact = scope.find_recorded(name, MemoryRecalled)
     if fact is not None:
         found = fact.data.recalled
     else:
@@ -88,7 +88,7 @@ async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
     if not (rules.has_short_term or rules.has_long_term or scopes):
         return output
     name = effect_name(scope.order.instance, 0, _MEMORY)
-    fact = scope.recorded(name, MemoryStored)
+    fact = scope.find_recorded(name, MemoryStored)
     if fact is None:
         note = _note(scope, name, output, scopes, rules, is_stored=False)
         stored = _to_stored(scopes, await _memory(scope).remember(note))
@@ -113,7 +113,7 @@ async def remember_edit(scope: TaskScope, output: TaskOutput) -> None:
     """Store an output that a person edited as a further entry of the task's scopes (S-MEM-79)."""
     rules, name = _rules(scope), effect_name(scope.order.instance, 0, _EDIT)
     scopes = () if rules is None else _scopes(scope, rules)
-    if not scopes or scope.recorded(name, MemoryStored) is not None:
+    if not scopes or scope.find_recorded(name, MemoryStored) is not None:
         return
     edited = output.model_copy(update={"parsed_output": None, "trace": None})
     note = MemoryNote(instance=scope.order.instance, entry_id=_entry_id(scope, name), output=edited, scopes=scopes)

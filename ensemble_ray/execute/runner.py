@@ -314,7 +314,7 @@ class TaskRunner:
         at = self.ports.clock.now()
         metrics = effects.metrics(self.context.cost)
         trace = effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
-        shown = effects.stopped(trace) if status == "cancelled" else trace
+        shown = effects.make_stopped_trace(trace) if status == "cancelled" else trace
         return TaskResult(
             key=order.key,
             instance=order.instance,

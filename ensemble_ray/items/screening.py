@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ensemble_ray.items.pulling import ItemEntry, ItemReader
     from ensemble_ray.items.sources import ItemSource
 
-__all__ = ["screened"]
+__all__ = ["screen_source"]
 
 
-def screened(
+def screen_source(
     source: ItemSource, *, limit: int | None = None, problem: Callable[[object], str | None] | None = None
 ) -> ItemSource:
     """Return that source with fewer items.

@@ -87,7 +87,7 @@ class _Endpoint:
 class Visit:
     """One wanted answer of an endpoint, over all its attempts; made by `EndpointService.visit`.
 
-    Each attempt begins with `try_go` or `wait` and ends with `answered`, `failed`, `refused` or `left`.
+    Each attempt begins with `try_go` or `wait` and ends with `record_answer`, `record_failure`, `record_refusal` or `leave`.
     """
 
     __slots__ = ("_endpoint", "_generation", "_is_probe", "_service")

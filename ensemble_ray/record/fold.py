@@ -16,7 +16,7 @@ from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.identity.digest import digest_of
-from ensemble_ray.record.levels import level_summaries, placed
+from ensemble_ray.record.levels import level_summaries, place_trace
 from ensemble_ray.record.result import RunDescription, RunEnd, RunResults, make_trace, output_with, violation_trace
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.record.trace_parts import agent_summary, error_of_task
@@ -218,7 +218,7 @@ class RunFold:
         traces = tuple(each for _, of_task in by_task for each in of_task)
         units = UnitParts()
         if self._units is not None:
-            ended = self._units.ended(self._outputs({}))
+            ended = self._units.collect_ends(self._outputs({}))
             units = unit_results(ended, [(fold.instance, own) for fold, (own, *_) in by_task])
         return RunResults(
             traces=traces,
@@ -287,7 +287,7 @@ class RunFold:
             for fold in self._in_order():
                 workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
         by_instance = self._outputs(output_types)
-        ended = None if self._units is None else self._units.ended(by_instance)
+        ended = None if self._units is None else self._units.collect_ends(by_instance)
         outputs_by_key = (
             [(node_key(instance), output) for instance, output in by_instance.items()]
             if ended is None
@@ -322,7 +322,7 @@ class RunFold:
 
     def _unit_errors(self) -> Sequence[ErrorTrace]:
         """Return the errors of loops, phases and graphs that failed where none of their tasks did."""
-        return () if self._units is None else self._units.errors(self._units.ended(self._outputs({})))
+        return () if self._units is None else self._units.errors(self._units.collect_ends(self._outputs({})))
 
     def _get_beginning(self) -> tuple[str, float]:
         if self._run_id is None or self._started_at is None:
@@ -370,7 +370,7 @@ class RunFold:
 def _place(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
     """Return the trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
     level = node.get("level")
-    return placed(trace, as_text(node.get("node_type")), level) if isinstance(level, int) else trace
+    return place_trace(trace, as_text(node.get("node_type")), level) if isinstance(level, int) else trace
 
 
 def _outputs_of(folds: Iterable[TaskFold], *, has_traces: bool = False) -> list[TaskOutput]:

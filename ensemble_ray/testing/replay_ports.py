@@ -26,7 +26,15 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 if TYPE_CHECKING:
     from ensemble_ray.record.task_fold import TaskFold
 
-__all__ = ["Difference", "RecordedAnswer", "ReplayJournal", "UnaskedModel", "place_of", "request_difference", "shown"]
+__all__ = [
+    "Difference",
+    "RecordedAnswer",
+    "ReplayJournal",
+    "UnaskedModel",
+    "cut_to_difference",
+    "place_of",
+    "request_difference",
+]
 
 D = TypeVar("D", bound=FactData)
 
@@ -57,8 +65,8 @@ class Difference:
         return f"  where:    {self.where}\n  what:     {self.what}\n  recorded: {self.recorded}\n  today:    {self.current}"
 
 
-def shown(recorded: object, current: object) -> tuple[str, str]:
-    """Two values that differ, cut to where they do."""
+def cut_to_difference(recorded: object, current: object) -> tuple[str, str]:
+    """Return two values that differ, cut to where they do."""
     old, new = (each if isinstance(each, str) else repr(each) for each in (recorded, current))
     same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     start = max(0, same - _BEFORE)
@@ -88,7 +96,7 @@ class _Recorded(Mapping[tuple[str, str], Fact]):
     def __len__(self) -> int:
         return len(self._facts)
 
-    def unused(self) -> Fact | None:
+    def find_unused(self) -> Fact | None:
         """Return the first recorded answer or result that was not asked for."""
         left = (fact for key, fact in self._facts.items() if key not in self.used)
         return next((fact for fact in left if fact.kind in _ANSWERS), None)
@@ -149,7 +157,7 @@ class ReplayJournal:
         self._notes.setdefault(instance or _AT_WORK.get(), _Note(difference, is_at_end))
         raise AgentExecutionError(f"Replay: {difference.what}")
 
-    def found(self, instance: str) -> Difference | None:
+    def find_difference(self, instance: str) -> Difference | None:
         """Return the first difference of a task."""
         note = self._notes.get(instance)
         return None if note is None else note.difference
@@ -159,16 +167,16 @@ class ReplayJournal:
         note = self._notes.get(instance)
         return note is not None and note.is_at_end
 
-    def unused(self, instance: str) -> str | None:
+    def find_unused(self, instance: str) -> str | None:
         """Where something is recorded that a task did not ask for; None when there is no such thing."""
         recorded = self._at.get(instance)
-        left = None if recorded is None else recorded.unused()
+        left = None if recorded is None else recorded.find_unused()
         if left is None:
             decided = (fact for key, fact in self._of.get(instance, {}).items() if key[1] == DelegationDecided.KIND)
             left = next((fact for fact in decided if (fact.name, fact.kind) not in self._compared), None)
         return None if left is None else place_of(left.name)
 
-    def recorded(self, name: str, wanted: type[D]) -> D | None:
+    def find_recorded(self, name: str, wanted: type[D]) -> D | None:
         """Return what is recorded under that name."""
         fact = find_fact(self._of.get(name.rsplit("/", 2)[0], {}), name, wanted)
         return None if fact is None else fact.data
@@ -217,11 +225,11 @@ class ReplayJournal:
 
     def _is_performed(self, name: str) -> bool:
         """Whether a call handed work to somebody."""
-        decided = self.recorded(name, DelegationDecided)
+        decided = self.find_recorded(name, DelegationDecided)
         return decided is not None and decided.worker is not None
 
     def _compare_decision(self, fact: Fact, decision: DelegationDecided) -> None:
-        recorded = self.recorded(fact.name, DelegationDecided)
+        recorded = self.find_recorded(fact.name, DelegationDecided)
         instance, where = fact.instance, place_of(fact.name)
         current = _describe_decision(decision)
         if recorded is None:
@@ -231,11 +239,11 @@ class ReplayJournal:
             self.report(nothing, instance=instance, is_at_end=True)
         self._compared.add((fact.name, fact.kind))
         if _describe_decision(recorded) != current:
-            old, new = shown(_describe_decision(recorded), current)
+            old, new = cut_to_difference(_describe_decision(recorded), current)
             self.report(Difference(where=where, what="the delegation", recorded=old, current=new), instance=instance)
 
     def _compare_result(self, fact: Fact, result: ToolReturned) -> None:
-        recorded = self.recorded(fact.name, ToolReturned)
+        recorded = self.find_recorded(fact.name, ToolReturned)
         if recorded is None:
             return  # the run died before it was recorded
         self._compared.add((fact.name, fact.kind))
@@ -245,7 +253,7 @@ class ReplayJournal:
         )
         for what, before, now in compared:
             if before != now:
-                old, new = shown(before, now)
+                old, new = cut_to_difference(before, now)
                 found = Difference(where=place_of(fact.name), what=what, recorded=old, current=new)
                 self.report(found, instance=fact.instance)
 
@@ -327,7 +335,7 @@ def request_difference(
             break
         role, content = recorded[position]
         if (role, content or "") != (message.role, message.content or ""):
-            old, new = shown(content or "", message.content or "")
+            old, new = cut_to_difference(content or "", message.content or "")
             return Difference(
                 where=where, what=f"message {position + 1} ({message.role}) of the request", recorded=old, current=new
             )
@@ -368,12 +376,12 @@ def _rebuild(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> li
     ]
     instance = name.rsplit("/", 2)[0]
     for previous in range(turn):
-        answer = journal.recorded(f"{instance}/{previous}/model", ModelAnswered)
+        answer = journal.find_recorded(f"{instance}/{previous}/model", ModelAnswered)
         if answer is None or not answer.tool_calls:
             return conversation[:1]  # a correction: a conversation of its own, of which only the system prompt is known
         conversation.append(("assistant", answer.text))
         for index in range(len(answer.tool_calls)):
-            result = journal.recorded(f"{instance}/{previous}/call-{index}", ToolReturned)
+            result = journal.find_recorded(f"{instance}/{previous}/call-{index}", ToolReturned)
             if result is None:
                 return conversation
             conversation.append(("tool", result.text))

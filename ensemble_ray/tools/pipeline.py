@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
-from ensemble_ray.errors.texts import titled, user_traceback
+from ensemble_ray.errors.texts import format_with_class, user_traceback
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.time_limit import TimeLimit
@@ -147,7 +147,7 @@ async def _adapt(tool: AgentTool, adapter: StepAdapter, result: ToolResult) -> t
 
 
 def _threw(tool: AgentTool, error: Exception) -> ToolResult:
-    message = titled(error) if str(error) else ToolResult.failure(None).error_message
+    message = format_with_class(error) if str(error) else ToolResult.failure(None).error_message
     context = current_tool_context()
     if context.run_id:  # in a run, whose log line of the call shows it
         context.tracebacks.append(user_traceback(error))

@@ -29,7 +29,7 @@ from ensemble_ray.serve.driving.outcomes import (
     outcome_of_output,
     recorded_outcome,
 )
-from ensemble_ray.serve.failures import is_refusal, refused
+from ensemble_ray.serve.failures import describe_refusal, is_refusal
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import ItemsDataset, RunStatus
 from ensemble_ray.values.tracing import parse_traceparent
@@ -92,7 +92,7 @@ class RunsTeam:
                     await asyncio.sleep(_LOOK_S)
             return await self._run(active, is_recovered=False)
         except Refusal as refusal:  # the operator has made the limits narrower meanwhile
-            return Outcome(status=RunStatus.REJECTED, error=refused(refusal))
+            return Outcome(status=RunStatus.REJECTED, error=describe_refusal(refusal))
         except (EnsembleError, IllegalStateError) as error:
             if not is_refusal(error):
                 _log.warning("Run %s failed: %s", run_id, describe(error))

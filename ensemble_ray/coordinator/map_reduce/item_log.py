@@ -140,7 +140,7 @@ class ItemLog:
         if came < 0:
             failed = _failure(self._failures.get(-1 - came))
             return ItemResult(index=failed.index, item=failed.item, error=failed, attempts=failed.attempts)
-        item, output = self._store.mapped(came)
+        item, output = self._store.get_mapped(came)
         return ItemResult(index=self._indices[position], item=item, output=output)
 
     async def leave(self, reader: int) -> None:

@@ -228,7 +228,7 @@ class MapReduceOutputs:
         """Whether that task gave an output."""
         return level < len(self._levels) and self._levels[level].has(number)
 
-    def mapped(self, number: int) -> tuple[object, TaskOutput]:
+    def get_mapped(self, number: int) -> tuple[object, TaskOutput]:
         """Return the item of a map that is done, None where items are not kept, and its output."""
         payload = self._payload(0, number)
         return payload.item, _output_of(payload)

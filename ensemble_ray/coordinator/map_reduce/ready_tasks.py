@@ -15,7 +15,7 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.plan.map_reduce_factories import held
+from ensemble_ray.plan.map_reduce_factories import apply_process_settings
 from ensemble_ray.plan.nodes import task_keys
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
@@ -110,7 +110,9 @@ class TaskMaker:
             resolved, ensemble, recorded=None if self._recorded is None else self._wrap_model
         )
         planned = plan_run(
-            ensemble, resolved, {task: held(self._definition, agent) for task, agent in synthesized.items()}
+            ensemble,
+            resolved,
+            {task: apply_process_settings(self._definition, agent) for task, agent in synthesized.items()},
         )
         return [
             ReadyTask(
@@ -142,7 +144,7 @@ class TaskMaker:
             ensemble,
             recorded=None if self._recorded is None else self._wrap_model,
         )
-        agents = {task: held(self._definition, agent) for task, agent in synthesized.items()}
+        agents = {task: apply_process_settings(self._definition, agent) for task, agent in synthesized.items()}
         planned = plan_run(ensemble, resolved, agents)
         (unit,) = (each for each in planned.plan.units if isinstance(each, LoopUnit))
         places = {task.object_id: each for task, each in zip(body, keys, strict=True)}

@@ -15,7 +15,7 @@ from ensemble_ray.execute.effects import ModelEffect
 from ensemble_ray.values.messages import TokenUsage
 from ensemble_ray.values.metrics import add_tokens
 
-__all__ = ["MOST_REPEATS", "asked_again", "incomplete_text", "joined"]
+__all__ = ["MOST_REPEATS", "asked_again", "incomplete_text", "join_answers"]
 
 #: Further requests for an answer that is not accepted.
 MOST_REPEATS = 2
@@ -36,7 +36,7 @@ def asked_again(role: str, reason: str, repeat: int) -> str:
     return f"Agent '{brief(role)}': {_what(reason)}; asked again ({repeat} of {MOST_REPEATS})"
 
 
-def joined(before: ModelEffect, reason: str, after: ModelEffect) -> ModelEffect:
+def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelEffect:
     """Return the later of two answers to one request, with what both of them took."""
     usage = (before.response.usage or TokenUsage(), after.response.usage or TokenUsage())
     spent = TokenUsage(

@@ -26,7 +26,7 @@ from ensemble_ray.execute.agent.steps import (
 )
 from ensemble_ray.execute.agent.structured import StructuredMachine
 from ensemble_ray.execute.directives import recall_directives
-from ensemble_ray.execute.effects import ToolEffect, captured
+from ensemble_ray.execute.effects import ToolEffect, capture_messages
 from ensemble_ray.execute.memory import recall
 from ensemble_ray.execute.reflection.reflecting import recall_notes
 from ensemble_ray.execute.tools.calls import ToolCalls
@@ -132,7 +132,7 @@ class AgentLoop:
         _, *history, asked = self._fit(0)
         self._effects.prompt_build_s = clock.now() - began
         self._effects.prompts = TaskPrompts(
-            system_prompt=system_prompt, user_prompt=asked.content or "", history=captured(history)
+            system_prompt=system_prompt, user_prompt=asked.content or "", history=capture_messages(history)
         )
         self._log_prompts(self._effects.prompts)
 

@@ -20,10 +20,10 @@ from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import agent_failure, describe
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.execute.agent.attempts import Attempts
-from ensemble_ray.execute.agent.incomplete import MOST_REPEATS, asked_again, incomplete_text, joined
+from ensemble_ray.execute.agent.incomplete import MOST_REPEATS, asked_again, incomplete_text, join_answers
 from ensemble_ray.execute.agent.recorded_model import answer_of, effect_of
 from ensemble_ray.execute.agent.runner_model import RunnerModel
-from ensemble_ray.execute.effects import ModelEffect, captured
+from ensemble_ray.execute.effects import ModelEffect, capture_messages
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -116,7 +116,7 @@ class ModelCalls:
         effect = self._effects.models[-1]
         effect.is_final = is_final
         if self._scope.context.capture_mode.is_at_least(CaptureMode.STANDARD):
-            effect.messages = captured(messages)
+            effect.messages = capture_messages(messages)
         order, response, usage = self._order, effect.response, effect.response.usage or TokenUsage()
         self._scope.emit(
             LlmIterationCompletedEvent,
@@ -178,7 +178,7 @@ class ModelCalls:
     ) -> ChatResponse:
         name = effect_name(self._order.instance, turn)
         request_digest = self._request_digest(messages) if self._needs_digest else ""
-        recorded = self._scope.recorded(name, ModelAnswered)
+        recorded = self._scope.find_recorded(name, ModelAnswered)
         if recorded is not None:
             compare = self._scope.ports.compare
             if compare is not None:
@@ -218,7 +218,7 @@ class ModelCalls:
             effects.retry_count += 1
             requests = effects.attempts
             # Not streamed: the pieces that were passed on cannot be taken back.
-            effect = joined(effect, reason, await self._send(f"{name}/again-{repeat}", messages, tools, None))
+            effect = join_answers(effect, reason, await self._send(f"{name}/again-{repeat}", messages, tools, None))
             effects.attempts += requests
         return effect
 
@@ -260,7 +260,7 @@ class ModelCalls:
             response = await self._attempts.answer(send, lambda: bool(pieces))
         except (asyncio.CancelledError, ExitEarlyError) as stopped:
             if self._runner is not None:
-                self._runner.stopped(stopped)
+                self._runner.note_stop(stopped)
             raise
         except USER_ERRORS as error:
             failure = self._failure(error, is_streaming=stream is not None)

@@ -63,15 +63,15 @@ class RunnerModel:
     def recall(self, turn: int) -> None:
         """Say whether the recorded answer of that turn is one that was lost."""
         scope, name = self._scope, self._name(turn)
-        returned = scope.recorded(name, ToolReturned)
+        returned = scope.find_recorded(name, ToolReturned)
         is_lost = self._was_confirmed(name) if returned is None else returned.data.is_unknown
         if is_lost:
             self.is_lost = scope.effects.is_outcome_unknown = True
 
     def _was_confirmed(self, name: str) -> bool:
         """Return whether the latest asking was confirmed as done: a process that ended in between noted no return of it."""
-        decided = self._scope.recorded(name, OutcomeDecided)
-        intent = self._scope.recorded(name, ToolIntended)  # none: it is in a part of the record that is lost
+        decided = self._scope.find_recorded(name, OutcomeDecided)
+        intent = self._scope.find_recorded(name, ToolIntended)  # none: it is in a part of the record that is lost
         return decided is not None and decided.data.answer == "done" and (intent is None or decided.seq > intent.seq)
 
     async def settle(self, turn: int) -> ModelEffect | None:
@@ -82,11 +82,11 @@ class RunnerModel:
             UnknownOutcomeError: nobody knows whether it did its work.
         """
         scope, name = self._scope, self._name(turn)
-        returned = scope.recorded(name, ToolReturned)
+        returned = scope.find_recorded(name, ToolReturned)
         if returned is not None and returned.data.outcome == "error":
             role, text = scope.order.agent_role, brief(returned.data.text, _LONGEST)
             raise AgentExecutionError(text, role, scope.order.task.description)
-        intent = scope.recorded(name, ToolIntended) or lost_call(scope, name, RUNNER, "", self._effect)
+        intent = scope.find_recorded(name, ToolIntended) or lost_call(scope, name, RUNNER, "", self._effect)
         if intent is None or effect_of(intent.data, self._effect) != "once":
             return None
         lost = await resolve_unknown(scope, intent)
@@ -114,7 +114,7 @@ class RunnerModel:
         if self._is_asked:
             await self._note(self._turn, "error", text, began=began, took_s=self._scope.ports.clock.now() - began)
 
-    def stopped(self, error: BaseException) -> None:
+    def note_stop(self, error: BaseException) -> None:
         """Say that an asking was stopped: what is recorded of it says that it might have been done."""
         if self._is_asked and isinstance(error, asyncio.CancelledError):
             self._scope.effects.is_outcome_unknown = True

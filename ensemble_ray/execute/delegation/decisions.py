@@ -89,7 +89,7 @@ class Decisions:
             if isinstance(asked, str):
                 self._malformed[name] = asked
                 continue
-            fact = self._scope.recorded(name, DelegationDecided)
+            fact = self._scope.find_recorded(name, DelegationDecided)
             if fact is not None:
                 self._decisions[name] = self._recall(fact, (turn, index))
                 continue

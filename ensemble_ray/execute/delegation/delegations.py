@@ -258,7 +258,7 @@ class Delegations:
         now, failure = self._scope.ports.clock.now(), TaskFailure(error=error, trace=trace)
         return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, failure=failure)
 
-    def stopped(self) -> None:
+    def record_stop(self) -> None:
         """Record in the trace of a cancelled task what it was waiting for."""
         for name, (decision, worker) in self._open.items():
             effect = self._note_failure(decision, worker.role, _STOPPED, errors=(_STOPPED,))

@@ -54,7 +54,7 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
     """
     clock = scope.ports.clock
     request = request.replace(review_id=review_id_of(scope.order.run_id, name), run_id=scope.order.run_id)
-    asked, decided = scope.recorded(name, ReviewRequested), scope.recorded(name, ReviewDecided)
+    asked, decided = scope.find_recorded(name, ReviewRequested), scope.find_recorded(name, ReviewDecided)
     is_detached = scope.context.is_detached
     question = ReviewRequested.of(request, detached=is_detached) if asked is None else asked.data
     asked_at = clock.now() if asked is None else asked.at

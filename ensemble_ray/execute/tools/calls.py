@@ -152,7 +152,7 @@ class ToolCalls:
             raise AgentExecutionError(agent_failure(role, error), role, self._order.task.description) from error
         except asyncio.CancelledError:  # here, since the calls of a turn are told of it only later
             if self._delegations is not None:
-                self._delegations.stopped()
+                self._delegations.record_stop()
             raise
         await self._scope.slot.acquire()
         if waiting := [review for each in ended if isinstance(each, ReviewOpenError) for review in each.reviews]:
@@ -185,7 +185,7 @@ class ToolCalls:
         warned: set[tuple[str, str]] = set()
         for index, call in enumerate(calls):
             name = effect_name(self._order.instance, turn, f"call-{index}")
-            recorded = self._scope.recorded(name, ToolReturned)
+            recorded = self._scope.find_recorded(name, ToolReturned)
             if recorded is not None:
                 resolved[index] = effect = _effect_of(call, recorded.data)
                 self._tries[call.name] += effect.asks_again
@@ -193,7 +193,7 @@ class ToolCalls:
                     warned.add((call.name, call.arguments))
                 continue
             bound = self._tools.get(call.name)
-            intent = self._scope.recorded(name, ToolIntended)
+            intent = self._scope.find_recorded(name, ToolIntended)
             if intent is None and bound is not None and (call.name, call.arguments) not in self._warned:
                 intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
                 warned.add((call.name, call.arguments))

@@ -89,7 +89,7 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
         UnknownOutcomeError: the task fails.
     """
     unknown = _unknown(scope, intent)
-    decided = scope.recorded(intent.name, OutcomeDecided)
+    decided = scope.find_recorded(intent.name, OutcomeDecided)
     # A decision is about the call that was begun before it. One that was begun after it, as a repetition, has an
     # outcome of its own, which nobody has decided of.
     if decided is not None and decided.seq > intent.seq:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from ensemble_ray.llm.endpoint_urls import secrets_of, shown_url
 from ensemble_ray.llm.protocol.arrival import mark_arrival
-from ensemble_ray.llm.protocol.wire import WireError, parse_json, shown, shown_data
+from ensemble_ray.llm.protocol.wire import WireError, format_foreign, parse_json, shown_data
 from ensemble_ray.process.threads import threads
 from ensemble_ray.text.foreign_text import one_line, whole_data
 
@@ -200,7 +200,7 @@ def _provider_text(body: bytes, origin: Origin) -> str:
         words = cast("Mapping[str, object]", found)
         said = words.get("message") or words.get("detail")
         text = said if isinstance(said, str) else shown_data(said) if said else text
-    return shown(text, 500)
+    return format_foreign(text, 500)
 
 
 def _error_object(text: str) -> object:

@@ -15,7 +15,7 @@ from typing import cast
 
 from ensemble_ray.values.trace import jsonable
 
-__all__ = ["FieldDifference", "compared", "differences", "digest_of", "without_object_ids"]
+__all__ = ["FieldDifference", "compare_fields", "differences", "digest_of", "without_object_ids"]
 
 #: The hidden id of a definition: for look-up inside a process, never part of the record.
 _HIDDEN = "object_id"
@@ -49,10 +49,10 @@ class FieldDifference:
 
 def differences(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
     """Return what differs, one line per field: `nodes.0.description: 'a' -> 'b'`; empty when nothing does."""
-    return [str(each) for each in compared(recorded, current)]
+    return [str(each) for each in compare_fields(recorded, current)]
 
 
-def compared(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[FieldDifference]:
+def compare_fields(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[FieldDifference]:
     """Return what differs, field by field."""
     found: list[FieldDifference] = []
     _compare(without_object_ids(recorded), without_object_ids(current), "", found)

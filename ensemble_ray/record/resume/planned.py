@@ -251,7 +251,7 @@ class PlannedRecovery:
             return None
         return self._result(self._fold_of(instance), "exited", exited.at, reason=exited.reason)
 
-    def resumed(
+    def resume(
         self,
         output_of: Callable[[str], Output],
         failure_of: Callable[[TaskFailure], Failure],

@@ -242,7 +242,7 @@ class SqliteStore:
             if not loss.last:
                 raise loss.error()
             kept = keep_log(loss.path)
-            data = loss.accepted(None if kept is None else kept.name).to_data()
+            data = loss.accept(None if kept is None else kept.name).to_data()
             file = SqliteFile(directory.path, allows_loss=True)
             try:
                 with file.transaction():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.items.pulling import ItemEntry
 
-__all__ = ["opened", "rules_of", "window_of"]
+__all__ = ["open_items", "rules_of", "window_of"]
 
 #: Tasks in flight per process where nothing limits them (S-MR-140).
 _PER_PROCESS = 256
@@ -67,7 +67,7 @@ def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapR
     )
 
 
-async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:
+async def open_items(definition: MapDefinition) -> tuple[ItemReader, bool]:
     """Open the items: return the reader of a run's items, and whether all of them are one task (S-MR-81).
 
     Raises:

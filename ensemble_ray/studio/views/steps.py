@@ -128,7 +128,7 @@ class StepsView:
         self.names = StepNames(plan, is_dynamic=header.is_dynamic)
         if not header.is_dynamic and plan:
             self._source = ReplayedSource(plan)
-        for state in self.names.declared():
+        for state in self.names.list_declared():
             self._add(state)
         del at
 

@@ -22,7 +22,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, library_loop
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.delivery import Delivery, current_delivery, is_lost
-from ensemble_ray.tools.mcp.opening import ErrorLines, opened
+from ensemble_ray.tools.mcp.opening import ErrorLines, open_session
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -141,7 +141,7 @@ class _Session:
         try:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._address.connect_timeout_s):
-                    client = await stack.enter_async_context(opened(self._address, stderr))
+                    client = await stack.enter_async_context(open_session(self._address, stderr))
                 is_open = True
                 await self._serve(client)
         except (Exception, asyncio.CancelledError) as ended:  # noqa: BLE001  told to all who wait
