@@ -70,7 +70,7 @@ def actor_class(cls: type[object], *, max_restarts: int) -> Any:
     return _classes[name]
 
 
-def _shared(cls: type[object], name: str, *arguments: object, **options: object) -> Any:
+def _get_shared(cls: type[object], name: str, *arguments: object, **options: object) -> Any:
     """Return the cluster's one actor of that name; made with these arguments if there is none. It outlives its drivers."""
     actor = actor_class(cls, max_restarts=-1)
     options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
@@ -91,7 +91,7 @@ def namespace_of(scheduler: str) -> str:
 def scheduler(cls: type[object], shard: int = 0, namespace: str = "") -> Any:
     """Return a scheduler of the cluster. It stays on the head node, where its runs' files are: elsewhere it could not go on."""
     name = scheduler_name(shard, namespace)
-    return _shared(cls, name, name, resources=_ON_HEAD)
+    return _get_shared(cls, name, name, resources=_ON_HEAD)
 
 
 def existing_schedulers(namespace: str = "") -> dict[str, Any]:
@@ -108,13 +108,13 @@ def run_driver(cls: type[object], name: str, config: object) -> Any:
         name: Which endpoint's.
         config: What it is made with; plain data, since Ray makes it again with the same.
     """
-    return _shared(cls, name, config, resources=_ON_HEAD)
+    return _get_shared(cls, name, config, resources=_ON_HEAD)
 
 
 def journal_actor(cls: type[object], node_id: str) -> Any:
     """Return the one who writes for processes on other nodes, on the node where files are."""
     on_that_node = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-    return _shared(cls, f"{_JOURNAL}{node_id}", scheduling_strategy=on_that_node)
+    return _get_shared(cls, f"{_JOURNAL}{node_id}", scheduling_strategy=on_that_node)
 
 
 def existing_journals() -> list[Any]:
@@ -135,12 +135,12 @@ def _names(prefix: str) -> list[str]:
 
 def event_hub(cls: type[object]) -> Any:
     """Return the cluster's event hub."""
-    return _shared(cls, "event_hub")
+    return _get_shared(cls, "event_hub")
 
 
 def rate_limiter(cls: type[object]) -> Any:
     """Return the cluster's rate limiter."""
-    return _shared(cls, "rate_limiter")
+    return _get_shared(cls, "rate_limiter")
 
 
 def disposable(

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         size=chosen.size,
         with_ray=not chosen.no_ray,
         durability=chosen.durability,
-        progress=_quiet if chosen.quiet else _told,
+        progress=_quiet if chosen.quiet else _print,
     )
     load_before = os.getloadavg()[0]
     results: list[Measured] = []
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _told(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr)
 
 

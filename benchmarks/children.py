@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.process_tree import kill_tree
 
-__all__ = ["DEADLINE_S", "ROOT", "Child", "ChildFailedError", "clean_environment", "started"]
+__all__ = ["DEADLINE_S", "ROOT", "Child", "ChildFailedError", "clean_environment", "start_child"]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: A round that takes longer than this has failed, s.
@@ -120,7 +120,7 @@ class Child:
 
 
 @contextlib.contextmanager
-def started(arguments: Sequence[str], environment: Mapping[str, str]) -> Generator[Child]:
+def start_child(arguments: Sequence[str], environment: Mapping[str, str]) -> Generator[Child]:
     """Start a child that ends with the block."""
     child = Child(arguments, environment)
     try:

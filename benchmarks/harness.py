@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import cast
 from urllib.request import urlopen
 
-from benchmarks.children import Child, clean_environment, started
+from benchmarks.children import Child, clean_environment, start_child
 from benchmarks.jobs.cpu_tools import loops_of_100_ms
 from benchmarks.process_tree import cpu_seconds, memory_of
 from benchmarks.scenarios import Scenario
@@ -73,7 +73,7 @@ def measure(scenario: Scenario, conditions: Conditions) -> list[Measured]:
         ChildFailedError: a process ended or hung.
         WrongCountError: a variant made another number of requests than the work needs.
     """
-    scenario = scenario.resized(conditions.size)
+    scenario = scenario.resize(conditions.size)
     chosen = chosen_variants(scenario, conditions)
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-")))
@@ -81,7 +81,7 @@ def measure(scenario: Scenario, conditions: Conditions) -> list[Measured]:
         arguments = [argument.format(size=scenario.size, loops=loops) for argument in scenario.server]
         command = ["-m", "ensemble_ray.testing.model_server", "--until-stdin-closes", "--text", "A short answer."]
         server = stack.enter_context(
-            started([*command, "--latency-ms", str(scenario.latency_ms), *arguments], clean_environment(home))
+            start_child([*command, "--latency-ms", str(scenario.latency_ms), *arguments], clean_environment(home))
         )
         place = _Place(scenario=scenario, url=server.line(), home=home, durability=conditions.durability)
         rounds = _warm(place, chosen, stack) if scenario.measure == "warm" else _fresh(place, chosen, stack)
@@ -116,16 +116,16 @@ def _in_turn(place: _Place, rounds: Mapping[str, _DoRound], conditions: Conditio
     results = {name: Measured(scenario=scenario.name, variant=name) for name in names}
     for name in names:  # not measured: opens connections and pools, writes bytecode
         conditions.progress(f"{scenario.name}: {name}, first round (not measured)")
-        _counted(place, rounds[name], Measured(scenario=scenario.name, variant=name), total=results[name])
+        _count(place, rounds[name], Measured(scenario=scenario.name, variant=name), total=results[name])
     for number in range(conditions.rounds):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            _counted(place, rounds[name], results[name], total=results[name])
+            _count(place, rounds[name], results[name], total=results[name])
             conditions.progress(f"{scenario.name}: {name}, round {number + 1}: {results[name].values[-1]:.4g}")
     return list(results.values())
 
 
-def _counted(place: _Place, do_round: _DoRound, result: Measured, *, total: Measured) -> None:
+def _count(place: _Place, do_round: _DoRound, result: Measured, *, total: Measured) -> None:
     scenario = place.scenario
     before = _stats(place.url)
     do_round(result)
@@ -161,7 +161,7 @@ def _worker(place: _Place, name: str, job: str, stack: contextlib.ExitStack) -> 
         "extra": dict(place.scenario.extra),
     }
     arguments = ["-m", "benchmarks.worker", job, json.dumps(setting)]
-    worker = stack.enter_context(started(arguments, clean_environment(place.home)))
+    worker = stack.enter_context(start_child(arguments, clean_environment(place.home)))
     worker.line()
     return worker
 
@@ -190,7 +190,7 @@ def _fresh(place: _Place, variants: Mapping[str, str], stack: contextlib.ExitSta
 
 def _cluster(place: _Place, stack: contextlib.ExitStack) -> str:
     script = str(_SCRIPTS / "running_cluster.py")
-    return stack.enter_context(started([script], clean_environment(place.home))).line()
+    return stack.enter_context(start_child([script], clean_environment(place.home))).line()
 
 
 def _script_rounds(place: _Place, name: str, script: str, cluster: str | None) -> _DoRound:
@@ -201,7 +201,7 @@ def _script_rounds(place: _Place, name: str, script: str, cluster: str | None) -
 
     def do_round(result: Measured) -> None:
         began = time.perf_counter()
-        with started(arguments, environment) as child:
+        with start_child(arguments, environment) as child:
             if scenario.measure == "memory":
                 _peak(child, result)
                 return

@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.children import ROOT, clean_environment, started
+from benchmarks.children import ROOT, clean_environment, start_child
 from benchmarks.jobs.fan_out import team_of
 from benchmarks.setting import Setting
 
@@ -32,7 +32,7 @@ def print_profile(*, size: int = 1000, top: int = 15) -> None:
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-") as home:
         environment = clean_environment(Path(home))
         with (
-            started(
+            start_child(
                 ["-m", "ensemble_ray.testing.model_server", "--until-stdin-closes", "--text", "A short answer."],
                 environment,
             ) as server,

@@ -163,8 +163,8 @@ def print_report(lines: Sequence[Line], overheads: Sequence[Cost], facts: Mappin
             line.title,
             line.unit,
             *(_number(figure) for figure in (line.floor, line.inline, line.ray)),
-            *_judged(line.inline),
-            *_judged(line.ray),
+            *_judge(line.inline),
+            *_judge(line.ray),
         )
     console = Console(width=None if Console().is_terminal else 170)
     console.print(table)
@@ -194,7 +194,7 @@ def _print_overheads(console: Console, overheads: Sequence[Cost]) -> None:
     for head in ("unit", "runtime", "off", "recorded", "more", "ratio", "CPU ratio", "allowed", "holds"):
         table.add_column(head, justify="right", no_wrap=True)
     for cost in overheads:
-        ratio, allowed, holds = _judged(cost.recorded)
+        ratio, allowed, holds = _judge(cost.recorded)
         cpu = cost.recorded.cpu_ratio
         table.add_row(
             cost.title,
@@ -215,7 +215,7 @@ def _number(figure: Figure | None) -> str:
     return "-" if figure is None else f"{figure.value:.3g}"
 
 
-def _judged(figure: Figure | None) -> tuple[str, str, str]:
+def _judge(figure: Figure | None) -> tuple[str, str, str]:
     if figure is None:
         return "-", "-", "-"
     ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.children import DEADLINE_S, ROOT, ChildFailedError, clean_environment, started
+from benchmarks.children import DEADLINE_S, ROOT, ChildFailedError, clean_environment, start_child
 from benchmarks.report import environment_facts, verdict
 
 __all__ = ["FLAT", "KINDS", "line_of", "main"]
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
             if not chosen.quiet:
                 print(f"{kind}, {size}", file=sys.stderr)
             try:
-                line = line_of(_measured(kind, size, rounds=chosen.rounds, with_memory=not chosen.no_memory), smallest)
+                line = line_of(_measure(kind, size, rounds=chosen.rounds, with_memory=not chosen.no_memory), smallest)
             except ChildFailedError as error:
                 failed = True
                 print(f"{kind}, {size}: not measured. {error}", file=sys.stderr)
@@ -96,13 +96,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(kind: str, size: int, *, rounds: int, with_memory: bool) -> Line:
+def _measure(kind: str, size: int, *, rounds: int, with_memory: bool) -> Line:
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-") as home:
         chosen = rounds if size <= _LARGE else 1
         command = ["-m", "benchmarks.jobs.scale", kind, str(size), "--rounds", str(chosen)]
         if with_memory:
             command.append("--memory")
-        with started(command, clean_environment(Path(home))) as child:
+        with start_child(command, clean_environment(Path(home))) as child:
             measured: Line = json.loads(child.line(deadline_s=DEADLINE_S * max(1.0, size / _LARGE)))
     return measured
 

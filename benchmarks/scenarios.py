@@ -48,7 +48,7 @@ class Scenario:
         """Return the number of requests that one round of a variant needs."""
         return 0 if variant in self.mute else self.requests_each * self.size + self.requests_more
 
-    def resized(self, size: int | None) -> Scenario:
+    def resize(self, size: int | None) -> Scenario:
         """Return the same with another number of things per round, where it does many at all."""
         return self if size is None or self.size == 1 else replace(self, size=size)
 

@@ -122,7 +122,7 @@ def rules_table() -> str:
     return "\n".join(rows)
 
 
-def drawn(page: str) -> str:
+def redraw(page: str) -> str:
     """Return the page of a task's states with its drawn part made anew.
 
     Raises:
@@ -167,7 +167,7 @@ def _between(page: str, part: str, file: Path, name: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or check them."""
-    for file, draw in ((PAGE, drawn), (UNITS_PAGE, drawn_units), (RULES_PAGE, drawn_rules)):
+    for file, draw in ((PAGE, redraw), (UNITS_PAGE, drawn_units), (RULES_PAGE, drawn_rules)):
         page = file.read_text(encoding="utf-8")
         wanted = draw(page)
         if "--check" not in arguments:

@@ -125,8 +125,8 @@ def topic_of(module: str) -> Topic:
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages that no file of this folder is."""
     pages = {
-        "index.md": _moved((ROOT / "README.md").read_text(), "docs/"),
-        "changelog.md": _moved((ROOT / "CHANGELOG.md").read_text(), "docs/"),
+        "index.md": _move_links((ROOT / "README.md").read_text(), "docs/"),
+        "changelog.md": _move_links((ROOT / "CHANGELOG.md").read_text(), "docs/"),
         "reference/index.md": _reference_index(),
         **{f"reference/{topic.slug}.md": _reference_page(topic) for topic in TOPICS},
         **dict(_source_pages(files)),
@@ -217,7 +217,7 @@ _LINE_END = re.compile(r"\s*\n\s*")
 _MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def _moved(text: str, folder: str) -> str:
+def _move_links(text: str, folder: str) -> str:
     """Return a page of the repository's top as one of this folder."""
     return _LINK.sub(
         lambda found: found[1].removeprefix(folder) if found[1].startswith(folder) else f"../{found[1]}", text
@@ -232,16 +232,16 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return markdown
     if here.parts[0] == "spec":
         markdown = markdown.replace("] [", "] \\[")  # groups of numbers, which are no references
-    shown = _MERMAID.sub(lambda found: _drawn(found[1]), _shown(markdown))
+    shown = _MERMAID.sub(lambda found: _draw(found[1]), _strip_test_notes(markdown))
     return _LINK.sub(lambda found: _target(found[1], here, files), shown)
 
 
-def _shown(text: str) -> str:
+def _strip_test_notes(text: str) -> str:
     """Return a page without what only tests read."""
     return _FENCE_WORDS.sub(r"\1", _HIDDEN.sub("", text))
 
 
-def _drawn(source: str) -> str:
+def _draw(source: str) -> str:
     """Return a diagram as a picture in the page, in its own size: the theme would fetch a library to draw it."""
     svg = mermaidx.render(source).svg()
     named = svg[svg.index("<svg") :].replace("my-svg", f"diagram-{zlib.crc32(source.encode()):x}")
@@ -290,9 +290,9 @@ def on_post_build(*, config: MkDocsConfig) -> None:
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    yield "index.md", _shown(_moved((ROOT / "README.md").read_text(), "docs/"))
+    yield "index.md", _strip_test_notes(_move_links((ROOT / "README.md").read_text(), "docs/"))
     for path in sorted((ROOT / "docs").glob("*.md")):
-        yield path.name, _shown(path.read_text())
+        yield path.name, _strip_test_notes(path.read_text())
 
 
 def _title(text: str) -> str:

@@ -23,7 +23,7 @@ from ensemble_ray.runtime import connect
 from ensemble_ray.values.messages import ChatMessage
 from ensemble_ray.values.outputs import EnsembleOutput
 
-__all__ = ["Ensemble", "Startable", "build_question", "join", "joined", "run", "streamed"]
+__all__ = ["Ensemble", "Startable", "build_question", "join", "join_run", "run", "stream_run"]
 
 R = TypeVar("R", bound=Run)
 Update = TypeVar("Update")
@@ -68,7 +68,7 @@ class Startable(Generic[R]):
     ) -> EnsembleOutput:
         """`run` for async code, with the same contract; cancelling it ends the run first (S-PAR-33, S-SET-27)."""
         begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False)
-        return await joined(begun)
+        return await join_run(begun)
 
     def start(
         self,
@@ -117,7 +117,7 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
     ) -> AsyncIterator[Event | EnsembleOutput]:
         """Events as they happen, then the output as the last item. Leaving the loop early cancels the run."""
         begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
-        async with aclosing(streamed(begun, begun.events())) as stream:
+        async with aclosing(stream_run(begun, begun.events())) as stream:
             async for each in stream:
                 yield each
 
@@ -151,7 +151,7 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         )
 
 
-async def streamed(begun: Run, updates: AsyncIterable[Update]) -> AsyncGenerator[Update | EnsembleOutput, None]:
+async def stream_run(begun: Run, updates: AsyncIterable[Update]) -> AsyncGenerator[Update | EnsembleOutput, None]:
     """Yield what comes of a run, then its output; left early, it ends the run."""
     try:
         async for each in updates:
@@ -175,7 +175,7 @@ def join(begun: Run) -> EnsembleOutput:
         raise
 
 
-async def joined(begun: Run) -> EnsembleOutput:
+async def join_run(begun: Run) -> EnsembleOutput:
     """Wait on this loop; when cancelled, end the run before the cancellation goes on."""
     try:
         return await begun.aresult()

@@ -20,7 +20,7 @@ from ensemble_ray.definition.run_rules import Watched
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.templates import escape_template
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.ensemble import Ensemble, Startable, streamed
+from ensemble_ray.ensemble import Ensemble, Startable, stream_run
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.map_reduce_dag import StaticTree, static_tree
 from ensemble_ray.runs.handle import Run
@@ -168,7 +168,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         updates: AsyncIterable[Event | ItemResult] = (
             begun.events() if self.is_planned else cast("MapReduceRun", begun).items()
         )
-        async with aclosing(streamed(begun, updates)) as stream:
+        async with aclosing(stream_run(begun, updates)) as stream:
             async for each in stream:
                 yield each
 
@@ -236,7 +236,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
     ) -> AsyncIterator[ItemResult | EnsembleOutput]:
         """Results of items as they come, then the output as the last item. Leaving the loop early cancels the run."""
         begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, has_event_readers=False)
-        async with aclosing(streamed(begun, begun.items())) as stream:
+        async with aclosing(stream_run(begun, begun.items())) as stream:
             async for each in stream:
                 yield each
 

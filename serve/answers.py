@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from ensemble_ray.serve.failures import refused
+from ensemble_ray.serve.failures import describe_refusal
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.schemas import Failure
 from ensemble_ray.studio.response_headers import HEADERS
@@ -79,7 +79,7 @@ def refusal_answer(refusal: Refusal) -> JSONResponse:
     headers = dict(refusal.headers)
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
-    return failure_answer(refused(refusal), headers)
+    return failure_answer(describe_refusal(refusal), headers)
 
 
 def _refusal(_request: Request, error: Exception) -> JSONResponse:

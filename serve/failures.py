@@ -37,7 +37,7 @@ from ensemble_ray import (
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.schemas import Failure, FinishedTask
 
-__all__ = ["code_of", "failure_of", "is_refusal", "refused", "status_of"]
+__all__ = ["code_of", "describe_refusal", "failure_of", "is_refusal", "status_of"]
 
 #: Codes that are not the name of the class.
 _CODES = {
@@ -114,7 +114,7 @@ def code_of(name: str) -> str:
     return _CODES.get(name) or _WORD.sub("_", name).upper()
 
 
-def refused(refusal: Refusal) -> Failure:
+def describe_refusal(refusal: Refusal) -> Failure:
     """Return the body that a refusal is answered with."""
     return Failure(
         error=refusal.error,

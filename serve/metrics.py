@@ -166,11 +166,11 @@ def render_samples(samples: Sequence[Sample]) -> str:
             lines += [f"# HELP {metric.name} {metric.description}", f"# TYPE {metric.name} {metric.kind}"]
         for each in found:
             labels = ",".join(
-                f'{name}="{_escaped(value)}"' for name, value in zip(metric.labels, each.values, strict=True)
+                f'{name}="{_escape(value)}"' for name, value in zip(metric.labels, each.values, strict=True)
             )
             lines.append(f"{metric.name}{{{labels}}} {each.amount:.12g}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

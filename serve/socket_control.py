@@ -14,7 +14,7 @@ import pydantic
 
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.control_schemas import NewDirective, NewModel
-from ensemble_ray.serve.failures import refused
+from ensemble_ray.serve.failures import describe_refusal
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.socket_schemas import RunControl, RunRequest, Subscribe, problems_of
 
@@ -136,7 +136,7 @@ def _text(message: Mapping[str, Any], name: str) -> str | None:
 
 
 def _failure(error: pydantic.ValidationError | Refusal) -> Failure:
-    return refused(error if isinstance(error, Refusal) else problems_of(error))
+    return describe_refusal(error if isinstance(error, Refusal) else problems_of(error))
 
 
 def _data(failure: Failure) -> dict[str, Any]:

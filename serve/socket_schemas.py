@@ -69,7 +69,7 @@ class RunControl(_Message):
         return self
 
 
-def _known(names: list[str]) -> list[str]:
+def _check_known(names: list[str]) -> list[str]:
     unknown = sorted({name for name in names if name not in MESSAGE_TYPES and name != _EVERYTHING})
     if unknown:
         raise ValueError(f"unknown types [{', '.join(unknown)}]. Known: [{', '.join(sorted(MESSAGE_TYPES))}]")
@@ -84,7 +84,9 @@ class Subscribe(_Message):
         run_id: Of this run alone; null: of all.
     """
 
-    events: Annotated[list[_Name], Field(min_length=1, max_length=_MOST_TYPES), AfterValidator(_known)] | None = None
+    events: Annotated[list[_Name], Field(min_length=1, max_length=_MOST_TYPES), AfterValidator(_check_known)] | None = (
+        None
+    )
     run_id: _Name | None = None
 
     @property

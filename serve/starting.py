@@ -49,7 +49,7 @@ class EndpointPlace:
     #: 0: any that is free
     port: int
 
-    def checked(self) -> EndpointPlace:
+    def check(self) -> EndpointPlace:
         """Return it with a port that is free.
 
         Raises:
@@ -91,7 +91,7 @@ def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
     )
 
 
-def _checked(options: Mapping[str, object]) -> EndpointOptions:
+def _check(options: Mapping[str, object]) -> EndpointOptions:
     """Return the arguments of the application.
 
     Raises:
@@ -122,7 +122,7 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     def stop(_number: int, _frame: FrameType | None) -> None:
         stopped.set()
 
-    checked = _checked(options)
+    checked = _check(options)
     policy, namespace = checked.key_policy(), checked.chosen_namespace()
     load_teams(team_names(checked.teams))
     load_catalog(checked.tools)
@@ -130,7 +130,7 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     cluster = os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
     if cluster == LOCAL:
         check_keys(place, policy, open_keys())
-    place = place.checked()
+    place = place.check()
     os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
     join_or_start(cluster, {})
     cast("Any", ray_serve).start(

@@ -54,7 +54,7 @@ class JobServer:
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
-            with _addressed(address):
+            with _use_address(address):
                 self._client = JobSubmissionClient()
         except ray.exceptions.AuthenticationError:
             raise EnsembleError(
@@ -151,7 +151,7 @@ class JobServer:
 
 
 @contextlib.contextmanager
-def _addressed(address: str | None) -> Generator[None]:
+def _use_address(address: str | None) -> Generator[None]:
     """Have Ray's client use this address, which its own variables would win over."""
     if address is None:
         yield

@@ -76,7 +76,7 @@ class PackedOrder:
         order = self.order
         return 500 + len(order.task) + len(order.agent or b"") + sum(map(len, order.context))
 
-    def renewed(self, steps: int) -> PackedOrder:
+    def renew(self, steps: int) -> PackedOrder:
         """Return the same under a higher epoch."""
         return replace(self, order=replace(self.order, epoch=self.order.epoch + steps * REDISPATCH_STEP))
 
@@ -90,7 +90,7 @@ class Packer:
         self._numbers = itertools.count(1)
 
     def pack(self, order: TaskOrder) -> PackedOrder:
-        """Return an order as bytes; what it needs is kept until `done`.
+        """Return an order as bytes; what it needs is kept until `release`.
 
         Raises:
             ValidationError: something of it cannot travel; the path to the culprit is named (S-CONV-34).
@@ -102,7 +102,7 @@ class Packer:
         if order.agent is not None:
             template = self._template(order.agent_key or "", order.agent)
             overrides = pickle.dumps(overrides_of(order.agent, template.agent), protocol=5)
-        names, keys = self._called(task, where)
+        names, keys = self._locate_callables(task, where)
         agent_key = None if template is None else template.wire.key
         wire = replace(order.convert(body, overrides, pack_output), agent_key=agent_key, description=task.description)
         # Nothing fails from here on, so that all that is used is done some time.
@@ -114,12 +114,12 @@ class Packer:
         self._callables.trim()
         return PackedOrder(wire, names, None if template is None else order.agent_key or "", keys)
 
-    def done(self, packed: PackedOrder) -> None:
+    def release(self, packed: PackedOrder) -> None:
         """Let go of what an order needs whose result has come."""
         if packed.template is not None:
-            self._templates.done(packed.template)
+            self._templates.release(packed.template)
         for key in packed.callables:
-            self._callables.done(key)
+            self._callables.release(key)
 
     def template_of(self, packed: PackedOrder) -> AgentTemplate | None:
         """Return the template of its agent; None where it has no agent."""
@@ -152,7 +152,7 @@ class Packer:
             self._templates.put(category, template)
         return template
 
-    def _called(self, task: Task, where: str) -> tuple[TaskCallables | None, tuple[str, ...]]:
+    def _locate_callables(self, task: Task, where: str) -> tuple[TaskCallables | None, tuple[str, ...]]:
         """Return where a task's callables are found, and the keys that they are kept under."""
         if task.handler is None and not task.input_guardrails and not task.output_guardrails:
             return None, ()
@@ -214,7 +214,7 @@ def pack_context(context: RunContext) -> RunContext:
     Raises:
         ValidationError: one of its models cannot.
     """
-    return replace(context, models=context.models.packed(dump))
+    return replace(context, models=context.models.pack(dump))
 
 
 # Planned runs.

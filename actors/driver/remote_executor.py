@@ -27,7 +27,7 @@ from ensemble_ray.actors.link.failures import last_line, ours
 from ensemble_ray.actors.link.limiter import RemoteLimiter
 from ensemble_ray.actors.link.packing import unpack_result
 from ensemble_ray.actors.link.reach import patiently, reach
-from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.undone import make_undone_result
 from ensemble_ray.actors.link.wire import (
     AgentTemplate,
     OrderBatch,
@@ -145,7 +145,7 @@ class RemoteExecutor:
             try:
                 packed = self._packer.pack(order)
             except Exception as error:  # noqa: BLE001  whatever it is, the order must have its result
-                self._add_result(undone(order, error))
+                self._add_result(make_undone_result(order, error))
                 continue
             self._in_flight[order.instance] = packed
             self._enqueue(order.instance)
@@ -170,7 +170,7 @@ class RemoteExecutor:
         try:
             if not self._heartbeat.is_gone:
                 if self._sink is not None:
-                    await self._sink.flushed()
+                    await self._sink.flush()
                 keep = self._keeps_warm and not self.failed.done()
                 closed = self._scheduler.close_session.remote(self._run_id, self._session, keep=keep)
                 await self._heartbeat.wait_for(closed)
@@ -227,7 +227,7 @@ class RemoteExecutor:
             async with self._loading:  # batches stay in their order
                 await check_loading(self._scheduler, batch.list_payloads())
                 if self._sink is not None:
-                    await self._sink.flushed()  # what was told before comes before what these tasks tell
+                    await self._sink.flush()  # what was told before comes before what these tasks tell
             await reach(lambda: self._scheduler.submit_orders.remote(self._run_id, session, batch), patiently())
         except ray.exceptions.RayError as error:
             self._fail(error)
@@ -299,13 +299,13 @@ class RemoteExecutor:
         del self._in_flight[packed.instance]
         self._lost.pop(packed.instance, None)
         self._stopping.discard(packed.instance)
-        self._packer.done(packed)
+        self._packer.release(packed)
 
     def _cancel(self, instance: str) -> None:
         """Deliver one that no process knows of as cancelled."""
         packed = self._in_flight[instance]
         self._finish(packed)
-        self._add_result(undone(packed.order, None, "cancelled"))
+        self._add_result(make_undone_result(packed.order, None, "cancelled"))
 
     def _add_result(self, result: TaskResult) -> None:
         """Deliver it with all others of this turn of the loop."""
@@ -353,7 +353,7 @@ class RemoteExecutor:
             if count >= _MOST_SESSIONS and self._request.store is not None:
                 raise _lost_too_often(self._run_id)
             # The scheduler that is gone may have handed it out again itself, so often at most.
-            self._in_flight[packed.instance] = packed.renewed(MOST_DEATHS)
+            self._in_flight[packed.instance] = packed.renew(MOST_DEATHS)
             self._queue.append(packed.instance)
         self._flush()
 
@@ -386,7 +386,7 @@ def _read(result: WireResult, order: WireOrder) -> TaskResult:
             "Install the module it comes from here too, or use runtime='inline'"
         )
         unreadable.__cause__ = error
-        return undone(order, unreadable)
+        return make_undone_result(order, unreadable)
 
 
 def _lost_too_often(run_id: str) -> EnsembleError:

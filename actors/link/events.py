@@ -147,9 +147,9 @@ class HubSink:
         """Whether the hub has acknowledged everything emitted so far."""
         return self._sending is None and not self._waiting
 
-    async def flushed(self) -> None:
+    async def flush(self) -> None:
         """Return when the hub has acknowledged everything emitted so far."""
-        self._flush()
+        self._start_sending()
         if self._sending is not None:
             await asyncio.wait([self._sending])
 
@@ -159,9 +159,9 @@ class HubSink:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self._loop.call_later(delay_s, self._flush)
+            self._timer = self._loop.call_later(delay_s, self._start_sending)
 
-    def _flush(self) -> None:
+    def _start_sending(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from ensemble_ray.actors.link.wire import WireOrder
     from ensemble_ray.execute.orders import TaskOrder, TaskStatus
 
-__all__ = ["undone"]
+__all__ = ["make_undone_result"]
 
 
-def undone(order: TaskOrder | WireOrder, error: BaseException | None, status: TaskStatus = "failed") -> TaskResult:
+def make_undone_result(
+    order: TaskOrder | WireOrder, error: BaseException | None, status: TaskStatus = "failed"
+) -> TaskResult:
     """Return the result of a task that ends here."""
     return TaskResult(
         key=order.key,

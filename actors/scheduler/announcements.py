@@ -67,13 +67,13 @@ class Announcements:
         found = (self._waiting.pop(instance, None) for instance in instances)
         return [order for order in found if order is not None]
 
-    async def flushed(self) -> None:
+    async def flush(self) -> None:
         """Return when the hub has everything that was announced."""
-        await self._sink.flushed()
+        await self._sink.flush()
 
     async def _start_waiting(self) -> None:
         while not self._sink.is_idle:
-            await self._sink.flushed()
+            await self._sink.flush()
         orders, self._waiting = list(self._waiting.values()), {}
         if orders:
             self._start(orders)

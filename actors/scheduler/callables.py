@@ -98,13 +98,13 @@ class CallablesDelivery:
                 return self._waiting.pop(position)
         return None
 
-    def done(self, key: str) -> None:
+    def release(self, key: str) -> None:
         """Forget the callables of a task that was reported."""
         callables = self._tasks.pop(key, None)
         if callables is not None:
             self._done_tasks.append(key)
             for name in callables.bundles:
-                self._bundles.done(name)
+                self._bundles.release(name)
 
     def whole(self) -> CallablesUpdate:
         """Return all that a new host needs."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.actors.link.events import pack_event
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import pack_result
-from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.undone import make_undone_result
 from ensemble_ray.errors import AgentExecutionError, EnsembleError
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.plan.redispatch import MOST_DEATHS
@@ -35,7 +35,9 @@ def lost_result(order: WireOrder, error: BaseException, *, deaths: int, is_stopp
         deaths: How many processes died with it.
         is_stopped: Whether somebody wants it to end.
     """
-    return pack_result(undone(order, _failure(order, error, deaths), "cancelled" if is_stopped else "failed"))
+    return pack_result(
+        make_undone_result(order, _failure(order, error, deaths), "cancelled" if is_stopped else "failed")
+    )
 
 
 def lost_event(order: WireOrder, error: BaseException, *, deaths: int, context: RunContext) -> bytes:

@@ -20,7 +20,7 @@ from ensemble_ray.actors.link.events import HubSink
 from ensemble_ray.actors.link.log_lines import CLUSTER_LOGGER, LogLine, scheduler_line
 from ensemble_ray.actors.link.packing import pack_failure, pack_result
 from ensemble_ray.actors.link.run_memory import RemoteMemoryResets
-from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.undone import make_undone_result
 from ensemble_ray.actors.link.wire import (
     RecordLocation,
     SessionOpening,
@@ -38,7 +38,7 @@ from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices
 from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import SpooledOutputs, recalled
+from ensemble_ray.coordinator.outputs import SpooledOutputs, recall_output
 from ensemble_ray.coordinator.planned import LOGGER as PLANNED_LOGGER
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
@@ -124,7 +124,9 @@ class PlannedRun:
             preamble=submission.preamble,
             resumed=None
             if recovery is None
-            else recovery.resumed(lambda instance: recalled(outputs, instance), pack_failure, is_restart=is_restart),
+            else recovery.resume(
+                lambda instance: recall_output(outputs, instance), pack_failure, is_restart=is_restart
+            ),
             units=self._unit_ports(hub) if submission.plan.units else None,
         )
         #: None: its gates are decided in its driver's process
@@ -212,7 +214,7 @@ class PlannedRun:
     def stop(self, instances: Sequence[str]) -> None:
         """Stop these tasks; each is still reported."""
         waiting = [] if self._announcements is None else self._announcements.withdraw(instances)
-        self._coordinator.deliver([pack_result(undone(order, None, "cancelled")) for order in waiting])
+        self._coordinator.deliver([pack_result(make_undone_result(order, None, "cancelled")) for order in waiting])
         self._session.stop(instances)
 
     async def receive(self, reports: Sequence[WireResult]) -> None:
@@ -276,7 +278,7 @@ class PlannedRun:
             try:
                 # Where coordinating itself broke, processes may still be at work: those are not used again.
                 if self._announcements is not None:
-                    await self._announcements.flushed()  # the driver reads events until it hears of the end
+                    await self._announcements.flush()  # the driver reads events until it hears of the end
                 await self._session.close(keep=keeps_warm)
                 if settling is not None:
                     await asyncio.wait([settling])

@@ -353,11 +353,11 @@ class ProcessGroups:
         count = len(following.to_retry) + len(following.hopeless)
         if count:
             _log.warning("An agent process died with %d tasks: %s", count, last_line(error))
-        self.start([self._renewed(name) for name in following.to_retry])
+        self.start([self._renew(name) for name in following.to_retry])
         if following.hopeless:
             self._fail(lease, following.hopeless, error)
 
-    def _renewed(self, instance: str) -> WireOrder:
+    def _renew(self, instance: str) -> WireOrder:
         """Return an order under the epoch that it is handed out with next; what follows it may be what killed its process."""
         return replace(self._orders[instance], epoch=self._table.epoch_of(instance) or 0, asks=None)
 

@@ -189,7 +189,7 @@ class ProcessPool:
             for each in self._living
             if each.type == process_type and each.program == sharing.program and each.leases and not each.is_retired
         }
-        name = choose_shared(run_id, map(_seen, shared.values()), most=sharing.most)
+        name = choose_shared(run_id, map(_to_shared, shared.values()), most=sharing.most)
         return None if name is None else shared[name]
 
     def _start(self, process_type: ProcessType, requirements: ResourceRequirements, nodes: Sequence[Node]) -> Process:
@@ -197,7 +197,7 @@ class ProcessPool:
             for process in [each for each in self._idle if each.requirements]:
                 self._expire(process)
         name = f"{process_type}-{new_object_id()[:8]}"
-        node_id = least_used(self._trusted(nodes), Counter(each.node_id for each in self._living)) if nodes else ""
+        node_id = least_used(self._list_trusted(nodes), Counter(each.node_id for each in self._living)) if nodes else ""
         handle = spawn.disposable(
             _CLASSES[process_type], name, self._scheduler, requirements=requirements, node_id=node_id
         )
@@ -208,7 +208,7 @@ class ProcessPool:
         self._watches.start(self._watch(process))
         return process
 
-    def _trusted(self, nodes: Sequence[Node]) -> Sequence[Node]:
+    def _list_trusted(self, nodes: Sequence[Node]) -> Sequence[Node]:
         """Return the nodes that lost no process lately; all, where each did. Ray knows of a lost node only after some time."""
         now = asyncio.get_running_loop().time()
         return [node for node in nodes if self._doubted.get(node.node_id, 0.0) <= now] or nodes
@@ -302,7 +302,7 @@ class ProcessPool:
             self._doubted[node_id] = asyncio.get_running_loop().time() + _DOUBT_S
 
 
-def _seen(process: Process) -> SharedProcess:
+def _to_shared(process: Process) -> SharedProcess:
     """Return a process as the choice of one to share sees it."""
     return SharedProcess(
         name=process.name,

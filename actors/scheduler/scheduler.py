@@ -91,13 +91,13 @@ class SchedulerActor(LineService, SessionService):
         self._described_at = 0.0
         self._recovering: asyncio.Task[None] | None = None
         # A constructor runs before the loop does; this call is the first that the loop gets.
-        cast("Any", ray.get_runtime_context().current_actor).recovered.remote()
+        cast("Any", ray.get_runtime_context().current_actor).wait_until_recovered.remote()
 
     async def version(self) -> str:
         """Version of the package that this process runs."""
         return package_version()
 
-    async def recovered(self) -> None:
+    async def wait_until_recovered(self) -> None:
         """Return when the runs of an earlier process of this actor go on."""
         if self._recovering is None:
             self._recovering = asyncio.get_running_loop().create_task(self._recover())
@@ -120,7 +120,7 @@ class SchedulerActor(LineService, SessionService):
             RecordError: its record cannot be written, or is damaged.
             ValidationError: an agent asks for what the cluster can never give it (S-CLU-43).
         """
-        await self.recovered()
+        await self.wait_until_recovered()
         submission = load_submission(body)
         run_id = submission.run_id
         if await self.is_running(run_id):
@@ -140,12 +140,12 @@ class SchedulerActor(LineService, SessionService):
 
     async def knows(self, run_id: str) -> bool:
         """Return whether a run is known here: it runs, or its result waits to be fetched."""
-        await self.recovered()
+        await self.wait_until_recovered()
         return run_id in self._ends
 
     async def is_running(self, run_id: str) -> bool:
         """Return whether a run of that id goes on here."""
-        await self.recovered()
+        await self.wait_until_recovered()
         begun = self._ends.get(run_id)
         return (begun is not None and not begun.result.done()) or run_id in self._dynamic
 
@@ -188,7 +188,7 @@ class SchedulerActor(LineService, SessionService):
             cursor: How many entries the driver has.
             end_id: Which end they are of; empty: it has none.
         """
-        await self.recovered()
+        await self.wait_until_recovered()
         ended = self._ends.get(run_id)
         if ended is None or end_id not in {"", ended.id}:
             return None
@@ -199,14 +199,14 @@ class SchedulerActor(LineService, SessionService):
 
     async def cancel(self, run_id: str) -> None:
         """End a run soon."""
-        await self.recovered()
+        await self.wait_until_recovered()
         run = self._planned.get(run_id)
         if run is not None:
             await run.cancel()
 
     async def inject(self, run_id: str, directive: RunDirective) -> bool:
         """Tell the tasks of a run that start from now on; False: it has ended."""
-        await self.recovered()
+        await self.wait_until_recovered()
         run = self._planned.get(run_id)
         return run is not None and await run.inject(directive)
 
@@ -245,7 +245,7 @@ class SchedulerActor(LineService, SessionService):
         Raises:
             RunExistsError: a run of that id is running.
         """
-        await self.recovered()
+        await self.wait_until_recovered()
         if opening.run_id in self._planned:
             raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
         return await super().open_session(opening)
@@ -259,7 +259,7 @@ class SchedulerActor(LineService, SessionService):
     # Planned runs.
 
     async def _recover(self) -> None:
-        for submission in await self._store.kept():
+        for submission in await self._store.load_unfinished():
             if submission.run_id in self._planned:
                 continue  # it went on before the store was out of reach
             again = replace(submission, reason=SubmissionReason.RESTARTED)

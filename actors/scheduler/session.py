@@ -18,7 +18,7 @@ import ray.exceptions
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import pack_binding, pack_result, pack_update
-from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.undone import make_undone_result
 from ensemble_ray.actors.link.wire import AgentTemplate, Binding, SessionOpening, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.callables import CallablesDelivery
 from ensemble_ray.actors.scheduler.callables_host import ask_host
@@ -205,7 +205,7 @@ class RunSession:
                 self._groups.retry(report)
         fresh = self._groups.accept_reports(each for each in reports if each.status != "unknown_template")
         for report in fresh:
-            self._done(report.instance, report.key)
+            self._release(report.instance, report.key)
         if fresh:
             await self._receiver.receive(fresh)
 
@@ -298,15 +298,15 @@ class RunSession:
 
     def _report_undone(self, order: WireOrder, error: EnsembleError | None) -> None:
         """Report a task that was not handed out."""
-        self._done(order.instance, order.key)
-        result = pack_result(undone(order, error, "cancelled" if error is None else "failed"))
+        self._release(order.instance, order.key)
+        result = pack_result(make_undone_result(order, error, "cancelled" if error is None else "failed"))
         self._background.start(self._receiver.receive((result,)))
 
-    def _done(self, instance: str, key: str) -> None:
+    def _release(self, instance: str, key: str) -> None:
         template = self._in_flight.pop(instance)
         if template:
-            self._templates.done(template)
-        self._callables.done(key)
+            self._templates.release(template)
+        self._callables.release(key)
 
     def _on_drop(self, key: str, _: AgentTemplate) -> None:
         """Let the processes of an agent go that nobody needs any more, where they were its own."""

@@ -55,7 +55,7 @@ class SubmissionStore:
         """Forget a run that has ended."""
         await threads.run(_delete, f"{self._prefix}{run_id}", namespace=_NAMESPACE)
 
-    async def kept(self) -> list[Submission]:
+    async def load_unfinished(self) -> list[Submission]:
         """Return the submissions of runs that have not ended. One that was not sealed here, or is of another version, is dropped."""
         names = cast("list[bytes]", await threads.run(_list, self._prefix, namespace=_NAMESPACE))
         found = [await threads.run(self._open, name) for name in names]

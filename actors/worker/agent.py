@@ -124,10 +124,10 @@ class AgentActor:
 
         async def flush() -> None:
             if sink is not None and driver is not None:
-                await sink.flushed()
-                await driver.flushed()
+                await sink.flush()
+                await driver.flush()
             if context.forwards_logs:
-                await self._forwarder.flushed()
+                await self._forwarder.flush()
 
         self._host.host(
             context,

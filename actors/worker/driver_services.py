@@ -49,7 +49,7 @@ class RemoteDriverServices:
         """Notify it, without an answer; may be called from any thread."""
         self._loop.call_soon_threadsafe(self._send, name, dict(payload))
 
-    async def flushed(self) -> None:
+    async def flush(self) -> None:
         """Return when the hub has everything that was sent so far."""
         await asyncio.sleep(0)  # what other threads told is sent in the loop's next turn
         if self._notifications:

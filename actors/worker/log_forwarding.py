@@ -59,14 +59,14 @@ class LineForwarder:
             self._is_installed = True
             own_log = sys.stderr
             logging.getLogger().addHandler(_ForwardingHandler(self, own_log))
-            sys.stdout = _ObservedStream(sys.stdout, self.printed)
-            sys.stderr = _ObservedStream(sys.stderr, self.printed)
+            sys.stdout = _ObservedStream(sys.stdout, self.forward_text)
+            sys.stderr = _ObservedStream(sys.stderr, self.forward_text)
 
     def close(self, run_id: str) -> None:
         """Forward nothing more of that run."""
         self._runs.pop(run_id, None)
 
-    async def flushed(self) -> None:
+    async def flush(self) -> None:
         """Return when the scheduler has everything that was said so far."""
         await asyncio.sleep(0)  # what other threads said is added in the loop's next turn
         if self._counting:
@@ -74,12 +74,12 @@ class LineForwarder:
         if self._sending is not None:
             await asyncio.wait([self._sending])
 
-    def printed(self, text: str) -> None:
+    def forward_text(self, text: str) -> None:
         """Take a line that was printed, in any thread."""
         if text.strip():
             self._say(lambda role: LogLine(text=str(one_line(text)), agent_role=role))
 
-    def logged(self, record: logging.LogRecord) -> None:
+    def forward_record(self, record: logging.LogRecord) -> None:
         """Take a log record, in any thread."""
         error = record.exc_info[1] if record.exc_info else None
         trace = "" if error is None else user_traceback(error)
@@ -155,7 +155,7 @@ class _ForwardingHandler(logging.Handler):
         self._own_log.write(f"{self.format(record)}\n")
         if record.name != "ray" and not record.name.startswith("ray."):
             try:
-                self._forwarder.logged(record)
+                self._forwarder.forward_record(record)
             except Exception:  # noqa: BLE001  a message that cannot be made must not fail what logs it
                 self.handleError(record)
 

@@ -19,7 +19,7 @@ from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import pack_dispatch, pack_order, unpack_report, unpack_result
 from ensemble_ray.actors.link.reach import patiently, reach
-from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.undone import make_undone_result
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskResult
@@ -70,14 +70,14 @@ class RemotePeers:
             try:
                 location = await self._next_location(order)
             except ray.exceptions.RayError as error:
-                return _failed(order, f"Agent '{order.agent_role}' cannot be reached: {last_line(error)}")
+                return _make_failure(order, f"Agent '{order.agent_role}' cannot be reached: {last_line(error)}")
             if location is None:
-                return _failed(order, f"Agent '{order.agent_role}' cannot be reached: its run has ended")
+                return _make_failure(order, f"Agent '{order.agent_role}' cannot be reached: its run has ended")
             try:
                 result = await self._ask(location, order)
             except ray.exceptions.RayActorError as error:
                 if not left:
-                    return _failed(order, f"Agent '{order.agent_role}': its process died ({last_line(error)})")
+                    return _make_failure(order, f"Agent '{order.agent_role}': its process died ({last_line(error)})")
                 left -= 1
                 order = replace(order, epoch=order.epoch + resend_step(order.depth))
                 _log.warning(
@@ -88,7 +88,7 @@ class RemotePeers:
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None)
                 text = f"Agent '{order.agent_role}': {last_line(error)}"
-                return _failed(order, cause if isinstance(cause, Exception) else text)
+                return _make_failure(order, cause if isinstance(cause, Exception) else text)
             else:
                 if not _is_of_replaced(result, order):
                     return result
@@ -110,7 +110,7 @@ class RemotePeers:
             return unpack_result(unpack_report(report))
         except Exception as error:  # noqa: BLE001  whatever loading raised, the asking model must be told
             text = f"The result of agent '{order.agent_role}' cannot be loaded by its asker: {message_of(error)}"
-            return _failed(order, text)
+            return _make_failure(order, text)
 
     def stop(self, instances: Sequence[str]) -> None:
         """Stop these where they are at work; never waits. What has not been sent yet ends with its asker's patience."""
@@ -182,6 +182,6 @@ def _is_of_replaced(result: TaskResult, order: TaskOrder) -> bool:
     return result.status == "cancelled" or (isinstance(error, StaleEpochError) and error.newest <= order.epoch)
 
 
-def _failed(order: TaskOrder, why: str | Exception) -> TaskResult:
+def _make_failure(order: TaskOrder, why: str | Exception) -> TaskResult:
     error = AgentExecutionError(why, order.agent_role, order.task.description) if isinstance(why, str) else why
-    return undone(order, error)
+    return make_undone_result(order, error)

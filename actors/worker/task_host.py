@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_order
-from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.undone import make_undone_result
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.agent_templates import RefCountedCache, apply_overrides
@@ -88,11 +88,11 @@ class _HostedRun:
             self.template_of[order.instance] = key
         return loaded
 
-    def done(self, instance: str) -> None:
+    def release(self, instance: str) -> None:
         """Let go of the template of a task that is over."""
         key = self.template_of.pop(instance, None)
         if key is not None:
-            self.templates.done(key)
+            self.templates.release(key)
 
 
 class TaskHost:
@@ -194,7 +194,7 @@ class TaskHost:
             try:
                 result = await hosted.executor.perform(loaded)
             finally:
-                hosted.done(order.instance)
+                hosted.release(order.instance)
         await hosted.flush()
         return pack_result(result)
 
@@ -230,7 +230,7 @@ class TaskHost:
         if hosted is None:
             return
         for result in results:
-            hosted.done(result.instance)
+            hosted.release(result.instance)
         self._post(run_id, hosted, [pack_result(result) for result in results])
 
     def _post(self, run_id: str, hosted: _HostedRun, reports: Sequence[WireResult]) -> None:
@@ -250,7 +250,7 @@ class TaskHost:
 
 
 def _unknown_template(order: WireOrder) -> WireResult:
-    return pack_result(undone(order, None, "unknown_template"))
+    return pack_result(make_undone_result(order, None, "unknown_template"))
 
 
 def _loading_failure(order: WireOrder, error: Exception) -> TaskResult:
@@ -260,4 +260,4 @@ def _loading_failure(order: WireOrder, error: Exception) -> TaskResult:
     )
     refusal = ValidationError(text)
     refusal.__cause__ = error
-    return undone(order, refusal)
+    return make_undone_result(order, refusal)

@@ -101,7 +101,7 @@ async def _one(session: aiohttp.ClientSession, load: Load, number: int, answers:
 
 async def _chat(session: aiohttp.ClientSession, load: Load, text: str) -> None:
     body = {"model": load.model, "messages": [{"role": "user", "content": text}]}
-    answer = await _posted(session, f"{load.url}/v1/chat/completions", body)
+    answer = await _post(session, f"{load.url}/v1/chat/completions", body)
     if not answer["choices"][0]["message"]["content"]:
         raise ValueError("the answer is empty")
 
@@ -129,14 +129,14 @@ def _text_of(chunk: Any) -> str:
 
 async def _run(session: aiohttp.ClientSession, load: Load, text: str) -> None:
     body = {"ensemble": load.model, "inputs": {"question": text}}
-    ended = await _posted(session, f"{load.url}/runs?wait={_WAIT_S}", body)
+    ended = await _post(session, f"{load.url}/runs?wait={_WAIT_S}", body)
     if ended["status"] != "completed":
         raise ValueError(f"the run is {ended['status']}")
 
 
 async def _events(session: aiohttp.ClientSession, load: Load, text: str) -> float:
     """Begin a run and read its events to the end."""
-    taken = await _posted(session, f"{load.url}/runs", {"ensemble": load.model, "inputs": {"question": text}})
+    taken = await _post(session, f"{load.url}/runs", {"ensemble": load.model, "inputs": {"question": text}})
     first_s, last = None, ""
     async with session.get(f"{load.url}/runs/{taken['run_id']}/events") as response:
         await _check(response)
@@ -148,7 +148,7 @@ async def _events(session: aiohttp.ClientSession, load: Load, text: str) -> floa
     return first_s
 
 
-async def _posted(session: aiohttp.ClientSession, url: str, body: object) -> Any:
+async def _post(session: aiohttp.ClientSession, url: str, body: object) -> Any:
     async with session.post(url, json=body) as response:
         await _check(response)
         return await response.json()

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.children import Child, clean_environment, started
+from benchmarks.children import Child, clean_environment, start_child
 from benchmarks.endpoint.client import Answers, Load
 
 __all__ = ["PLACES", "Clients", "Place", "endpoint"]
@@ -70,7 +70,7 @@ def endpoint(name: str, *, latency_ms: int = 0) -> Generator[tuple[Place, Client
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-")))
         environment = clean_environment(home) | {"BENCHMARK_KEY": "benchmark"}
         command = ["-m", "ensemble_ray.testing.model_server", "--until-stdin-closes", "--text", "A short answer."]
-        model = stack.enter_context(started([*command, "--latency-ms", str(latency_ms)], environment)).line()
+        model = stack.enter_context(start_child([*command, "--latency-ms", str(latency_ms)], environment)).line()
         team = home / f"{_TEAM}.yaml"
         team.write_text(_TEAM_FILE.format(url=model))
         arguments = {
@@ -80,8 +80,8 @@ def endpoint(name: str, *, latency_ms: int = 0) -> Generator[tuple[Place, Client
             "ray-2": ["endpoint_on_ray.py", str(team), "2"],
         }[name]
         arguments[0] = str(_SCRIPTS / arguments[0])
-        child = stack.enter_context(started(arguments, environment))
+        child = stack.enter_context(start_child(arguments, environment))
         url = child.line()
-        clients = stack.enter_context(started(["-m", "benchmarks.endpoint.client"], environment))
+        clients = stack.enter_context(start_child(["-m", "benchmarks.endpoint.client"], environment))
         clients.line()
         yield Place(name=name, url=url, child=child), Clients(clients)

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
                 time.sleep(_LOOK_S)
             parts.append(part.result())
             if not chosen.quiet:
-                print(_told(looks[-1], parts[-1]), file=sys.stderr)
+                print(_format_look(looks[-1], parts[-1]), file=sys.stderr)
     growths = growths_of(looks)
     facts |= {"load after": os.getloadavg()[0]}
     failed = _print(growths, parts, facts)
@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _told(look: Look, part: Answers) -> str:
+def _format_look(look: Look, part: Answers) -> str:
     at, sizes = look
     took = f"{median(part.took_s) * 1e3:.0f} ms" if part.took_s else "-"
     return f"{at:.0f} s: {sum(sizes.values()) / _MB:.0f} MB in {len(sizes)} processes, {took}, {part.failed} failed {part.errors}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray import Ensemble, Task
 
-__all__ = ["chained", "floor", "team"]
+__all__ = ["floor", "make_chain", "team"]
 
 
 def floor(setting: Setting) -> AbstractContextManager[Round]:
@@ -38,12 +38,12 @@ def team(setting: Setting) -> AbstractContextManager[Round]:
     def make() -> Ensemble:
         from ensemble_ray import Ensemble
 
-        return Ensemble(tasks=chained(setting))
+        return Ensemble(tasks=make_chain(setting))
 
     return team_rounds(setting, make)
 
 
-def chained(setting: Setting, *, memory_scopes: Sequence[str] = ()) -> list[Task]:
+def make_chain(setting: Setting, *, memory_scopes: Sequence[str] = ()) -> list[Task]:
     """Return the tasks of the chain."""
     from ensemble_ray import Agent, OpenAIChatModel, Task
 

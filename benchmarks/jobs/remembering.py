@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.jobs.chain import chained
+from benchmarks.jobs.chain import make_chain
 from benchmarks.setting import Round, Setting, team_rounds
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def team(setting: Setting) -> Generator[Round]:
             from ensemble_ray import Ensemble, SqliteMemory
 
             memory = SqliteMemory(Path(folder) / "memory.db")
-            return Ensemble(tasks=chained(setting, memory_scopes=["notes"]), memory_store=memory)
+            return Ensemble(tasks=make_chain(setting, memory_scopes=["notes"]), memory_store=memory)
 
         with team_rounds(setting, make) as rounds:
             yield rounds
@@ -39,7 +39,7 @@ def approved(setting: Setting) -> AbstractContextManager[Round]:
         from ensemble_ray import Ensemble, ReviewHandler
 
         return Ensemble(
-            tasks=chained(setting), review_handler=ReviewHandler.auto_approve(), review_policy="after_every_task"
+            tasks=make_chain(setting), review_handler=ReviewHandler.auto_approve(), review_policy="after_every_task"
         )
 
     return team_rounds(setting, make)

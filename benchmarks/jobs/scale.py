@@ -223,7 +223,7 @@ def _planned_result(order: TaskOrder[str, Never, str]) -> TaskResult[str, TaskFa
     return TaskResult(key=order.key, instance=order.instance, status="completed", at=0.0, output="done")
 
 
-async def _planned(plan: Plan) -> None:
+async def _run_plan(plan: Plan) -> None:
     journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=SystemClock())
     tasks: PlannedTasks[str, str, TaskFailure] = PlannedTasks(
         plan, journal, HeldOutputs(), TaskBody, header=PlanRecorded()
@@ -235,7 +235,7 @@ async def _planned(plan: Plan) -> None:
 
 def _planned_run(workflow: str, size: int) -> Work:
     plan = _plan(workflow, size)
-    return lambda: asyncio.run(_planned(plan))
+    return lambda: asyncio.run(_run_plan(plan))
 
 
 def _result(order: TaskOrder) -> TaskResult:
@@ -250,7 +250,7 @@ def _result(order: TaskOrder) -> TaskResult:
     return TaskResult(key=order.key, instance=order.instance, status="completed", at=0.0, duration_s=1.0, output=output)
 
 
-async def _mapped(definition: MapReduceEnsemble, rules: MapReduceRules, size: int) -> None:
+async def _run_map(definition: MapReduceEnsemble, rules: MapReduceRules, size: int) -> None:
     journal = RunJournal(run_id="run", epoch=0, journal=ForgetfulJournal("run"), clock=SystemClock())
     store = MapReduceOutputs()
     items = ItemBuffer(ListReader(range(size)), None)
@@ -287,7 +287,7 @@ def _map_reduce_run(grouping: Grouping, size: int) -> Work:
         reduce_task=lambda chunk: Task(description="Reduce", expected_output="a text", agent=worker, context=chunk),
         **grouped,
     )
-    return lambda: asyncio.run(_mapped(definition, rules, size))
+    return lambda: asyncio.run(_run_map(definition, rules, size))
 
 
 #: What can be measured: `source` is a machine told one end after the other, `run` a coordinator with all around it.

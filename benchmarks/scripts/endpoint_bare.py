@@ -26,12 +26,12 @@ async def post_chat(request: Request) -> Response:
         {"role": "user", "content": body["messages"][-1]["content"]},
     ]
     if body.get("stream"):
-        return StreamingResponse(_streamed(messages), media_type="text/event-stream")
+        return StreamingResponse(_stream(messages), media_type="text/event-stream")
     answer = await client.chat.completions.create(model="benchmark", messages=messages)
     return JSONResponse(answer.model_dump(mode="json"))
 
 
-async def _streamed(messages: Any) -> AsyncIterator[str]:
+async def _stream(messages: Any) -> AsyncIterator[str]:
     async for chunk in await client.chat.completions.create(model="benchmark", messages=messages, stream=True):
         yield f"data: {json.dumps(chunk.model_dump(mode='json'))}\n\n"
     yield "data: [DONE]\n\n"

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
 
-place = EndpointPlace(host="127.0.0.1", port=0).checked()
+place = EndpointPlace(host="127.0.0.1", port=0).check()
 
 
 def watch() -> None:

@@ -119,7 +119,7 @@ class EndpointDatabase:
 
         def attempt(begin: Callable[[], None]) -> T:
             with self._using:
-                connection = self._connected()
+                connection = self._connect()
                 begin()
                 with connection.transaction():
                     return operation(connection)
@@ -135,7 +135,7 @@ class EndpointDatabase:
                 self._connection.close()
             self._connection = None
 
-    def _connected(self) -> Connection:
+    def _connect(self) -> Connection:
         """Return the connection; a broken one is made again."""
         import psycopg
 

@@ -69,12 +69,12 @@ class KeyFile:
 
     def add(self, key: ApiKey) -> None:
         """Keep a key; see `KeyStore.add`."""
-        with self._locked():
+        with self._lock():
             self._write(with_key(self.read() or [], key))
 
     def revoke(self, name: str) -> ApiKey:
         """Let go of a key; see `KeyStore.revoke`."""
-        with self._locked():
+        with self._lock():
             gone, left = without_key(self.read() or [], name, location=self.location)
             self._write(left)
         return gone
@@ -83,7 +83,7 @@ class KeyFile:
         replace_private_file(self.path, write_document(keys).encode())
 
     @contextlib.contextmanager
-    def _locked(self) -> Generator[None]:
+    def _lock(self) -> Generator[None]:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = Ownership(self.path.with_suffix(".lock"))
         for _ in range(_TRIES):

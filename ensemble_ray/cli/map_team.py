@@ -14,7 +14,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.dead_letters import DeadLetters
-from ensemble_ray.items.screening import screened
+from ensemble_ray.items.screening import screen_source
 from ensemble_ray.items.sources import ItemSource, source_of
 from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
 from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
@@ -105,7 +105,7 @@ def _source(options: Mapping[str, object]) -> ItemSource | None:
     if items is None:
         return None
     limit = options.get("limit")
-    return screened(source_of(items), limit=limit if isinstance(limit, int) else None)
+    return screen_source(source_of(items), limit=limit if isinstance(limit, int) else None)
 
 
 def _fields(options: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _from_prompts(options: Mapping[str, object]) -> MapTeam:
         _task(str(options["prompt"]), "Reader", "Do what is asked with the one item that it is about", model)
     )
     fields: dict[str, Any] = {"llm": model, "on_item_error": "collect", **_fields(options, reduces="reduce" in options)}
-    items = screened(source, problem=prompt.problem)
+    items = screen_source(source, problem=prompt.problem)
     if "reduce" not in options:
         return MapEnsemble(items=items, map_task=prompt, **fields)
     bring = GroupPrompt(_task(str(options["reduce"]), "Editor", "Bring the given results together as asked", model))

@@ -26,7 +26,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ensemble_ray.cli.view.failures import describe_error
 from ensemble_ray.definition.durability import Durability
-from ensemble_ray.ensemble import Ensemble, streamed
+from ensemble_ray.ensemble import Ensemble, stream_run
 from ensemble_ray.errors import EnsembleError, IllegalStateError, ReviewDecidedError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.values.reviews import OpenReview
 
-__all__ = ["TeamCall", "failed"]
+__all__ = ["TeamCall", "make_failure"]
 
 #: Who decided, where a client's user did.
 _CLIENT = "a client of MCP"
@@ -88,12 +88,12 @@ class TeamCall:
             if left_open := await self._decide(gates, answers):
                 return _waiting(left_open)
         except (EnsembleError, IllegalStateError) as error:
-            return failed(describe_error(error))
+            return make_failure(describe_error(error))
         return await self._answer(self._resume(run_id))
 
     async def _answer(self, work: AsyncGenerator[Event | EnsembleOutput]) -> CallToolResult | InputRequiredResult:
         try:
-            output = await self._ended(work)
+            output = await self._wait_for_end(work)
             while gates := output.open_reviews:
                 if not self._can_ask:
                     return _waiting(gates)
@@ -102,11 +102,11 @@ class TeamCall:
                     return InputRequiredResult(input_requests=forms, request_state=gates[0].run_id)
                 if left_open := await self._decide(gates, await self._ask(gates)):
                     return _waiting(left_open)
-                output = await self._ended(self._resume(gates[0].run_id))
+                output = await self._wait_for_end(self._resume(gates[0].run_id))
         except (EnsembleError, IllegalStateError) as error:
-            return failed(describe_error(error))
+            return make_failure(describe_error(error))
         if output.exit_reason is not ExitReason.COMPLETED:
-            return failed(f"The run ended early ({output.exit_reason}). It gave so far:\n{output.raw}")
+            return make_failure(f"The run ended early ({output.exit_reason}). It gave so far:\n{output.raw}")
         return CallToolResult(content=[TextContent(text=output.raw)])
 
     # People.
@@ -144,7 +144,7 @@ class TeamCall:
 
     # Runs.
 
-    async def _ended(self, work: AsyncGenerator[Event | EnsembleOutput]) -> EnsembleOutput:
+    async def _wait_for_end(self, work: AsyncGenerator[Event | EnsembleOutput]) -> EnsembleOutput:
         """Return the output; a call that is cancelled ends the run first."""
         # A task of its own: the run needs time to end, which a cancelled scope does not give.
         run = asyncio.create_task(self._watch(work))
@@ -162,7 +162,7 @@ class TeamCall:
 
     async def _resume(self, run_id: str) -> AsyncGenerator[Event | EnsembleOutput]:
         begun = await bridge(begin_again(run_id, self._team, runtime=self._runtime, is_watched=True))
-        async with aclosing(streamed(cast("Any", begun), begun.events())) as stream:
+        async with aclosing(stream_run(cast("Any", begun), begun.events())) as stream:
             async for each in stream:
                 yield each
 
@@ -184,7 +184,7 @@ class TeamCall:
         raise IllegalStateError("the run's events ended before its output")
 
 
-def failed(text: str) -> CallToolResult:
+def make_failure(text: str) -> CallToolResult:
     """Return an error of the tool."""
     return CallToolResult(content=[TextContent(text=text)], is_error=True)
 
@@ -215,4 +215,4 @@ def _waiting(gates: Sequence[OpenReview]) -> CallToolResult:
         f"ensemble-ray review {each.run_id} {each.gate_id} approve --resume   # {brief(each.task_description, _SHOWN)}"
         for each in gates
     )
-    return failed(f"The run waits for a person to decide (approve, edit FILE or exit). What to do:\n{commands}")
+    return make_failure(f"The run waits for a person to decide (approve, edit FILE or exit). What to do:\n{commands}")

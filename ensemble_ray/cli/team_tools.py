@@ -28,7 +28,7 @@ from mcp_types import (
 )
 
 from ensemble_ray.cli.inputs.arguments import needed_inputs
-from ensemble_ray.cli.team_call import TeamCall, failed
+from ensemble_ray.cli.team_call import TeamCall, make_failure
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
@@ -96,7 +96,7 @@ class TeamTools:
         arguments = params.arguments or {}
         known = _inputs_of(team)
         if spare := [name for name in arguments if name not in known]:
-            return failed(f"Unknown inputs {spare}. Known: {list(known)}")
+            return make_failure(f"Unknown inputs {spare}. Known: {list(known)}")
         call = TeamCall(team, context, self._runs, runtime=self._runtime)
         if params.request_state is None:
             return await call.begin(arguments)

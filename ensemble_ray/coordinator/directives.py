@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from ensemble_ray.facts.directives import DirectiveRecorded, ModelSwitched
 from ensemble_ray.ports import Persistence
-from ensemble_ray.values.directives import Directive, ModelSwitch, switched
+from ensemble_ray.values.directives import Directive, ModelSwitch, add_switch
 from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RunDirectives:
             case DirectiveRecorded(text=text):
                 self._recorded[text] = data
             case ModelSwitched(model=model, agent=agent):
-                self.switches = switched(self.switches, ModelSwitch(model=model, agent=agent))
+                self.switches = add_switch(self.switches, ModelSwitch(model=model, agent=agent))
             case _:
                 assert_never(data)
 

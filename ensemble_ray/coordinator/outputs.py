@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar, overload
 
 from ensemble_ray.items.spool import Spool
 
-__all__ = ["HeldOutputs", "ListedOutputs", "OutputStore", "SpooledOutputs", "recalled"]
+__all__ = ["HeldOutputs", "ListedOutputs", "OutputStore", "SpooledOutputs", "recall_output"]
 
 Output = TypeVar("Output")
 #: What a run's outputs take in memory before they lie in a file: little, since ended runs wait for their drivers.
@@ -51,7 +51,7 @@ class OutputStore(Protocol[Output]):
         ...
 
 
-def recalled(outputs: OutputStore[Output], instance: str) -> Output:
+def recall_output(outputs: OutputStore[Output], instance: str) -> Output:
     """Take up a recorded output, and return it.
 
     Raises:

@@ -149,17 +149,17 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             return Opening(instructions=ending)
         # What it wants of that is among what has no answer.
         self.source.handle(Continued(at=self._journal.now()))
-        unanswered = self.source.unanswered()
+        unanswered = self.source.list_unanswered()
         return Opening(
-            stimuli=[self._stopped(each.instance) for each in unanswered if isinstance(each, Cancel)],
+            stimuli=[self._make_stop(each.instance) for each in unanswered if isinstance(each, Cancel)],
             instructions=[each for each in unanswered if not isinstance(each, Cancel)],
         )
 
-    def _stopped(self, instance: str) -> Stimulus:
+    def _make_stop(self, instance: str) -> Stimulus:
         """Return the end of a task that was asked to stop: what the record does not know of has stopped with its process."""
         if (recorded := self._recorded.pop(instance)) is not None:
             return self._keep(recorded)
-        self._unfinished += self._recorded.stopped(instance)
+        self._unfinished += self._recorded.list_stopped(instance)
         return Cancelled(at=self._journal.now(), instance=instance)
 
     def _repeats(self, stimulus: Stimulus) -> bool:
@@ -172,7 +172,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         if isinstance(stimulus, Cancelled):
             is_wanted = self.source.is_cancelling(stimulus.instance)
             if is_wanted:
-                self._unfinished += self._recorded.stopped(stimulus.instance)
+                self._unfinished += self._recorded.list_stopped(stimulus.instance)
             return is_wanted
         if isinstance(stimulus, Waiting):
             return self.source.is_running(stimulus.instance)

@@ -39,7 +39,7 @@ class RecordedResults(Generic[Output, Failure]):
         result = self._resumed.results[instance]
         return result if wants_text else replace(result, text=None)
 
-    def stopped(self, instance: str) -> Sequence[tuple[str, Failure]]:
+    def list_stopped(self, instance: str) -> Sequence[tuple[str, Failure]]:
         """Return what a task did that was stopped and does not run again (S-DUR-135); nothing where nothing is known."""
         before = None if self._resumed is None else self._resumed.stopped.get(instance)
         return [] if before is None or before.failure is None else [(instance, before.failure)]

@@ -52,7 +52,7 @@ def _caps_of(value: object) -> object:
     return {} if value is None else value
 
 
-def _copied(value: Mapping[str, int]) -> Mapping[str, int]:
+def _copy(value: Mapping[str, int]) -> Mapping[str, int]:
     return dict(value)
 
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     _Stages: TypeAlias = Accepts[tuple[tuple[str, ...], ...], Sequence[Collection[str]] | None]
 else:
     _Roles = Annotated[tuple[StrictText, ...], BeforeValidator(_roles_of)]
-    _Caps = Annotated[Mapping[StrictText, StrictInt], BeforeValidator(_caps_of), AfterValidator(_copied)]
+    _Caps = Annotated[Mapping[StrictText, StrictInt], BeforeValidator(_caps_of), AfterValidator(_copy)]
     _Stages = Annotated[tuple[_Roles, ...], BeforeValidator(_stages_of)]
 
 

@@ -128,7 +128,7 @@ def _inputs_of(value: object) -> object:
     return {} if value is None else value
 
 
-def _copied(value: Mapping[str, object]) -> Mapping[str, object]:
+def _copy(value: Mapping[str, object]) -> Mapping[str, object]:
     return dict(value)
 
 
@@ -147,7 +147,7 @@ else:
     _Exporter = Annotated[Any, BeforeValidator(_exporter_of)]
     _ReviewHandler = Annotated[Any, BeforeValidator(_review_handler_of)]
     _Dashboard = Annotated[Any, BeforeValidator(_dashboard_of)]
-    _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copied)]
+    _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copy)]
     _OnStarted = _OnCompleted = Callbacks[object]
 
 

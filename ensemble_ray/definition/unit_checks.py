@@ -81,7 +81,7 @@ def _check_mixing(definition: EnsembleDefinition) -> None:
 def _check_loops(definition: EnsembleDefinition) -> None:
     """S-LOOP-32, S-LOOP-33, S-LOOP-35; also of loops in phases and of states that are loops."""
     loops = definition.all_loops
-    name = _doubled(loop.name for loop in loops)
+    name = _find_duplicate(loop.name for loop in loops)
     if name is not None:
         raise ValidationError(f"Duplicate loop name '{name}' detected. Loop names must be unique within an ensemble.")
     for loop in loops:
@@ -118,7 +118,7 @@ def _check_outputs(definition: EnsembleDefinition) -> None:
 def _check_phases(definition: EnsembleDefinition) -> None:
     """S-PHASE-15 to S-PHASE-20, in this order."""
     phases = definition.phases
-    name = _doubled(phase.name for phase in phases)
+    name = _find_duplicate(phase.name for phase in phases)
     if name is not None:
         raise ValidationError(f"Duplicate phase name '{name}' detected. Phase names must be unique within an ensemble.")
     _refuse_phase_cycles(phases)
@@ -242,7 +242,7 @@ def _outside(context: Iterable[Task | UnitOutput], known: set[str]) -> Iterator[
     return (entry for entry in context if entry.object_id not in known)
 
 
-def _doubled(names: Iterable[str]) -> str | None:
+def _find_duplicate(names: Iterable[str]) -> str | None:
     """Return the first name that is there for the second time."""
     seen: set[str] = set()
     for name in names:

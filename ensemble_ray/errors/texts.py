@@ -23,12 +23,12 @@ __all__ = [
     "agent_failure",
     "brief",
     "describe",
+    "format_with_class",
     "message_of",
     "reason_of",
     "remote_note",
     "task_failure",
     "tasks_failure",
-    "titled",
     "user_frames",
     "user_traceback",
 ]
@@ -78,7 +78,7 @@ def describe(error: BaseException) -> str:
     return f"{line if line.endswith('...') else line.removesuffix('.')} ({name})"
 
 
-def titled(error: BaseException) -> str:
+def format_with_class(error: BaseException) -> str:
     """Return the class and the whole message of an error, as Python prints it: `KeyError: 'zzz'`.
 
     Of this library's own errors only the message: their class says nothing more.

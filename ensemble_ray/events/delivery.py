@@ -126,7 +126,7 @@ class Delivery:
             if event.method in recipient.wanted:
                 recipient.put(event)
 
-    async def delivered(self, *event_types: type[Event]) -> None:
+    async def wait_until_delivered(self, *event_types: type[Event]) -> None:
         """Return when the listeners to one of these types have heard of all that happened so far (S-SET-30)."""
         methods = {event_type.method for event_type in event_types}
         loop = asyncio.get_running_loop()

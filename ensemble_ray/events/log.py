@@ -79,7 +79,7 @@ class EventLog:
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._first + len(self._kept) > cursor)
 
-    async def changed(self, cursor: int, *, timeout_s: float | None = None) -> bool:
+    async def wait_until_changed(self, cursor: int, *, timeout_s: float | None = None) -> bool:
         """Return True when there is something behind the cursor or the log is closed, False when the time is up.
 
         On the library's loop.
@@ -136,4 +136,4 @@ class EventStream:
                 yield event
             if is_closed:
                 return
-            await asyncio.wrap_future(submit(self._log.changed(cursor)))
+            await asyncio.wrap_future(submit(self._log.wait_until_changed(cursor)))

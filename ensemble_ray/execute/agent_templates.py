@@ -70,7 +70,7 @@ class RefCountedCache(Generic[Kept]):
         return len(self._things)
 
     def put(self, name: str, thing: Kept) -> None:
-        """Keep a thing at least until the next `trim` or `done`; one of that name that is here already stays instead."""
+        """Keep a thing at least until the next `trim` or `release`; one of that name that is here already stays instead."""
         if name not in self._things:
             self._things[name] = thing
             self._idle[name] = None
@@ -80,14 +80,14 @@ class RefCountedCache(Generic[Kept]):
         return self._things.get(name)
 
     def use(self, name: str) -> Kept | None:
-        """Return the thing, in use once more until `done`; None when it is not here."""
+        """Return the thing, in use once more until `release`; None when it is not here."""
         if name not in self._things:
             return None
         self._idle.pop(name, None)
         self._uses[name] = self._uses.get(name, 0) + 1
         return self._things[name]
 
-    def done(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """One use of it is over."""
         left = self._uses[name] - 1
         if left:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError, TryAgain
-from ensemble_ray.errors.texts import agent_failure, brief, titled
+from ensemble_ray.errors.texts import agent_failure, brief, format_with_class
 from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, check_verdict
 from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.tools.approval import current_reviews
@@ -94,7 +94,7 @@ async def _verdict(guardrail: Callable[[object], object], subject: GuardrailInpu
     except TryAgain as again:
         return GuardrailResult(is_success=False, message=str(again), asks_again=True)
     except USER_ERRORS as error:
-        text = f"Agent '{brief(role)}': guardrail '{name}' raised {brief(titled(error))}"
+        text = f"Agent '{brief(role)}': guardrail '{name}' raised {brief(format_with_class(error))}"
         raise AgentExecutionError(text, role, subject.task_description) from error
     try:
         return check_verdict(returned, name)

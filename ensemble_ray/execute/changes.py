@@ -26,10 +26,10 @@ def apply_changes(order: TaskOrder) -> TaskOrder:
         task = task.with_revision_feedback(revision.feedback, prior, revision.attempt)
     if revision is None and not order.joined:
         return order
-    return replace(order, task=task, revision=None, context=tuple(_joined(order)), joined=())
+    return replace(order, task=task, revision=None, context=tuple(_join(order)), joined=())
 
 
-def _joined(order: TaskOrder) -> Iterator[TaskOutput]:
+def _join(order: TaskOrder) -> Iterator[TaskOutput]:
     """Yield the outputs of the context, those of iterations as one."""
     position = 0
     for begin, end in order.joined:

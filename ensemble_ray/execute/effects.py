@@ -42,7 +42,15 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import FactData
     from ensemble_ray.facts.sampling import SamplingAnswered
 
-__all__ = ["CallOutcome", "DelegationEffect", "ModelEffect", "TaskEffects", "ToolEffect", "captured", "is_doing"]
+__all__ = [
+    "CallOutcome",
+    "DelegationEffect",
+    "ModelEffect",
+    "TaskEffects",
+    "ToolEffect",
+    "capture_messages",
+    "is_doing",
+]
 
 #: What came of a tool request (S-TRC-31, S-DUR-26).
 CallOutcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
@@ -142,7 +150,7 @@ class DelegationEffect:
         )
 
 
-def captured(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, ...]:
+def capture_messages(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, ...]:
     """Copy live messages, so that later changes do not reach the copies (S-CAP-12, S-CAP-13)."""
     return tuple(
         CapturedMessage(
@@ -279,7 +287,7 @@ class TaskEffects:
         """The models' own ids of their tool requests, by model call and request."""
         return tuple([tuple([tool.call.id for tool in model.tools]) for model in self.models])
 
-    def stopped(self, trace: TaskTrace) -> TaskTrace | None:
+    def make_stopped_trace(self, trace: TaskTrace) -> TaskTrace | None:
         """Return the trace of a task that was stopped; None inside a unit where its record tells of nothing (S-DUR-138)."""
         if is_inside_unit(self.instance) and not self.is_recorded:
             return None

@@ -48,20 +48,20 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
         UnknownOutcomeError: it was begun before a crash, and nobody knows whether it was done (S-DUR-25).
     """
     name = effect_name(scope.order.instance, 0, HANDLER)
-    recorded = scope.recorded(name, ToolReturned)
+    recorded = scope.find_recorded(name, ToolReturned)
     if recorded is not None:
         return _result_of(scope, recorded.data)
     effect = scope.order.task.handler_effect
-    intent = scope.recorded(name, ToolIntended)
+    intent = scope.find_recorded(name, ToolIntended)
     if intent is None:
         intent = lost_call(scope, name, HANDLER, "", effect)
     is_at_gate = stands_at_gate(scope, name, asks_first=False)
     if intent is not None and not is_at_gate and effect_of(intent.data, effect) == "once":
         lost = await resolve_unknown(scope, intent)
         if lost is not None:
-            return _result_of(scope, await _noted(scope, name, "unknown", lost, began=intent.at))
+            return _result_of(scope, await _note(scope, name, "unknown", lost, began=intent.at))
     await _note_intent(scope, name)
-    return await _called(scope, name)
+    return await _call(scope, name)
 
 
 async def _note_intent(scope: TaskScope, name: str) -> None:
@@ -76,7 +76,7 @@ async def _note_intent(scope: TaskScope, name: str) -> None:
         raise
 
 
-async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
+async def _call(scope: TaskScope, name: str) -> tuple[str, object]:
     """Call it, and note what came of it; the output or the failure of the task, which follow, are waited for."""
     order, began = scope.order, scope.ports.clock.now()
     context = TaskHandlerContext(
@@ -96,7 +96,7 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
         if reviews is not None:
             reviews.check_decided()
         text = f"Deterministic task handler threw an exception: {describe(error)}"
-        await _noted(scope, name, "error", text, began=began)
+        await _note(scope, name, "error", text, began=began)
         raise _failure(order, text) from error
     finally:
         if reviews is not None:
@@ -105,21 +105,21 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
         reviews.check_decided()
     if returned is None:
         text = f"Deterministic task handler returned null for task: {brief(order.task.description)}"
-        result = await _noted(scope, name, "failure", text, began=began)
+        result = await _note(scope, name, "failure", text, began=began)
     elif not isinstance(returned, ToolResult):
-        result = await _noted(scope, name, "success", str(returned), began=began)
+        result = await _note(scope, name, "success", str(returned), began=began)
     elif not returned.is_success:
         text = f"Deterministic task failed: {returned.error_message}"
-        result = await _noted(scope, name, "failure", text, began=began)
+        result = await _note(scope, name, "failure", text, began=began)
     else:
         structured = returned.structured_output if order.task.output_type is not None else None
-        result = await _noted(scope, name, "success", returned.output, structured, began=began)
+        result = await _note(scope, name, "success", returned.output, structured, began=began)
     if not result.is_success:
         raise _failure(order, result.text)
     return result.text, result.structured_output
 
 
-async def _noted(
+async def _note(
     scope: TaskScope, name: str, outcome: CallOutcome, text: str, structured: object = None, *, began: float
 ) -> ToolReturned:
     """Note the result."""

@@ -72,7 +72,7 @@ class LocalExecutor:
         for order in orders:
             task = loop.create_task(self._run(order))
             self._tasks[order.instance] = (order, task)
-            task.add_done_callback(partial(self._ended, order))
+            task.add_done_callback(partial(self._on_end, order))
 
     async def perform(self, order: TaskOrder) -> TaskResult:
         """Run one task and give its result. Fulfils `Peers`.
@@ -124,7 +124,7 @@ class LocalExecutor:
             self._slots[key] = asyncio.Semaphore(agent.max_concurrency)
         return self._slots.get(key)
 
-    def _ended(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
+    def _on_end(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
         """Report what the runner could not: a task cancelled before it began or in its slot's queue, a defect of ours."""
         if task.cancelled():
             self._report(order, task, self._empty(order, "cancelled"))

@@ -39,11 +39,11 @@ _UNCOUNTED = nullcontext()
 def memory_counted(scope: TaskScope) -> AbstractContextManager[None]:
     """Listen to what the task does with memory in the block, where its capture mode wants that (S-MEM-100)."""
     is_counted = scope.context.capture_mode is not CaptureMode.OFF and _rules(scope) is not None
-    return _counted(scope) if is_counted else _UNCOUNTED
+    return _count(scope) if is_counted else _UNCOUNTED
 
 
 @contextmanager
-def _counted(scope: TaskScope) -> Generator[None]:
+def _count(scope: TaskScope) -> Generator[None]:
     scope.effects.memory = MemoryUse()
     scope.effects.memory_listener = scope.effects.memory
     try:
@@ -61,7 +61,7 @@ async def recall(scope: TaskScope) -> RecalledMemory | None:
     if not (rules.has_ensemble_memory or scopes):
         return None
     name = effect_name(scope.order.instance, 0, _MEMORY)
-    fact = scope.recorded(name, MemoryRecalled)
+    fact = scope.find_recorded(name, MemoryRecalled)
     if fact is not None:
         found = fact.data.recalled
     else:
@@ -88,10 +88,10 @@ async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
     if not (rules.has_short_term or rules.has_long_term or scopes):
         return output
     name = effect_name(scope.order.instance, 0, _MEMORY)
-    fact = scope.recorded(name, MemoryStored)
+    fact = scope.find_recorded(name, MemoryStored)
     if fact is None:
         note = _note(scope, name, output, scopes, rules, is_stored=False)
-        stored = _stored(scopes, await _memory(scope).remember(note))
+        stored = _to_stored(scopes, await _memory(scope).remember(note))
         await scope.note(name, stored)  # in order before the output, which is waited for
         _charge(scope, stored.embedding_tokens)
     else:
@@ -113,16 +113,16 @@ async def remember_edit(scope: TaskScope, output: TaskOutput) -> None:
     """Store an output that a person edited as a further entry of the task's scopes (S-MEM-79)."""
     rules, name = _rules(scope), effect_name(scope.order.instance, 0, _EDIT)
     scopes = () if rules is None else _scopes(scope, rules)
-    if not scopes or scope.recorded(name, MemoryStored) is not None:
+    if not scopes or scope.find_recorded(name, MemoryStored) is not None:
         return
     edited = output.model_copy(update={"parsed_output": None, "trace": None})
     note = MemoryNote(instance=scope.order.instance, entry_id=_entry_id(scope, name), output=edited, scopes=scopes)
-    stored = _stored(scopes, await _memory(scope).remember(note))
+    stored = _to_stored(scopes, await _memory(scope).remember(note))
     await scope.note(name, stored, until=Persistence.COMMITTED)
     _charge(scope, stored.embedding_tokens)
 
 
-def _stored(scopes: tuple[MemoryScope, ...], remembered: RememberedNote) -> MemoryStored:
+def _to_stored(scopes: tuple[MemoryScope, ...], remembered: RememberedNote) -> MemoryStored:
     return MemoryStored(
         scopes=tuple(each.name for each in scopes),
         taken_by=remembered.taken_by,

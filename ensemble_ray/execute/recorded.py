@@ -124,7 +124,7 @@ def typed_output(data: Mapping[str, object], output_type: type[Any] | None = Non
     """
     fields: dict[str, Any] = {**data, "output_type": output_type}
     if output_type is not None and fields.get("parsed_output") is not None:
-        fields["parsed_output"] = parsed = _parsed(fields, output_type)
+        fields["parsed_output"] = parsed = _parse(fields, output_type)
         if isinstance(fields.get("trace"), Mapping):
             fields["trace"] = {**fields["trace"], "parsed_output": parsed}
     try:
@@ -134,7 +134,7 @@ def typed_output(data: Mapping[str, object], output_type: type[Any] | None = Non
         raise RecordError(msg) from error
 
 
-def _parsed(fields: Mapping[str, object], output_type: type[Any]) -> object:
+def _parse(fields: Mapping[str, object], output_type: type[Any]) -> object:
     read = read_output(fields)
     data = read.parsed_output
     try:

@@ -58,7 +58,7 @@ class RunModels:
                 ) from error
         return self._loaded[name]
 
-    def packed(self, dump: Callable[[object, str], bytes]) -> RunModels:
+    def pack(self, dump: Callable[[object, str], bytes]) -> RunModels:
         """Return them as they travel.
 
         Args:

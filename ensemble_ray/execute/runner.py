@@ -105,7 +105,7 @@ class TaskRunner:
                 ):  # handed out before: an earlier process may have recorded something
                     scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
                 if order.reflects_on is not None:
-                    return await self._reflected(scope, order.reflects_on, is_stopped)
+                    return await self._reflect(scope, order.reflects_on, is_stopped)
                 await ask_before(scope)
                 announce_start(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
@@ -115,22 +115,22 @@ class TaskRunner:
                 reviewed = await review_output(scope, output)
                 if not order.is_reflected_later:
                     await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
-                return await self._completed(scope, reviewed)
+                return await self._complete(scope, reviewed)
             except asyncio.CancelledError as error:
                 if is_stopped():
-                    return announce_stop(scope, self._unfinished(scope, "cancelled", None))
+                    return announce_stop(scope, self._make_unfinished(scope, "cancelled", None))
                 # User code raised it, or cancelled its own task; nobody asked this task to end.
                 text = agent_failure(order.agent_role, error)
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
                 failure.__cause__ = error
-                return await self._failed(scope, failure)
+                return await self._fail(scope, failure)
             except ReviewOpenError as put_down:
-                result = self._unfinished(scope, "waiting", None)
+                result = self._make_unfinished(scope, "waiting", None)
                 return replace(result, open_reviews=put_down.reviews)
             except ExitEarlyError as exit_early:
-                return await self._exited(scope, exit_early)
+                return await self._exit(scope, exit_early)
             except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
-                return await self._failed(scope, error)
+                return await self._fail(scope, error)
 
     def _scope(self, order: TaskOrder, recorded_facts: Mapping[tuple[str, str], Fact], slot: Slot) -> TaskScope:
         """Make what the task's parts share; a task that an earlier process began keeps the time of that beginning."""
@@ -165,7 +165,7 @@ class TaskRunner:
         chosen = model_for(order.switches, agent.role) if order.switches else None
         return agent if chosen is None else with_model(agent, self.context.models.get(chosen))
 
-    async def _reflected(self, scope: TaskScope, output: TaskOutput, is_stopped: Callable[[], bool]) -> TaskResult:
+    async def _reflect(self, scope: TaskScope, output: TaskOutput, is_stopped: Callable[[], bool]) -> TaskResult:
         """Reflect on an output that was accepted after its task had ended; nobody waits for more than the end of that."""
         order = scope.order
         await reflect(scope, output, self._agent_of(order), is_stopped=is_stopped)
@@ -233,7 +233,7 @@ class TaskRunner:
             return await self._with_workers(scope, self._report_completion(scope, reviewed))
         if (fact := find_fact(recorded_facts, instance, FailureRecorded)) is not None:
             error = error_from(fact.data.error_data, output_type=scope.order.task.output_type)
-            failed = self._unfinished(scope, "failed", error)
+            failed = self._make_unfinished(scope, "failed", error)
             took, trace = max(0.0, fact.at - scope.effects.started_at), read_trace(fact) or failed.trace
             failure = TaskFailure(error=error, trace=trace)
             failed = replace(failed, at=fact.at, duration_s=took, failure=failure, attempts=fact.data.attempts)
@@ -244,7 +244,7 @@ class TaskRunner:
             reason = exited.data.reason
             # With a larger budget there may be more to do; where there is none, its next request is refused again.
             if reason is not ExitReason.BUDGET_EXHAUSTED:
-                return await self._with_workers(scope, self._unfinished(scope, "exited", exit_of(reason)))
+                return await self._with_workers(scope, self._make_unfinished(scope, "exited", exit_of(reason)))
         return None
 
     async def _with_workers(self, scope: TaskScope, result: TaskResult) -> TaskResult:
@@ -254,7 +254,7 @@ class TaskRunner:
         workers = await recorded_workers(self.ports.journal, scope.recorded_facts)
         return replace(result, delegated=workers.delegated, failed_delegations=workers.failed_delegations)
 
-    async def _completed(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
+    async def _complete(self, scope: TaskScope, reviewed: Reviewed) -> TaskResult:
         facts: list[FactData] = [OutputRecorded(output=reviewed.output)]
         if reviewed.exit_reason is not None:
             facts.append(ExitRecorded(reason=reviewed.exit_reason))
@@ -281,14 +281,14 @@ class TaskRunner:
             failed_delegations=scope.failed_delegations,
         )
 
-    async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
-        result = self._unfinished(scope, "exited", exit_early)
+    async def _exit(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
+        result = self._make_unfinished(scope, "exited", exit_early)
         call, text = scope.effects.leaving
         await scope.note_end(ExitRecorded(reason=result.exit_reason, call=call, text=text))
         return announce_stop(scope, result)
 
-    async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
-        result = self._unfinished(scope, "failed", error)
+    async def _fail(self, scope: TaskScope, error: BaseException) -> TaskResult:
+        result = self._make_unfinished(scope, "failed", error)
         if isinstance(error, RecordError):  # it ends the run, which can be gone on with: then the task has not failed
             announce_failure(scope, result)
             return result
@@ -309,12 +309,12 @@ class TaskRunner:
         announce_failure(scope, result)
         return result
 
-    def _unfinished(self, scope: TaskScope, status: TaskStatus, error: BaseException | None) -> TaskResult:
+    def _make_unfinished(self, scope: TaskScope, status: TaskStatus, error: BaseException | None) -> TaskResult:
         order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
         metrics = effects.metrics(self.context.cost)
         trace = effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
-        shown = effects.stopped(trace) if status == "cancelled" else trace
+        shown = effects.make_stopped_trace(trace) if status == "cancelled" else trace
         return TaskResult(
             key=order.key,
             instance=order.instance,

@@ -100,7 +100,7 @@ class TaskScope:
         attempts = self.effects.delegations if self.is_manager else []
         return tuple(each.trace for each in attempts if each.output is None and each.trace is not None)
 
-    def recorded(self, name: str, wanted: type[D]) -> Fact[D] | None:
+    def find_recorded(self, name: str, wanted: type[D]) -> Fact[D] | None:
         """Return the effect recorded under that name, which is not performed again; None when there is none.
 
         Raises:

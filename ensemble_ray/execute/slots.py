@@ -43,7 +43,7 @@ class Slot:
         """So many calls of a turn begin."""
         self._open += calls
 
-    def ended(self) -> None:
+    def end(self) -> None:
         """One call returned."""
         self._open -= 1
         self._release_if_waiting()

@@ -91,7 +91,7 @@ class Spending:
         """
         return await self._account.reserve(price(self._costs, input_tokens, output_tokens))
 
-    def answered(self, claim: str, template: str, input_tokens: int, output_tokens: int) -> None:
+    def charge_answer(self, claim: str, template: str, input_tokens: int, output_tokens: int) -> None:
         """Charge the cost of a request that was answered."""
         count, total = self._answers.get(template, (0, 0))
         self._answers[template] = (count + 1, total + output_tokens)
@@ -145,5 +145,5 @@ class Request:
         )
         if charged != counted:
             self.estimated = charged
-        self._spending.answered(claim, self._template, *charged)
+        self._spending.charge_answer(claim, self._template, *charged)
         return response

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.coordinator.announcements import build_announcement
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.memory_resets import LocalMemoryResets
-from ensemble_ray.coordinator.outputs import HeldOutputs, recalled
+from ensemble_ray.coordinator.outputs import HeldOutputs, recall_output
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.coordinator.run_journal import RunJournal
@@ -107,7 +107,7 @@ class InlineRun:
             preamble=work.preliminary,
             resumed=None
             if claimed.recovery is None
-            else claimed.recovery.resumed(lambda instance: recalled(outputs, instance), lambda failure: failure),
+            else claimed.recovery.resume(lambda instance: recall_output(outputs, instance), lambda failure: failure),
             units=self._unit_ports(planned, request) if planned.units else None,
         )
         #: None: its gates are decided in this process
@@ -199,7 +199,7 @@ class _AfterEvents:
         self, question: UntilHolds | EdgeMatches, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
     ) -> bool | EvaluationFailed | None:
         """Ask one."""
-        await self._events.delivered(LoopIterationCompletedEvent, GraphStateCompletedEvent)
+        await self._events.wait_until_delivered(LoopIterationCompletedEvent, GraphStateCompletedEvent)
         return await self._predicates.holds(question, sent_count=sent_count, new=new)
 
 

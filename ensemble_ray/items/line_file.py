@@ -81,7 +81,7 @@ class LineFile:
                     self._note()
         except OSError as error:
             self._close()
-            raise self._refused(error) from error
+            raise self._make_error(error) from error
         except BaseException:
             self._close()
             raise
@@ -161,7 +161,7 @@ class LineFile:
             _write_all(self._descriptor, data)
         except OSError as error:
             os.ftruncate(self._descriptor, size)
-            raise self._refused(error) from error
+            raise self._make_error(error) from error
         self._indexed_bytes = size + len(data)
         for index, _ in fresh:
             self._seen.add(index)
@@ -174,7 +174,7 @@ class LineFile:
             try:
                 os.fsync(self._descriptor)
             except OSError as error:
-                raise self._refused(error) from error
+                raise self._make_error(error) from error
             finally:
                 self._close()
 
@@ -183,7 +183,7 @@ class LineFile:
             os.close(self._descriptor)
         self._descriptor = -1
 
-    def _refused(self, error: OSError) -> RecordError:
+    def _make_error(self, error: OSError) -> RecordError:
         return RecordError(f"{self._what} '{self._path}' cannot be written: {message_of(error)}", str(self._path))
 
 

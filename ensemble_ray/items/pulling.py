@@ -32,7 +32,7 @@ __all__ = [
     "Pulled",
     "RefusedItem",
     "ThreadReader",
-    "numbered",
+    "number_items",
 ]
 
 _log = bounded_logger(__name__)
@@ -292,7 +292,7 @@ class AsyncReader(_PumpedReader):
         pump.cancel()
 
 
-def numbered(items: Iterable[object]) -> Entries:
+def number_items(items: Iterable[object]) -> Entries:
     """Yield the items of any iterable with their indices; a generator is closed with this one."""
     iterator = iter(items)
     try:

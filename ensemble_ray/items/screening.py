@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ensemble_ray.items.pulling import ItemEntry, ItemReader
     from ensemble_ray.items.sources import ItemSource
 
-__all__ = ["screened"]
+__all__ = ["screen_source"]
 
 
-def screened(
+def screen_source(
     source: ItemSource, *, limit: int | None = None, problem: Callable[[object], str | None] | None = None
 ) -> ItemSource:
     """Return that source with fewer items.
@@ -64,10 +64,10 @@ class _ScreenedReader:
         if self._left is not None:
             self._left -= len(pulled.items)
             is_exhausted = is_exhausted or not self._left
-        items = pulled.items if self._problem is None else [self._passed(entry) for entry in pulled.items]
+        items = pulled.items if self._problem is None else [self._screen(entry) for entry in pulled.items]
         return Pulled(items, is_exhausted=is_exhausted)
 
-    def _passed(self, entry: ItemEntry) -> ItemEntry:
+    def _screen(self, entry: ItemEntry) -> ItemEntry:
         if isinstance(entry, RefusedItem) or self._problem is None:
             return entry
         index, item = entry

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.dead_letters import DeadLetters, dead_items
 from ensemble_ray.items.parquet import parquet_row_count, parquet_rows
-from ensemble_ray.items.pulling import AsyncReader, Entries, ItemReader, ListReader, ThreadReader, numbered
+from ensemble_ray.items.pulling import AsyncReader, Entries, ItemReader, ListReader, ThreadReader, number_items
 from ensemble_ray.items.text_files import count_csv_rows, count_lines, csv_rows, json_lines
 
 __all__ = ["NO_ITEMS", "ItemSource", "source_of"]
@@ -109,7 +109,7 @@ def _sequence(items: Sequence[object]) -> ItemSource:
     return ItemSource(
         place=f"{len(kept)} items",
         identity={"kind": "list", "count": len(kept)},
-        reader=(lambda: ListReader(kept)) if is_plain else (lambda: ThreadReader(lambda: numbered(kept))),
+        reader=(lambda: ListReader(kept)) if is_plain else (lambda: ThreadReader(lambda: number_items(kept))),
         count=len(kept),
         is_list=True,
         items=kept,
@@ -123,7 +123,7 @@ def _iterable(items: object) -> ItemSource:
         return ItemSource(
             place="a Dataset",
             identity={"kind": "dataset"},
-            reader=lambda: ThreadReader(lambda: numbered(make_rows())),
+            reader=lambda: ThreadReader(lambda: number_items(make_rows())),
         )
     if isinstance(items, AsyncIterable):
         several = cast("AsyncIterable[object]", items)
@@ -140,7 +140,7 @@ def _iterable(items: object) -> ItemSource:
         return ItemSource(
             place="an iterator" if is_one_shot else f"a {type(items).__name__}",
             identity={"kind": "iterable"},
-            reader=lambda: ThreadReader(lambda: numbered(each)),
+            reader=lambda: ThreadReader(lambda: number_items(each)),
             is_one_shot=is_one_shot,
         )
     raise ValidationError(f"items is of type {type(items).__name__}, which has no items: {_ADVICE}")

@@ -135,15 +135,15 @@ class SpooledSequence(LazySequence[T]):
         return f"<{type(self).__name__} of {len(self):,} {self._what}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _spooled, (list(self), self._what)
+        return _restore, (list(self), self._what)
 
 
-def _spooled(values: list[T], what: str) -> SpooledSequence[T]:
+def _restore(values: list[T], what: str) -> SpooledSequence[T]:
     """Return the same sequence in another process, over a spool of its own."""
     spool = Spool()
     order = array("Q", (spool.put(pickle.dumps(value, protocol=5)) for value in values))
-    return SpooledSequence(spool, order, _loaded, what=what)
+    return SpooledSequence(spool, order, _load, what=what)
 
 
-def _loaded(body: bytes) -> Any:  # what it is, the sequence's type says
+def _load(body: bytes) -> Any:  # what it is, the sequence's type says
     return pickle.loads(body)  # noqa: S301  our own temporary file, which nobody else can open

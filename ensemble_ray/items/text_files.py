@@ -124,7 +124,7 @@ def csv_rows(path: Path) -> Entries:
                 refusal = ValidationError(f"items file '{path}', line {first}: {problem}")
                 yield RefusedItem(index, text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), refusal)
             else:
-                yield index, _named(header, row)
+                yield index, _name_columns(header, row)
             index += 1
 
 
@@ -146,5 +146,5 @@ def _problem(row: list[str], text: str, header: list[str]) -> str:
     return ""
 
 
-def _named(header: list[str], row: list[str]) -> dict[str, str]:
+def _name_columns(header: list[str], row: list[str]) -> dict[str, str]:
     return dict(zip(header, row, strict=True))

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from ensemble_ray.limits.budget import Verdict
 
-__all__ = ["BudgetQueue", "LocalAccount", "exhausted"]
+__all__ = ["BudgetQueue", "LocalAccount", "make_exhausted_error"]
 
 
-def exhausted(limit: RunBudget, spent: Amount, refused: Refuse) -> BudgetExhaustedError:
+def make_exhausted_error(limit: RunBudget, spent: Amount, refused: Refuse) -> BudgetExhaustedError:
     """Return the error that ends a run whose budget is exhausted (S-BUD-4)."""
     return BudgetExhaustedError(
         f"Budget exhausted: the limit is {limit.describe_limits()}, {limit.describe(spent)} are spent, "
@@ -101,7 +101,7 @@ class LocalAccount:
             self._queue.charge(claim)
             raise
         if isinstance(verdict, Refuse):
-            raise exhausted(self._queue.budget.limit, self.spent, verdict)
+            raise make_exhausted_error(self._queue.budget.limit, self.spent, verdict)
         return claim
 
     def charge(self, claim: str, spent: Amount = NOTHING) -> None:

@@ -37,7 +37,7 @@ class AdaptiveLimit:
         """Whether one more call may go when so many are on their way."""
         return self.limit is None or sent < self.limit
 
-    def refused(self, sent: int, generation: int) -> bool:
+    def record_refusal(self, sent: int, generation: int) -> bool:
         """Lower the limit, since the endpoint asked for fewer calls, and return whether it was lowered.
 
         Args:
@@ -54,7 +54,7 @@ class AdaptiveLimit:
         if sent and not self._is_fresh:
             self._lower(sent)
 
-    def answered(self, wanted: int) -> None:
+    def record_answer(self, wanted: int) -> None:
         """Count an answered call.
 
         Args:

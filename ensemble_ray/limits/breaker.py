@@ -87,7 +87,7 @@ class Breaker:
         """Return when a waiting call should ask again; None: when the probe of this process has ended."""
         return None if self._is_probing else self._probe_at
 
-    def failed(self, at: float, what: str, *, is_probe: bool = False, extra_s: float = 0.0) -> None:
+    def record_failure(self, at: float, what: str, *, is_probe: bool = False, extra_s: float = 0.0) -> None:
         """Count a call that failed by the endpoint's fault.
 
         Args:
@@ -108,7 +108,7 @@ class Breaker:
         if self._failures >= FAILURES_TO_OPEN and sum(self._window) >= SHARE_TO_OPEN * len(self._window):
             self._open(at, FIRST_OPEN_S, extra_s)
 
-    def answered(self, at: float = float("-inf"), count: int = 1) -> None:
+    def record_answer(self, at: float = float("-inf"), count: int = 1) -> None:
         """Close again: the endpoint answered.
 
         Args:

@@ -80,14 +80,14 @@ class _Endpoint:
     def count_quiet_answers(self) -> None:
         """Count the answers that came while all was well; under the service's lock."""
         if self.quiet_answers:
-            self.breaker.answered(self.answered_at, self.quiet_answers)
+            self.breaker.record_answer(self.answered_at, self.quiet_answers)
             self.quiet_answers = 0
 
 
 class Visit:
     """One wanted answer of an endpoint, over all its attempts; made by `EndpointService.visit`.
 
-    Each attempt begins with `try_go` or `wait` and ends with `answered`, `failed`, `refused` or `left`.
+    Each attempt begins with `try_go` or `wait` and ends with `record_answer`, `record_failure`, `record_refusal` or `leave`.
     """
 
     __slots__ = ("_endpoint", "_generation", "_is_probe", "_service")
@@ -123,7 +123,7 @@ class Visit:
         """
         return await self._service.wait(self, self._endpoint, patience_s)
 
-    def answered(self) -> None:
+    def record_answer(self) -> None:
         """Report that the attempt has its answer, or a refusal that shows that the endpoint is there."""
         endpoint = self._endpoint
         endpoint.sent.discard(self)
@@ -132,22 +132,22 @@ class Visit:
             endpoint.quiet_answers += 1
             endpoint.answered_at = self._service.now()
         else:
-            self._service.answered(endpoint)
+            self._service.record_answer(endpoint)
         self._is_probe = False
 
-    def failed(self, what: str, *, ago_s: float = 0.0) -> None:
+    def record_failure(self, what: str, *, ago_s: float = 0.0) -> None:
         """Report that the attempt failed by the endpoint's fault.
 
         Args:
             what: The failure in words.
             ago_s: How long ago the failure arrived, s: making an error of it may take a while.
         """
-        self._service.failed(self._endpoint, self, what, is_probe=self._is_probe, ago_s=ago_s)
+        self._service.record_failure(self._endpoint, self, what, is_probe=self._is_probe, ago_s=ago_s)
         self._is_probe = False
 
-    def refused(self) -> None:
+    def record_refusal(self) -> None:
         """Report that the endpoint asked for fewer calls (429)."""
-        self._service.refused(self._endpoint, self, self._generation, is_probe=self._is_probe)
+        self._service.record_refusal(self._endpoint, self, self._generation, is_probe=self._is_probe)
         self._is_probe = False
 
     def leave(self) -> None:
@@ -213,11 +213,11 @@ class EndpointService:
             match update.category:
                 case "failed" | "probe_failed":
                     extra_s = random.uniform(*_EXTRA_S)  # noqa: S311  spreads probes, keeps no secret
-                    endpoint.breaker.failed(
+                    endpoint.breaker.record_failure(
                         at, update.text, is_probe=update.category == "probe_failed", extra_s=extra_s
                     )
                 case "answered":
-                    endpoint.breaker.answered(at)
+                    endpoint.breaker.record_answer(at)
                 case "refused":
                     endpoint.limit.refused_elsewhere(len(endpoint.sent))
                 case "probing":
@@ -238,26 +238,28 @@ class EndpointService:
         visit.announce_probe()
         return True
 
-    def answered(self, endpoint: _Endpoint) -> None:
+    def record_answer(self, endpoint: _Endpoint) -> None:
         """Count an answered call."""
         with self._lock:
             is_change, was_open = not endpoint.breaker.is_calm, endpoint.breaker.is_open
-            endpoint.breaker.answered(self._clock.now())
+            endpoint.breaker.record_answer(self._clock.now())
             # The call that was answered is still among those that want one.
-            endpoint.limit.answered(len(endpoint.wanted) - 1)
+            endpoint.limit.record_answer(len(endpoint.wanted) - 1)
             self._admit_waiters(endpoint, self._clock.now())
         if was_open:
             _log.info("Endpoint %s answers again", endpoint.name)
         if is_change:
             self.publish(EndpointUpdate(endpoint=endpoint.name, category="answered"))
 
-    def failed(self, endpoint: _Endpoint, visit: Visit, what: str, *, is_probe: bool, ago_s: float = 0.0) -> None:
+    def record_failure(
+        self, endpoint: _Endpoint, visit: Visit, what: str, *, is_probe: bool, ago_s: float = 0.0
+    ) -> None:
         """Count a call that failed by the endpoint's fault."""
         with self._lock:
             endpoint.sent.discard(visit)
             endpoint.count_quiet_answers()
             was_open = endpoint.breaker.is_open
-            endpoint.breaker.failed(self._clock.now() - ago_s, what, is_probe=is_probe)
+            endpoint.breaker.record_failure(self._clock.now() - ago_s, what, is_probe=is_probe)
             opens = endpoint.breaker.is_open and (is_probe or not was_open)
             self._admit_waiters(endpoint, self._clock.now())
         if opens:
@@ -267,13 +269,13 @@ class EndpointService:
             category: Literal["probe_failed", "failed"] = "probe_failed" if is_probe else "failed"
             self.publish(EndpointUpdate(endpoint=endpoint.name, category=category, text=what))
 
-    def refused(self, endpoint: _Endpoint, visit: Visit, generation: int, *, is_probe: bool) -> None:
+    def record_refusal(self, endpoint: _Endpoint, visit: Visit, generation: int, *, is_probe: bool) -> None:
         """Lower the limit: the endpoint asked for fewer calls; it is there, but that is no success either."""
         with self._lock:
-            is_change = endpoint.limit.refused(len(endpoint.sent), generation)
+            is_change = endpoint.limit.record_refusal(len(endpoint.sent), generation)
             endpoint.sent.discard(visit)
             if is_probe:
-                endpoint.breaker.answered(self._clock.now())
+                endpoint.breaker.record_answer(self._clock.now())
             self._admit_waiters(endpoint, self._clock.now())
         if is_probe:
             self.publish(EndpointUpdate(endpoint=endpoint.name, category="answered"))

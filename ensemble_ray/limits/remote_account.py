@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ensemble_ray.limits.account import exhausted
+from ensemble_ray.limits.account import make_exhausted_error
 from ensemble_ray.limits.budget_service import Balance, BalanceRequired, Charged, Claim, MayGo, MayNot
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
@@ -82,7 +82,7 @@ class RemoteAccount:
                     self._start(self._withdraw(claim, call))
                 raise
             if isinstance(reply, MayNot):
-                raise exhausted(self._budget, reply.spent, reply.refused)
+                raise make_exhausted_error(self._budget, reply.spent, reply.refused)
             if reply is not None:
                 return claim
 

@@ -40,7 +40,7 @@ def resolve_llm(value: object) -> ChatModel:
         return _same("local", _local)
     if prefix == "local" and rest.strip():
         return _local(value.strip())  # a path means what it means where the process stands now
-    raise ValidationError(f"Unknown llm '{value}'.{_meant(value.strip())} Known: {_list_forms()}")
+    raise ValidationError(f"Unknown llm '{value}'.{_guess_model(value.strip())} Known: {_list_forms()}")
 
 
 #: Models that were made from a string and are in use. They cannot be changed, so one does for all who name it, with
@@ -67,7 +67,7 @@ def _local(name: str) -> ChatModel:
     return LocalChatModel(path=name.partition(":")[2].strip() or None)
 
 
-def _meant(value: str) -> str:
+def _guess_model(value: str) -> str:
     """Return what was probably meant by a string that is the name of a model alone; "" where nothing was."""
     is_model_name = ":" not in value and any(character.isdigit() or character in "-/" for character in value)
     return f" Did you mean 'openai:{value}'?" if is_model_name else ""

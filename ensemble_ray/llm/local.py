@@ -160,7 +160,7 @@ class LocalChatModel:
 
     async def _endpoint(self) -> Endpoint:
         spec = self.spec
-        address = local_server.held(spec)
+        address = local_server.find_held(spec)
         if address is None:
             address = await threads.run(local_server.acquire, spec)
         timeout_s = self._timeout_s or _DEFAULT_TIMEOUT_S

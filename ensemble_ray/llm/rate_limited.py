@@ -79,7 +79,7 @@ class RateLimitedChatModel:
         for name, value in arguments.items():
             if value is None:
                 raise ValueError(f"RateLimitedChatModel {name} must not be None")
-        model = _resolved(delegate)
+        model = _resolve(delegate)
         wait = timedelta(seconds=wait_timeout) if isinstance(wait_timeout, int | float) else wait_timeout
         if wait < timedelta():
             raise ValidationError(f"RateLimitedChatModel wait_timeout must not be negative, got: {wait}")
@@ -191,7 +191,7 @@ class _RateLimitedStreamingModel(RateLimitedChatModel):
                 await pieces.aclose()
 
 
-def _resolved(delegate: ChatModel | str) -> ChatModel:
+def _resolve(delegate: ChatModel | str) -> ChatModel:
     if not isinstance(delegate, str):
         return delegate
     from ensemble_ray.llm.factory import resolve_llm  # models given as objects do not need it

@@ -160,7 +160,7 @@ class _Team:
     def _bring_together(
         self, values: dict[str, Any], tasks: Mapping[str, Task]
     ) -> MapReduceEnsemble | MapEnsemble | None:
-        from ensemble_ray.items.screening import screened
+        from ensemble_ray.items.screening import screen_source
         from ensemble_ray.loader.item_prompts import AllItemsPrompt, GroupPrompt, ItemPrompt
         from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
 
@@ -181,7 +181,7 @@ class _Team:
             if self._problems:
                 return None
         prompt = ItemPrompt(tasks["map"], inputs)
-        values |= {"items": screened(source, problem=prompt.problem), "map_task": prompt}
+        values |= {"items": screen_source(source, problem=prompt.problem), "map_task": prompt}
         if "reduce" in tasks:
             values["reduce_task"] = GroupPrompt(tasks["reduce"], inputs)
         if "direct" in tasks:

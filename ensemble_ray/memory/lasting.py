@@ -41,10 +41,10 @@ class _Entries:
 
     def evict(self, scope: str, policy: EvictionPolicy) -> None:
         """Keep what the policy returns; it is asked again where another process changed the scope meanwhile."""
-        while not self._evicted(scope, policy):
+        while not self._evict(scope, policy):
             pass
 
-    def _evicted(self, scope: str, policy: EvictionPolicy) -> bool:
+    def _evict(self, scope: str, policy: EvictionPolicy) -> bool:
         stored = self.tables.entries(scope)
         kept = list(policy.apply([each.entry for each in stored]))
         positions = {id(each.entry): position for position, each in enumerate(stored)}

@@ -68,7 +68,7 @@ class LocalRunMemory:
     async def recall(self, query: MemoryQuery) -> RecalledMemory:
         """Return what a task is to be reminded of; what a store raises is raised here."""
         with metered_embeddings() as meter:
-            found = await self._found(query)
+            found = await self._find(query)
         return replace(found, embedding_tokens=meter.tokens)
 
     async def remember(self, note: MemoryNote) -> RememberedNote:
@@ -99,13 +99,13 @@ class LocalRunMemory:
         """Put back into short-term memory what an earlier process of the run recorded."""
         self._short_term[instance] = _short_term_of(output)
 
-    async def _found(self, query: MemoryQuery) -> RecalledMemory:
+    async def _find(self, query: MemoryQuery) -> RecalledMemory:
         scopes = [(scope, await self._of_scope(scope, query.text)) for scope in query.scopes]
         if not query.uses_ensemble or self._memory is None:
             return RecalledMemory(scopes=tuple(scopes))
         short_term = tuple(self._short_term.values()) if self._memory.short_term else None
-        long_term, retrieval_s = await _timed(self._of_long_term, query.text)
-        entities, lookup_s = await _timed(self._of_entities, query.text)
+        long_term, retrieval_s = await _time(self._of_long_term, query.text)
+        entities, lookup_s = await _time(self._of_entities, query.text)
         return RecalledMemory(
             scopes=tuple(scopes),
             short_term=short_term,
@@ -187,7 +187,7 @@ class LocalRunMemory:
             ) from error
 
 
-async def _timed(ask: Callable[[str], Awaitable[_Found]], text: str) -> tuple[_Found, float]:
+async def _time(ask: Callable[[str], Awaitable[_Found]], text: str) -> tuple[_Found, float]:
     began = time.monotonic()
     found = await ask(text)
     return found, time.monotonic() - began

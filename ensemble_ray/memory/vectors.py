@@ -123,24 +123,24 @@ class VectorSearch:
             known = self._scopes.pop(scope, None)
             extent = self._tables.extent(scope)
             if known is None or known.extent != extent:
-                known = self._updated(scope, known, extent)
+                known = self._update(scope, known, extent)
             self._scopes[scope] = known
             while len(self._scopes) > _MOST_SCOPES:
                 self._scopes.popitem(last=False)
         return known
 
-    def _updated(self, scope: str, known: _Scope | None, extent: tuple[int, int]) -> _Scope:
+    def _update(self, scope: str, known: _Scope | None, extent: tuple[int, int]) -> _Scope:
         np = self._np
         if known is not None:
             added = self._tables.vectors(scope, known.extent[1])
             # Rows are never changed, and numbers never used again: as many as there are means that none is gone.
             if known.extent[0] + sum(row <= extent[1] for row, _ in added) == extent[0]:
-                return self._joined(known, added)
+                return self._join(known, added)
         found = self._tables.vectors(scope, 0)
         empty = _Scope((0, 0), np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32))
-        return self._joined(empty, found)
+        return self._join(empty, found)
 
-    def _joined(self, known: _Scope, added: Sequence[tuple[int, bytes]]) -> _Scope:
+    def _join(self, known: _Scope, added: Sequence[tuple[int, bytes]]) -> _Scope:
         np = self._np
         if not added:
             return known

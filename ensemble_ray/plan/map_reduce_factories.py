@@ -31,7 +31,7 @@ __all__ = [
     "ItemLoop",
     "Made",
     "TaskAndAgent",
-    "held",
+    "apply_process_settings",
     "make_direct",
     "make_direct_in_run",
     "make_map",
@@ -169,11 +169,11 @@ def _make(
     task = _check_type(Task, value, call.name)
     if task.agent is None and agent is not None and task.handler is None:
         task = task.rewritten(agent=agent)
-    agent = None if task.agent is None else held(definition, task.agent)
+    agent = None if task.agent is None else apply_process_settings(definition, task.agent)
     return (task if agent is task.agent else task.rewritten(agent=agent)), agent
 
 
-def held(definition: MapDefinition, agent: Agent) -> Agent:
+def apply_process_settings(definition: MapDefinition, agent: Agent) -> Agent:
     """Return the agent with the processes and slots that the definition gives to every agent (S-MR-141)."""
     wanted = {"replicas": definition.replicas, "max_concurrency": definition.max_concurrency}
     chosen = {name: value for name, value in wanted.items() if value is not None}
@@ -202,7 +202,7 @@ def _held_loop(definition: MapDefinition, made: ItemLoop, agent: Agent | None) -
     tasks: dict[str, Task] = {}
     for task in made.loop.body:
         worker = task.agent or (agent if task.handler is None else None)
-        worker = None if worker is None else held(definition, worker)
+        worker = None if worker is None else apply_process_settings(definition, worker)
         tasks[task.object_id] = task if worker is task.agent else task.rewritten(agent=worker)
     return ItemLoop(made.loop.with_tasks_of(tasks), made.chosen)
 

@@ -186,7 +186,7 @@ async def synthesize_agents(
     for object_id, (task, key) in waiting.items():
         model = _model_for(task, definition, shared)
         if isinstance(synthesizer, _TemplateSynthesizer):
-            agents[object_id] = _fitted(_from_template(task, model), task)
+            agents[object_id] = _fit(_from_template(task, model), task)
             continue
         dressed = model if recorded is None else recorded(effect_name(instance_of(key), 0, "synthesis"), model)
         context = SynthesisContext(model=dressed, locale=locale)
@@ -244,10 +244,10 @@ async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisCo
         )
     if agent.llm is TEAM_MODEL or (agent.llm is context.model and model is not context.model):
         agent = agent.rewritten(llm=model)
-    return _fitted(agent, task)
+    return _fit(agent, task)
 
 
-def _fitted(agent: Agent, task: Task) -> Agent:
+def _fit(agent: Agent, task: Task) -> Agent:
     """Return the agent with the tools and the limit that the task asks for (S-DET-21)."""
     changes: dict[str, object] = {}
     if task.tools:

@@ -99,7 +99,7 @@ class EventSink(Protocol):
 class RunEventSink(EventSink, Protocol):
     """The sink of a whole run, where its listeners are."""
 
-    async def delivered(self, *event_types: type[Event]) -> None:
+    async def wait_until_delivered(self, *event_types: type[Event]) -> None:
         """Return when the listeners to one of these types have heard of all that happened so far (S-SET-30)."""
         ...
 

@@ -26,7 +26,7 @@ class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
         if not self.logger.isEnabledFor(level):
             return
         if level >= logging.WARNING:
-            args = tuple(_bounded(each) for each in args)
+            args = tuple(_bound(each) for each in args)
         # This method is a frame between the caller and the library's own.
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         self.logger.log(level, msg, *args, **kwargs)
@@ -36,7 +36,7 @@ class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
         self.log(level, "%s", text, stacklevel=2)
 
 
-def _bounded(value: object) -> object:
+def _bound(value: object) -> object:
     if value is None or isinstance(value, bool | int | float):
         return value
     try:

@@ -87,10 +87,10 @@ def read_private_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
         descriptor = os.open(path, _OPEN)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _refused(path, "is a symbolic link") from None
+            raise _make_error(path, "is a symbolic link") from None
         raise
     try:
-        wide = _exposed(path, os.fstat(descriptor))
+        wide = _find_exposed_bits(path, os.fstat(descriptor))
         _narrow_directory(path.parent)
         if wide:
             os.fchmod(descriptor, _FILE)
@@ -114,8 +114,8 @@ def exposed_bits(path: Path) -> int:
     """
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
-        raise _refused(path, "is a symbolic link")
-    return _exposed(path, found)
+        raise _make_error(path, "is a symbolic link")
+    return _find_exposed_bits(path, found)
 
 
 def private_directory(base: Path, name: str) -> Path:
@@ -150,13 +150,13 @@ def _write_half(half: Path, content: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def _exposed(path: Path, found: os.stat_result) -> int:
+def _find_exposed_bits(path: Path, found: os.stat_result) -> int:
     if not stat.S_ISREG(found.st_mode):
-        raise _refused(path, "is not a regular file")
+        raise _make_error(path, "is not a regular file")
     if not _HAS_OWNERS:
         return 0
     if found.st_uid != os.geteuid():
-        raise _refused(path, f"belongs to user {found.st_uid}, and this process is of user {os.geteuid()}")
+        raise _make_error(path, f"belongs to user {found.st_uid}, and this process is of user {os.geteuid()}")
     return found.st_mode & _OF_OTHERS
 
 
@@ -166,12 +166,12 @@ def _narrow_directory(path: Path) -> None:
     if not _HAS_OWNERS or not found.st_mode & _WRITTEN_BY_OTHERS or found.st_mode & stat.S_ISVTX:
         return
     if found.st_uid != os.geteuid():
-        raise _refused(path, f"can be written to by others, and belongs to user {found.st_uid}")
+        raise _make_error(path, f"can be written to by others, and belongs to user {found.st_uid}")
     path.chmod(stat.S_IMODE(found.st_mode) & ~_WRITTEN_BY_OTHERS)
     _log.warning("%s could be written to by other users of this machine; only its owner may now", path)
 
 
-def _refused(path: Path, reason: str) -> EnsembleError:
+def _make_error(path: Path, reason: str) -> EnsembleError:
     return EnsembleError(
         f"{path} {reason}, so other users could know or choose the secret in it. Remove it, and a new one is made"
     )

@@ -27,13 +27,13 @@ def memory_sections(memory: RecalledMemory | None) -> list[Section]:
     if memory is None:
         return []
     return [
-        _listed(
+        _make_list(
             SectionKind.LONG_TERM,
             "## Long-Term Memory\nEarlier runs left what follows. Use what helps you with your task.",
             memory.long_term,
             first_to_go="last",  # the most relevant one comes first (S-MEM-30)
         ),
-        _listed(
+        _make_list(
             SectionKind.ENTITIES,
             "## Entity Knowledge\nThese facts are known.",
             [f"**{name}**: {fact}" for name, fact in memory.entities],
@@ -64,7 +64,7 @@ def _scope_section(scope: str, contents: Sequence[str]) -> Section:
     )
 
 
-def _listed(
+def _make_list(
     kind: SectionKind, heading: str, items: Sequence[str], *, first_to_go: Literal["last", "longest"]
 ) -> Section:
     return Section(

@@ -16,7 +16,7 @@ from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.identity.digest import digest_of
-from ensemble_ray.record.levels import level_summaries, placed
+from ensemble_ray.record.levels import level_summaries, place_trace
 from ensemble_ray.record.result import RunDescription, RunEnd, RunResults, make_trace, output_with, violation_trace
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.record.trace_parts import agent_summary, error_of_task
@@ -203,7 +203,7 @@ class RunFold:
         return make_trace(self._description(), self._results(tasks), self._run_end(tasks))
 
     def _description(self) -> RunDescription:
-        run_id, _ = self._begun()
+        run_id, _ = self._get_beginning()
         header = self._header
         return RunDescription(
             run_id=header.ensemble_id or run_id,
@@ -218,7 +218,7 @@ class RunFold:
         traces = tuple(each for _, of_task in by_task for each in of_task)
         units = UnitParts()
         if self._units is not None:
-            ended = self._units.ended(self._outputs({}))
+            ended = self._units.collect_ends(self._outputs({}))
             units = unit_results(ended, [(fold.instance, own) for fold, (own, *_) in by_task])
         return RunResults(
             traces=traces,
@@ -232,7 +232,7 @@ class RunFold:
         )
 
     def _run_end(self, tasks: _Tasks) -> RunEnd:
-        _, started = self._begun()
+        _, started = self._get_beginning()
         failed = (error_of_task(fold, node) for fold, node in tasks if fold.failure is not None)
         return RunEnd(
             state=self.state,
@@ -248,14 +248,14 @@ class RunFold:
         roles, mode = self._roles, self.capture_mode
         trace = fold.trace(node, mode, state=state, roles=roles, is_manager=self.is_hierarchical)
         if not self.is_hierarchical:
-            return [_placed(trace, node)]
+            return [_place(trace, node)]
         return [trace, *fold.worker_traces(mode, state=state, roles=roles)]
 
     def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
         """Return the trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
         node = self._nodes.get(fold.key, {})
         trace = fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
-        return _placed(trace, node)
+        return _place(trace, node)
 
     def failed_delegations(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
         """Return what workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
@@ -276,7 +276,7 @@ class RunFold:
 
     def output(self, output_types: Mapping[str, type[Any]], object_ids: Mapping[str, str]) -> EnsembleOutput:
         """Return the output of the run; see `fold_output`."""
-        run_id, _ = self._begun()
+        run_id, _ = self._get_beginning()
         if self._end is None or self.state not in _WITH_OUTPUT:
             msg = (
                 f"Run '{run_id}' has no output: it {'has not ended' if self._end is None else f'is {self.state.value}'}"
@@ -287,11 +287,11 @@ class RunFold:
             for fold in self._in_order():
                 workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
         by_instance = self._outputs(output_types)
-        ended = None if self._units is None else self._units.ended(by_instance)
+        ended = None if self._units is None else self._units.collect_ends(by_instance)
         outputs_by_key = (
             [(node_key(instance), output) for instance, output in by_instance.items()]
             if ended is None
-            else ended.shown()
+            else ended.list_visible()
         )
         outputs = (*workers, *(output for _, output in outputs_by_key))
         places = enumerate(outputs_by_key, start=len(workers))
@@ -311,7 +311,7 @@ class RunFold:
             output = fold.task_output(output_types.get(fold.key))
             if output is not None:
                 if output.trace is not None:
-                    trace = _placed(output.trace, self._nodes.get(fold.key, {}))
+                    trace = _place(output.trace, self._nodes.get(fold.key, {}))
                     output = output.model_copy(update={"trace": trace})
                 found[fold.instance] = output
         return found
@@ -322,9 +322,9 @@ class RunFold:
 
     def _unit_errors(self) -> Sequence[ErrorTrace]:
         """Return the errors of loops, phases and graphs that failed where none of their tasks did."""
-        return () if self._units is None else self._units.errors(self._units.ended(self._outputs({})))
+        return () if self._units is None else self._units.errors(self._units.collect_ends(self._outputs({})))
 
-    def _begun(self) -> tuple[str, float]:
+    def _get_beginning(self) -> tuple[str, float]:
         if self._run_id is None or self._started_at is None:
             msg = "There are no facts to fold: the record is empty"
             raise RecordError(msg)
@@ -367,10 +367,10 @@ class RunFold:
             yield violation_trace(violations, self._last_at)
 
 
-def _placed(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
+def _place(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
     """Return the trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
     level = node.get("level")
-    return placed(trace, as_text(node.get("node_type")), level) if isinstance(level, int) else trace
+    return place_trace(trace, as_text(node.get("node_type")), level) if isinstance(level, int) else trace
 
 
 def _outputs_of(folds: Iterable[TaskFold], *, has_traces: bool = False) -> list[TaskOutput]:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.outputs import TaskOutput
 
-__all__ = ["in_level_order", "level_summaries", "placed", "placed_outcome"]
+__all__ = ["in_level_order", "level_summaries", "place_trace", "placed_outcome"]
 
 _T = TypeVar("_T")
 
 
-def placed(trace: TaskTrace, node_type: str | None, level: int | None) -> TaskTrace:
+def place_trace(trace: TaskTrace, node_type: str | None, level: int | None) -> TaskTrace:
     """Return the trace of a task, saying where in the tree it stands."""
     return trace.model_copy(update={"node_type": node_type, "map_reduce_level": level})
 
@@ -36,14 +36,14 @@ def placed_outcome(plan: Plan, outcome: RunOutcome) -> RunOutcome:
     places = {node.key: (node.node_type, node.level) for node in plan.nodes}
 
     def output_of(instance: str, output: TaskOutput) -> TaskOutput:
-        trace = None if output.trace is None else placed(output.trace, *places[node_key(instance)])
+        trace = None if output.trace is None else place_trace(output.trace, *places[node_key(instance)])
         return output.model_copy(update={"trace": trace})
 
     def failure_of(instance: str, failure: TaskFailure) -> TaskFailure:
         return (
             failure
             if failure.trace is None
-            else replace(failure, trace=placed(failure.trace, *places[node_key(instance)]))
+            else replace(failure, trace=place_trace(failure.trace, *places[node_key(instance)]))
         )
 
     return replace(

@@ -86,7 +86,7 @@ def text_of(data: Mapping[str, object], keep: Keep) -> str:
     """Return a fact's data as JSON text; long texts go to `keep`."""
     text = _as_text(data)
     if _may_need_lifting(text):
-        text = _as_text(_lifted(_parsed(text), keep))
+        text = _as_text(_lift(_parse(text), keep))
     return text.decode()
 
 
@@ -108,7 +108,7 @@ def data_of(text: str, resolve: Resolve) -> dict[str, object]:
     if not isinstance(read, dict):
         msg = "the data of a fact is an object"
         raise ValueError(msg)  # noqa: TRY004  the text is wrong, not a type of ours
-    return {key: _lowered(value, resolve) for key, value in cast("dict[str, object]", read).items()}
+    return {key: _lower(value, resolve) for key, value in cast("dict[str, object]", read).items()}
 
 
 def stored_text(body: object) -> str:
@@ -142,21 +142,21 @@ def _as_text(data: object) -> bytes:
         return json.dumps(jsonable(data)).encode()
 
 
-def _parsed(text: bytes) -> object:
+def _parse(text: bytes) -> object:
     try:
         return from_json(text)
     except ValueError:  # halves of surrogate pairs and very deep data are beyond the fast parser
         return json.loads(text)
 
 
-def _lifted(value: object, keep: Keep) -> object:
+def _lift(value: object, keep: Keep) -> object:
     """JSON data with its long texts replaced by references."""
     if isinstance(value, str):
         return _lifted_text(value, keep) if len(value) > BODY_LIMIT else value
     if isinstance(value, dict):
         return _lifted_mapping(cast("dict[str, object]", value), keep)
     if isinstance(value, list):
-        return [_lifted(each, keep) for each in cast("list[object]", value)]
+        return [_lift(each, keep) for each in cast("list[object]", value)]
     return value
 
 
@@ -170,11 +170,11 @@ def _lifted_mapping(value: dict[str, object], keep: Keep) -> dict[str, object]:
     if len(value) == 1:
         (key,) = value
         if _ESCAPED.fullmatch(key):
-            return {f"${key}": _lifted(value[key], keep)}
-    return {key: _lifted(each, keep) for key, each in value.items()}
+            return {f"${key}": _lift(value[key], keep)}
+    return {key: _lift(each, keep) for key, each in value.items()}
 
 
-def _lowered(value: object, resolve: Resolve) -> object:
+def _lower(value: object, resolve: Resolve) -> object:
     """JSON data with its references replaced by their texts."""
     if isinstance(value, dict):
         mapping = cast("dict[str, object]", value)
@@ -183,18 +183,18 @@ def _lowered(value: object, resolve: Resolve) -> object:
             if key == _BODY and isinstance(only, str):
                 return resolve(only)
             if key == _PIECES:
-                return _joined(only, resolve)
+                return _join(only, resolve)
             if _ESCAPED.fullmatch(key):
-                return {key.removeprefix("$"): _lowered(only, resolve)}
-        return {key: _lowered(each, resolve) for key, each in mapping.items()}
+                return {key.removeprefix("$"): _lower(only, resolve)}
+        return {key: _lower(each, resolve) for key, each in mapping.items()}
     if isinstance(value, list):
-        return [_lowered(each, resolve) for each in cast("list[object]", value)]
+        return [_lower(each, resolve) for each in cast("list[object]", value)]
     return value
 
 
-def _joined(value: object, resolve: Resolve) -> object:
+def _join(value: object, resolve: Resolve) -> object:
     """Return the text of some pieces; data of users of before there were pieces is left as it is."""
     pieces = cast("list[dict[str, object]]", value) if isinstance(value, list) else []
     if not pieces or not all(isinstance(each, dict) and list(each) == [_BODY] for each in pieces):
-        return {_PIECES: _lowered(value, resolve)}
-    return "".join(str(_lowered(each, resolve)) for each in pieces)
+        return {_PIECES: _lower(value, resolve)}
+    return "".join(str(_lower(each, resolve)) for each in pieces)

@@ -25,7 +25,7 @@ from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.record.rendering import FORMAT
 from ensemble_ray.record.sqlite.commit_count import COUNT
 from ensemble_ray.record.sqlite.file import RECORD, cannot_write
-from ensemble_ray.record.sqlite.losses import deleted
+from ensemble_ray.record.sqlite.losses import make_deleted_error
 from ensemble_ray.record.sqlite.reading import last_of_run, last_seq, read_all, read_page
 from ensemble_ray.record.stores import PAGE, RunSummary
 from ensemble_ray.values.outputs import RunState
@@ -124,7 +124,7 @@ class RunDirectory:
         if not self.ownership.is_mine():  # taken by force: how it stands is for its new owner to say
             self.release()
             if not self.ownership.is_there():
-                raise deleted(self.path / RECORD)
+                raise make_deleted_error(self.path / RECORD)
             return
         created_at, origin, _ = self._read_meta()
         try:

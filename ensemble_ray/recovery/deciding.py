@@ -157,7 +157,7 @@ async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[RunSumm
         RecordError: the record cannot be read.
     """
     run = await store.find(run_id)
-    return run, _chosen(run, fold_gates(await store.gates_of(run.run_id)), gate_id)
+    return run, _choose(run, fold_gates(await store.gates_of(run.run_id)), gate_id)
 
 
 async def record_decision(
@@ -207,7 +207,7 @@ def _obstacle(run: RunSummary, gate: Gate) -> Obstacle | None:
     return obstacle_at(gate, at=time.time(), is_owned=bool(run.owner))
 
 
-def _chosen(run: RunSummary, gates: Sequence[Gate], gate_id: str) -> Gate:
+def _choose(run: RunSummary, gates: Sequence[Gate], gate_id: str) -> Gate:
     """Return the gate of that id, or the only one whose id begins so.
 
     Raises:
@@ -233,14 +233,14 @@ def _refusal(run: RunSummary, gate: Gate, obstacle: Obstacle) -> EnsembleError:
             data, at = gate.decided.data, utc_of(gate.decided.at)
             why = f' ("{data.comment}")' if data.comment else ""
             return ReviewDecidedError(
-                f"{named} has been decided: {data.verdict}, by {data.by or 'somebody'} at {_shown(at)}{why}. The first "
+                f"{named} has been decided: {data.verdict}, by {data.by or 'somebody'} at {_format_time(at)}{why}. The first "
                 "decision counts",
                 run.run_id, gate.gate_id, data.verdict, data.by, at, data.comment,
             )  # fmt: skip
         case Obstacle.EXPIRED:
             action, at = gate.asked.data.on_timeout, utc_of(gate.expires_at or 0.0)
             return ReviewDecidedError(
-                f"{named} was open until {_shown(at)}, and nobody had decided: on_timeout={action.value} applies. The run "
+                f"{named} was open until {_format_time(at)}, and nobody had decided: on_timeout={action.value} applies. The run "
                 f"goes on with it: ensemble-ray resume {run.run_id}",
                 run.run_id, gate.gate_id, action.value, TIMEOUT, at,
             )  # fmt: skip
@@ -253,7 +253,7 @@ def _refusal(run: RunSummary, gate: Gate, obstacle: Obstacle) -> EnsembleError:
             return ValidationError(f"{named} waits for nobody: what it was asked for has ended without a decision")
 
 
-def _shown(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
-from ensemble_ray.ensemble import Ensemble, join, joined
+from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
@@ -30,7 +30,7 @@ from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 from ensemble_ray.record.resume.run_budget import options_of_fork, recorded_options
-from ensemble_ray.record.resume.run_head import located, origin_in, read_head
+from ensemble_ray.record.resume.run_head import locate_errors, origin_in, read_head
 from ensemble_ray.record.resume.unit_fork import plan_unit_fork
 from ensemble_ray.record.stores import RunStore, RunSummary
 from ensemble_ray.record.units.replayed import recorded_plan
@@ -129,7 +129,7 @@ async def afork(
         allow_changes=allow_changes,
         tags=tags,
     )
-    return await joined(await bridge(asked))
+    return await join_run(await bridge(asked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ async def offer_fork(
             "run over DeadLetters(path) of its dead letters"
         )
     facts = await store.facts(found.run_id)
-    with located(found.location):
+    with locate_errors(found.location):
         recorded = RunFold(facts)
     header = recorded.header
     _check(found, header)
@@ -207,7 +207,7 @@ async def offer_fork(
     recorded_inputs = header.inputs or {}
     chosen = {**recorded_inputs, **(inputs or {})}
     planned = await plan_again(_as_run(definition, header), chosen, facts)
-    with located(found.location):
+    with locate_errors(found.location):
         plan = _plan_fork(planned.plan, recorded, facts, found.run_id, from_task)
     if inputs:
         _check_inputs(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.run_options import RunOptions
-from ensemble_ray.ensemble import Ensemble, join, joined
+from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.facts.directives import ModelSwitched
 from ensemble_ray.facts.fact import kinds_of
@@ -31,7 +31,7 @@ from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.runtime import connect
 from ensemble_ray.values.amounts import Amount, RunBudget
-from ensemble_ray.values.directives import ModelSwitch, switched
+from ensemble_ray.values.directives import ModelSwitch, add_switch
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ async def aresume(
         allow_changes=allow_changes,
         allow_loss=allow_loss,
     )
-    return await joined(await bridge(asked))
+    return await join_run(await bridge(asked))
 
 
 async def begin_again(
@@ -185,7 +185,7 @@ async def _check_models(store: RunStore, run_id: str, definition: Runnable) -> N
     async for page in store.read(run_id, kinds=kinds_of(ModelSwitched)):
         for fact in page:
             if isinstance(chosen := fact.data, ModelSwitched):
-                switches = switched(switches, ModelSwitch(model=chosen.model, agent=chosen.agent))
+                switches = add_switch(switches, ModelSwitch(model=chosen.model, agent=chosen.agent))
     for each in switches:
         if each.model is not None and each.model not in definition.models:
             raise ValidationError(

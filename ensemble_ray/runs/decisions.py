@@ -55,7 +55,7 @@ class DecisionWatch:
         return await self._find({Obstacle.DECIDED})
 
     async def _find(self, settled_by: Collection[Obstacle]) -> Sequence[str]:
-        if not self._asked():
+        if not self._list_asked():
             return ()
         try:
             gates = fold_gates(await self._store.gates_of(self._run_id))
@@ -64,12 +64,12 @@ class DecisionWatch:
             return ()
         now = time.time()
         settled = {gate.gate_id for gate in gates if obstacle_at(gate, at=now, is_owned=False) in settled_by}
-        ready = [instance for instance, gate_ids in self._asked().items() if gate_ids & settled]
+        ready = [instance for instance, gate_ids in self._list_asked().items() if gate_ids & settled]
         if ready:
             self._told |= settled
         return ready
 
-    def _asked(self) -> Mapping[str, set[str]]:
+    def _list_asked(self) -> Mapping[str, set[str]]:
         """Return the ids of the gates that were not told of, of tasks that wait for any."""
         found = {instance: {each.gate_id for each in gates} - self._told for instance, gates in self._waiting().items()}
         return {instance: gate_ids for instance, gate_ids in found.items() if gate_ids}

@@ -68,7 +68,7 @@ def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResult
     traces = [trace for _, trace in ordered]
     if plan.hierarchy is not None:
         traces += _worker_traces(traces[0] if traces else None, outcome)
-    shown = _shown(plan, outcome, ended)
+    shown = _list_visible(plan, outcome, ended)
     outputs = (*(output for _, output in outcome.delegated), *(output for _, output in shown))
     object_ids = {node.key: node.object_id for node in plan.nodes}
     places = enumerate(shown, start=len(outcome.delegated))
@@ -88,10 +88,10 @@ def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResult
     )
 
 
-def _shown(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> Sequence[tuple[str, TaskOutput]]:
+def _list_visible(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> Sequence[tuple[str, TaskOutput]]:
     """Return the outputs that the caller sees, by the keys of their tasks."""
     if plan.units:
-        return ended.shown()
+        return ended.list_visible()
     return [(node_key(instance), output) for instance, output in in_level_order(plan, outcome.completed)]
 
 

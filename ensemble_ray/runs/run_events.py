@@ -64,9 +64,9 @@ class RunEvents:
         self._delivery.emit(event)
         self._log.emit(event)
 
-    async def delivered(self, *event_types: type[Event]) -> None:
+    async def wait_until_delivered(self, *event_types: type[Event]) -> None:
         """Return when the listeners to one of these types have heard of all that happened so far."""
-        await self._delivery.delivered(*event_types)
+        await self._delivery.wait_until_delivered(*event_types)
 
     def stream(self) -> EventStream:
         """Return all events, the past ones first."""

@@ -131,7 +131,7 @@ class GraphMachine:
                     self._step_ended(branch, stimulus, done)
             case Evaluated():
                 if self._asked is not None and stimulus.question == self._asked:
-                    self._answered(self._asked, stimulus, done)
+                    self._on_answer(self._asked, stimulus, done)
             case CancelRequested():
                 if not self._is_cancelled:
                     self._is_cancelled = True
@@ -254,7 +254,7 @@ class GraphMachine:
         branch.move(BranchEvent.NO_EDGE)
         self._fail(done, self._failure_of(branch, at, "no_edge"))
 
-    def _answered(self, asked: EdgeMatches, answered: Evaluated, done: list[Instruction]) -> None:
+    def _on_answer(self, asked: EdgeMatches, answered: Evaluated, done: list[Instruction]) -> None:
         self._asked = None
         branch = self._to_route[0].branch
         if answered.answer is None:

@@ -45,8 +45,8 @@ class HierarchicalMachine(Machine):
     def _free_slots(self) -> int:
         return 1
 
-    def _ended(self) -> End:
-        usual = super()._ended()
+    def _make_end(self) -> End:
+        usual = super()._make_end()
         if usual.exit_reason is ExitReason.COMPLETED and self._has_violations:
             return End(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
         return usual

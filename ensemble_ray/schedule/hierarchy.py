@@ -88,9 +88,9 @@ class DelegationEnforcer:
         self._approved[role] += 1
         self._reapplied[role] += 1
 
-    def completed(self, role: str, description: str) -> None:
+    def record_success(self, role: str, description: str) -> None:
         """Count a worker that succeeded with that text (S-HIER-42)."""
-        key = (role, _normalised(description))
+        key = (role, _normalise(description))
         self._has_progress = self._has_progress or key not in self._done
         self._done[key] += 1
         self._new[key] += 1
@@ -137,12 +137,12 @@ class DelegationEnforcer:
         """Return what is broken if the manager ends here (S-HIER-50)."""
         return violations_of(self._rules, self._completed)
 
-    def repeated(self, role: str, description: str) -> str | None:
+    def check_repetition(self, role: str, description: str) -> str | None:
         """Return a notice when that worker did the same thing in an earlier turn; white space makes no difference.
 
         The attempt itself is neither refused nor counted.
         """
-        key = (role, _normalised(description))
+        key = (role, _normalise(description))
         times = self._done[key] - self._new[key]
         if not times:
             return None
@@ -184,7 +184,7 @@ class DelegationEnforcer:
         self._is_reminded = True
         stages = range(max(self._stage_of.get(role, 0) for role in reachable))
         parts = [
-            f"You cannot finish yet: required, but not delegated to with success so far: {_quoted(reachable)}.",
+            f"You cannot finish yet: required, but not delegated to with success so far: {_quote(reachable)}.",
             *(self._describe_open_stage(stage) for stage in stages if self._open_roles(stage)),
             "Delegate to each of them with delegate_task now, and give your final answer after their results.",
         ]
@@ -192,14 +192,12 @@ class DelegationEnforcer:
 
     def _missing(self) -> str:
         """Return what is required and not done, and the stage that others wait for; "" when nothing is."""
-        parts = [f"Still required: {_quoted(lacking)}."] if (lacking := self._lacking()) else []
+        parts = [f"Still required: {_quote(lacking)}."] if (lacking := self._lacking()) else []
         first = self._open_stage(before=len(self._rules.required_stages) - 1)  # nobody waits for the last one
         return " ".join([*parts, *([] if first is None else [self._describe_open_stage(first)])])
 
     def _describe_open_stage(self, stage: int) -> str:
-        return (
-            f"Stage {stage + 1} is not complete: {_quoted(self._open_roles(stage))} must succeed before later stages."
-        )
+        return f"Stage {stage + 1} is not complete: {_quote(self._open_roles(stage))} must succeed before later stages."
 
     def _open_roles(self, stage: int) -> list[str]:
         return [role for role in self._rules.required_stages[stage] if role not in self._completed]
@@ -258,26 +256,26 @@ def rules_text(rules: HierarchyRules) -> str:
     """Return the rules as a model is told them before it asks for anything; "" when none is set."""
     parts: list[str] = []
     if rules.allowed_workers:
-        parts.append(f"Only these agents may be used: {_quoted(rules.allowed_workers)}.")
+        parts.append(f"Only these agents may be used: {_quote(rules.allowed_workers)}.")
     parts += [f"'{role}' may be used at most {_times(cap)}." for role, cap in rules.max_calls_per_worker.items()]
     if rules.global_max_delegations > 0:
         parts.append(f"You may delegate at most {_times(rules.global_max_delegations)} in all.")
-    stages = [f"stage {n}: {_quoted(stage)}" for n, stage in enumerate(rules.required_stages, start=1) if stage]
+    stages = [f"stage {n}: {_quote(stage)}" for n, stage in enumerate(rules.required_stages, start=1) if stage]
     if len(stages) > 1:  # a single one waits for nobody
         parts.append(
             f"Agents work in stages ({'; '.join(stages)}): "
             "every agent of a stage must have succeeded before one of a later stage is used."
         )
     if rules.required_workers:
-        parts.append(f"Each of these must succeed at least once before you finish: {_quoted(rules.required_workers)}.")
+        parts.append(f"Each of these must succeed at least once before you finish: {_quote(rules.required_workers)}.")
     return " ".join(parts)
 
 
-def _normalised(text: str) -> str:
+def _normalise(text: str) -> str:
     return " ".join(text.split())
 
 
-def _quoted(roles: Iterable[str]) -> str:
+def _quote(roles: Iterable[str]) -> str:
     return ", ".join(f"'{role}'" for role in roles)
 
 

@@ -131,7 +131,7 @@ class Machine:
         """Whether that is running and was asked to stop."""
         return self._is_cancelled and instance in self._running
 
-    def unanswered(self) -> list[Instruction]:
+    def list_unanswered(self) -> list[Instruction]:
         """Return what was wanted and has no answer yet, in plan order: what a run that goes on does first."""
         if self._is_cancelled:
             return [Cancel(instance=instance) for instance in self.running]
@@ -310,11 +310,11 @@ class Machine:
     def _end_if_resolved(self, done: list[Instruction]) -> None:
         if not self._open:
             self._is_ended = True
-            done.append(self._ended())
+            done.append(self._make_end())
         elif self._waiting and not self._running:
             done.append(WAITS)
 
-    def _ended(self) -> End:
+    def _make_end(self) -> End:
         """How the run ends, now that nothing is open."""
         return end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=bool(self._failed))
 

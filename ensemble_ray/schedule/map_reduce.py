@@ -224,7 +224,7 @@ class MapReduceMachine:
             self._is_final_completed = True
         elif not self._is_over and self._rules.grouping is not Grouping.NONE:
             is_by_tokens = self._rules.grouping is Grouping.BUDGET
-            self._grouper.completed(level, number, min(tokens, _MOST_TOKENS) if is_by_tokens else 1)
+            self._grouper.add(level, number, min(tokens, _MOST_TOKENS) if is_by_tokens else 1)
 
     def _lose(self, instance: str, position: Position, done: list[Instruction]) -> None:
         """Note that a task has no output, and never will have."""
@@ -236,7 +236,7 @@ class MapReduceMachine:
         elif position != self._final:
             done.append(WarnLeftOut(instance=instance))
             if self._rules.grouping is not Grouping.NONE:
-                self._grouper.lost(level, number)
+                self._grouper.discard(level, number)
 
     # Ending.
 

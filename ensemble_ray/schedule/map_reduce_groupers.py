@@ -44,11 +44,11 @@ class Grouper:
     def know_items(self, count: int, *, are_all: bool) -> None:
         """Learn how many items there are up to now."""
 
-    def completed(self, level: int, number: int, size: int) -> None:
+    def add(self, level: int, number: int, size: int) -> None:
         """Take an output."""
         raise NotImplementedError
 
-    def lost(self, level: int, number: int) -> None:
+    def discard(self, level: int, number: int) -> None:
         """Learn that an output will never be there."""
         raise NotImplementedError
 
@@ -71,7 +71,7 @@ class Grouper:
         """Leave an output out of its recorded group, and what that was the last input of as well."""
         dropped = self._groups.lose(level, number)
         if dropped is not None:
-            self.lost(*dropped)
+            self.discard(*dropped)
 
 
 class LevelGrouper(Grouper):
@@ -89,11 +89,11 @@ class LevelGrouper(Grouper):
         #: of the level that runs, by number
         self._sizes = array("q")
 
-    def completed(self, level: int, number: int, size: int) -> None:  # noqa: ARG002  all that runs is of one level
+    def add(self, level: int, number: int, size: int) -> None:  # noqa: ARG002  all that runs is of one level
         """Take an output of the level that runs."""
         _put(self._sizes, number, size)
 
-    def lost(self, level: int, number: int) -> None:
+    def discard(self, level: int, number: int) -> None:
         """Nothing to do: what is not there when the level ends was lost."""
 
     def group_rest(self) -> None:
@@ -165,7 +165,7 @@ class PoolGrouper(Grouper):
                 self._leave_out(0, number)
             self._close_levels()
 
-    def completed(self, level: int, number: int, size: int) -> None:
+    def add(self, level: int, number: int, size: int) -> None:
         """Put an output into the pool of its level, and what was there before into a group if it does not fit."""
         self._ended[level] = self._ended.get(level, 0) + 1
         if not self._groups.keep(level, number, size):
@@ -177,7 +177,7 @@ class PoolGrouper(Grouper):
                 self._put(max(level, self._closed), code, size, self._arrived)
         self._close_levels()
 
-    def lost(self, level: int, number: int) -> None:
+    def discard(self, level: int, number: int) -> None:
         """Leave it out of its recorded group."""
         self._ended[level] = self._ended.get(level, 0) + 1
         self._leave_out(level, number)
@@ -245,13 +245,13 @@ class OrderedGrouper(Grouper):
                 self._leave_out(0, number)
             self._advance(0)
 
-    def completed(self, level: int, number: int, size: int) -> None:
+    def add(self, level: int, number: int, size: int) -> None:
         """Take an output, and group what it was waited for."""
         is_kept = self._groups.keep(level, number, size)
         _put(self._sequence(level).sizes, number, _KEPT if is_kept else size)
         self._advance(level)
 
-    def lost(self, level: int, number: int) -> None:
+    def discard(self, level: int, number: int) -> None:
         """Go on with the sequence without it."""
         self._leave_out(level, number)
         _put(self._sequence(level).sizes, number, _LOST)

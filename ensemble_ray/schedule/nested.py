@@ -152,7 +152,7 @@ class NestedSource:
         """Whether that is running and was asked to stop."""
         return instance in self._cancelling
 
-    def unanswered(self) -> list[Instruction]:
+    def list_unanswered(self) -> list[Instruction]:
         """Return what was wanted and has no answer yet, of a task what was wanted last: what a run that goes on does first."""
         tasks = [
             Cancel(instance=instance) if instance in self._cancelling else start

@@ -41,7 +41,7 @@ class PlanSource(Source, Protocol):
         """Whether that is running and was asked to stop."""
         ...
 
-    def unanswered(self) -> list[Instruction]:
+    def list_unanswered(self) -> list[Instruction]:
         """Return what was wanted and has no answer yet, of a task what was wanted last: what a run that goes on does first."""
         ...
 

@@ -90,7 +90,7 @@ class ClusterProcess:
             described = _description(self._address, await self._exchange())
         except (OSError, ValueError, TimeoutError, EnsembleError) as error:
             await self._end_process()
-            text = str(error) if isinstance(error, EnsembleError) else _unasked(self._address, error)
+            text = str(error) if isinstance(error, EnsembleError) else _describe_unreachable(self._address, error)
             self._failure = (loop.time() + _PAUSE_S, text)
             raise EnsembleError(text) from error
         self._failure = None
@@ -155,6 +155,6 @@ def _description(address: str, line: bytes) -> ClusterDescription:
     return load_cluster(json.dumps(said.get("description")).encode())
 
 
-def _unasked(address: str, error: Exception) -> str:
+def _describe_unreachable(address: str, error: Exception) -> str:
     why = "it did not answer in time" if isinstance(error, TimeoutError) else one_line(str(error), _TOLD)
     return f"The cluster at {address} cannot be asked: {why}"

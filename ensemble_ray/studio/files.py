@@ -92,7 +92,7 @@ class FilesFolder:
                 update={"problem": "A link, or no file: only files of the folder itself are opened"}
             )
         try:
-            return entry.model_copy(update=_told(name, self._read(name)))
+            return entry.model_copy(update=_describe(name, self._read(name)))
         except OSError as error:
             return entry.model_copy(update={"problem": error.strerror or str(error)})
         except ValidationError as error:
@@ -165,7 +165,7 @@ def _kind_of(name: str, content: bytes) -> tuple[FileKind, dict[str, object]]:
     raise ValidationError(f"{name} is neither a graph nor a trace nor an exported run. {_WHAT_TO_DO}")
 
 
-def _told(name: str, content: bytes) -> dict[str, object]:
+def _describe(name: str, content: bytes) -> dict[str, object]:
     """Return what is told of a file: what it is, how many tasks it has, and what is wrong with it.
 
     Raises:

@@ -111,4 +111,4 @@ def graph_trace_of(header: PlanRecorded, stimuli: Sequence[Fact[StimulusRecorded
     units = RecordedUnits(header.plan or {})
     for fact in stimuli:
         units.apply(fact)
-    return graph_trace(units.ended({}))
+    return graph_trace(units.collect_ends({}))

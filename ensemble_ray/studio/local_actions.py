@@ -67,8 +67,8 @@ class LocalActions:
         steps = [state for state in seen.view.steps.states.values() if not seen.view.steps.is_unit(state)]
         blocked = self._obstacle(seen)
         return RunPreview(
-            reused=[_shown(each) for each in steps if each.status in _DONE],
-            asked_again=[_shown(each) for each in steps if each.status not in _DONE],
+            reused=[_to_preview(each) for each in steps if each.status in _DONE],
+            asked_again=[_to_preview(each) for each in steps if each.status not in _DONE],
             unknown_effects=[
                 call for each in steps if each.open_calls for call in await self._open_calls(run_id, each)
             ],
@@ -87,7 +87,7 @@ class LocalActions:
         differences = [str(each) for each in as_sequence(offer.get("differences"))]
         blocked = f"What would be used is defined otherwise now: {'; '.join(differences)}" if differences else None
         return RunPreview(
-            reused=_offered(offer.get("used")), asked_again=_offered(offer.get("done_again")), blocked=blocked
+            reused=_list_offered(offer.get("used")), asked_again=_list_offered(offer.get("done_again")), blocked=blocked
         )
 
     async def resume(self, run_id: str) -> str:
@@ -181,11 +181,11 @@ class LocalActions:
         return list(found.values())
 
 
-def _shown(state: StepState) -> PreviewedStep:
+def _to_preview(state: StepState) -> PreviewedStep:
     return PreviewedStep(step=state.id, title=state.title)
 
 
-def _offered(tasks: object) -> list[PreviewedStep]:
+def _list_offered(tasks: object) -> list[PreviewedStep]:
     return [
         PreviewedStep(step=as_text(each.get("task")), title=title_of(as_text(each.get("description"))))
         for each in map(as_mapping, as_sequence(tasks))

@@ -90,7 +90,7 @@ class RunProcesses:
             await self._reader.check_visible(run_id, visitor)
         visible = [run for run in await self._store.runs() if visitor.may_see(run)]
         going_on = [run for run in visible if run.owner and run.state.is_going_on and run_id in {None, run.run_id}]
-        owned = [await self._owned(run, visitor) for run in going_on]
+        owned = [await self._get_owned(run, visitor) for run in going_on]
         here = socket.gethostname()
         own = {run.pid for run in owned if run.pid is not None and run.host == here}
         is_asked = run_id is None or bool(going_on)  # nothing works for a run that is over
@@ -112,7 +112,7 @@ class RunProcesses:
             notes.append(_OTHERS)
         return told.model_copy(update={"note": " ".join(each for each in notes if each) or None})
 
-    async def _owned(self, run: RunSummary, visitor: Visitor) -> OwnedRun:
+    async def _get_owned(self, run: RunSummary, visitor: Visitor) -> OwnedRun:
         """Return the owner of a run, and what its steps do."""
         named = _OWNER.fullmatch(run.owner)
         pid, host = (int(named["pid"]), named["host"]) if named else (None, "somewhere")

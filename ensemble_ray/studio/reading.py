@@ -216,7 +216,7 @@ class StudioReader:
                 for gate in fold_gates(facts)
                 if gate.is_open
             ]
-        found = self._marked(found)
+        found = self._mark(found)
         return ReviewList(reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id)))
 
     async def gate(self, run_id: str, gate_id: str) -> Review | None:
@@ -264,9 +264,9 @@ class StudioReader:
         return ""
 
     def _reviews(self, seen: SeenRun) -> Sequence[Review]:
-        return self._marked(seen.view.reviews(seen.summary, at=time.time(), can_decide=self._can_decide))
+        return self._mark(seen.view.reviews(seen.summary, at=time.time(), can_decide=self._can_decide))
 
-    def _marked(self, reviews: Sequence[Review]) -> list[Review]:
+    def _mark(self, reviews: Sequence[Review]) -> list[Review]:
         """Return gates, those that this process asks at as ones that may be decided."""
         is_asked_here = self._is_asked_here
         if is_asked_here is None:
@@ -284,7 +284,7 @@ class StudioReader:
             problem=seen.problem,
             has_texts=has_texts,
         )
-        return detail.model_copy(update={"reviews": self._marked(detail.reviews)}) if detail.reviews else detail
+        return detail.model_copy(update={"reviews": self._mark(detail.reviews)}) if detail.reviews else detail
 
 
 def _request_text(fact: Fact) -> str:

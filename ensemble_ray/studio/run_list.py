@@ -111,9 +111,9 @@ class RunListing:
             return _page(await self.rows(named[:limit]), named[:limit], len(named) > limit, len(summaries))
         # Words that no id and no team has are looked for in what the records tell; tags, and what a team is called that
         # a program made, are in the records alone.
-        return await self._found(() if named else words, search, named or left, limit, len(summaries))
+        return await self._find(() if named else words, search, named or left, limit, len(summaries))
 
-    async def _found(
+    async def _find(
         self, words: Sequence[str], search: RunSearch, left: Sequence[RunSummary], limit: int, total: int
     ) -> RunList:
         """Return the next rows that have these words, and the tag and the team that are looked for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.testing.replay_ports import Difference, ReplayJournal, shown
+from ensemble_ray.testing.replay_ports import Difference, ReplayJournal, cut_to_difference
 from ensemble_ray.values.memory import RememberedNote
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class UnaskedMemory:
         Raises:
             AgentExecutionError: always.
         """
-        nothing, current = shown("", query.text)
+        nothing, current = cut_to_difference("", query.text)
         what = "memory that was read and is not recorded"
         difference = Difference(where="its memory", what=what, recorded=nothing, current=current)
         self._journal.report(difference, is_at_end=True)

@@ -26,7 +26,15 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 if TYPE_CHECKING:
     from ensemble_ray.record.task_fold import TaskFold
 
-__all__ = ["Difference", "RecordedAnswer", "ReplayJournal", "UnaskedModel", "place_of", "request_difference", "shown"]
+__all__ = [
+    "Difference",
+    "RecordedAnswer",
+    "ReplayJournal",
+    "UnaskedModel",
+    "cut_to_difference",
+    "place_of",
+    "request_difference",
+]
 
 D = TypeVar("D", bound=FactData)
 
@@ -57,8 +65,8 @@ class Difference:
         return f"  where:    {self.where}\n  what:     {self.what}\n  recorded: {self.recorded}\n  today:    {self.current}"
 
 
-def shown(recorded: object, current: object) -> tuple[str, str]:
-    """Two values that differ, cut to where they do."""
+def cut_to_difference(recorded: object, current: object) -> tuple[str, str]:
+    """Return two values that differ, cut to where they do."""
     old, new = (each if isinstance(each, str) else repr(each) for each in (recorded, current))
     same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     start = max(0, same - _BEFORE)
@@ -88,7 +96,7 @@ class _Recorded(Mapping[tuple[str, str], Fact]):
     def __len__(self) -> int:
         return len(self._facts)
 
-    def unused(self) -> Fact | None:
+    def find_unused(self) -> Fact | None:
         """Return the first recorded answer or result that was not asked for."""
         left = (fact for key, fact in self._facts.items() if key not in self.used)
         return next((fact for fact in left if fact.kind in _ANSWERS), None)
@@ -149,7 +157,7 @@ class ReplayJournal:
         self._notes.setdefault(instance or _AT_WORK.get(), _Note(difference, is_at_end))
         raise AgentExecutionError(f"Replay: {difference.what}")
 
-    def found(self, instance: str) -> Difference | None:
+    def find_difference(self, instance: str) -> Difference | None:
         """Return the first difference of a task."""
         note = self._notes.get(instance)
         return None if note is None else note.difference
@@ -159,16 +167,16 @@ class ReplayJournal:
         note = self._notes.get(instance)
         return note is not None and note.is_at_end
 
-    def unused(self, instance: str) -> str | None:
+    def find_unused(self, instance: str) -> str | None:
         """Where something is recorded that a task did not ask for; None when there is no such thing."""
         recorded = self._at.get(instance)
-        left = None if recorded is None else recorded.unused()
+        left = None if recorded is None else recorded.find_unused()
         if left is None:
             decided = (fact for key, fact in self._of.get(instance, {}).items() if key[1] == DelegationDecided.KIND)
             left = next((fact for fact in decided if (fact.name, fact.kind) not in self._compared), None)
         return None if left is None else place_of(left.name)
 
-    def recorded(self, name: str, wanted: type[D]) -> D | None:
+    def find_recorded(self, name: str, wanted: type[D]) -> D | None:
         """Return what is recorded under that name."""
         fact = find_fact(self._of.get(name.rsplit("/", 2)[0], {}), name, wanted)
         return None if fact is None else fact.data
@@ -217,25 +225,25 @@ class ReplayJournal:
 
     def _is_performed(self, name: str) -> bool:
         """Whether a call handed work to somebody."""
-        decided = self.recorded(name, DelegationDecided)
+        decided = self.find_recorded(name, DelegationDecided)
         return decided is not None and decided.worker is not None
 
     def _compare_decision(self, fact: Fact, decision: DelegationDecided) -> None:
-        recorded = self.recorded(fact.name, DelegationDecided)
+        recorded = self.find_recorded(fact.name, DelegationDecided)
         instance, where = fact.instance, place_of(fact.name)
-        current = _decided(decision)
+        current = _describe_decision(decision)
         if recorded is None:
             nothing = Difference(
                 where=where, what="a delegation that is not recorded", recorded="nothing", current=_window(current, 0)
             )
             self.report(nothing, instance=instance, is_at_end=True)
         self._compared.add((fact.name, fact.kind))
-        if _decided(recorded) != current:
-            old, new = shown(_decided(recorded), current)
+        if _describe_decision(recorded) != current:
+            old, new = cut_to_difference(_describe_decision(recorded), current)
             self.report(Difference(where=where, what="the delegation", recorded=old, current=new), instance=instance)
 
     def _compare_result(self, fact: Fact, result: ToolReturned) -> None:
-        recorded = self.recorded(fact.name, ToolReturned)
+        recorded = self.find_recorded(fact.name, ToolReturned)
         if recorded is None:
             return  # the run died before it was recorded
         self._compared.add((fact.name, fact.kind))
@@ -245,7 +253,7 @@ class ReplayJournal:
         )
         for what, before, now in compared:
             if before != now:
-                old, new = shown(before, now)
+                old, new = cut_to_difference(before, now)
                 found = Difference(where=place_of(fact.name), what=what, recorded=old, current=new)
                 self.report(found, instance=fact.instance)
 
@@ -301,7 +309,7 @@ class RecordedAnswer:
         return ChatResponse(text=fact.data.text)
 
 
-def _decided(decision: DelegationDecided) -> str:
+def _describe_decision(decision: DelegationDecided) -> str:
     """Describe what was decided of a call, as people read it."""
     request, refusal = decision.request, decision.refusal
     asked = f"{as_text(request.get('agent_role'))}: {as_text(request.get('task_description'))}"
@@ -321,13 +329,13 @@ def request_difference(
     """How a request differs from the recorded one, as far as the record has its texts: which message, and where."""
     where = place_of(name)
     turn = int(name.rsplit("/", 2)[1])
-    recorded = _captured(fold, turn) or _rebuilt(journal, name, turn, fold)
+    recorded = _list_captured(fold, turn) or _rebuild(journal, name, turn, fold)
     for position, message in enumerate(messages):
         if position >= len(recorded):
             break
         role, content = recorded[position]
         if (role, content or "") != (message.role, message.content or ""):
-            old, new = shown(content or "", message.content or "")
+            old, new = cut_to_difference(content or "", message.content or "")
             return Difference(
                 where=where, what=f"message {position + 1} ({message.role}) of the request", recorded=old, current=new
             )
@@ -346,7 +354,7 @@ def _trace(fold: TaskFold) -> Mapping[str, object]:
     return as_mapping(None if fold.failure is None else fold.failure.data.trace)
 
 
-def _captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
+def _list_captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
     """Return the messages that were captured with that turn; none where the capture mode was off."""
     interactions = as_sequence(_trace(fold).get("llm_interactions"))
     if turn >= len(interactions):
@@ -355,7 +363,7 @@ def _captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
     return [(as_text(each.get("role")), cast("str | None", each.get("content"))) for each in messages]
 
 
-def _rebuilt(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> list[tuple[str, str | None]]:
+def _rebuild(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> list[tuple[str, str | None]]:
     """Return the conversation of the agent's own loop, from its prompts, answers and results."""
     prompts = as_mapping(_trace(fold).get("prompts"))
     if not prompts:
@@ -368,12 +376,12 @@ def _rebuilt(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> li
     ]
     instance = name.rsplit("/", 2)[0]
     for previous in range(turn):
-        answer = journal.recorded(f"{instance}/{previous}/model", ModelAnswered)
+        answer = journal.find_recorded(f"{instance}/{previous}/model", ModelAnswered)
         if answer is None or not answer.tool_calls:
             return conversation[:1]  # a correction: a conversation of its own, of which only the system prompt is known
         conversation.append(("assistant", answer.text))
         for index in range(len(answer.tool_calls)):
-            result = journal.recorded(f"{instance}/{previous}/call-{index}", ToolReturned)
+            result = journal.find_recorded(f"{instance}/{previous}/call-{index}", ToolReturned)
             if result is None:
                 return conversation
             conversation.append(("tool", result.text))

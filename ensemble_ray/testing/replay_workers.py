@@ -15,7 +15,7 @@ from ensemble_ray.execute.exits import exit_of
 from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.facts.effects import ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
-from ensemble_ray.testing.replay_ports import Difference, place_of, shown
+from ensemble_ray.testing.replay_ports import Difference, cut_to_difference, place_of
 from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call
 
@@ -47,7 +47,7 @@ class ReplayedWorkers:
             result = await self._runner.run(order, is_stopped=lambda: False)
         call = delegating_call(order.instance) or order.instance
         end = self._journal.end_of(order.instance)
-        found = self._journal.found(order.instance)
+        found = self._journal.find_difference(order.instance)
         if (
             found is not None
             and self._journal.is_at_end(order.instance)
@@ -56,7 +56,7 @@ class ReplayedWorkers:
             return self._recorded_end(order, call, result, end, found)
         if found is not None:
             self._report(order, call, found)
-        unused = self._journal.unused(order.instance)
+        unused = self._journal.find_unused(order.instance)
         if unused is not None:
             self._report(order, call, Difference(where=unused, what="a call", recorded="made", current="not made"))
         self._compare(order, call, result, end)
@@ -70,15 +70,15 @@ class ReplayedWorkers:
     ) -> TaskResult:
         """Return what is recorded of a worker that gave no output: today it comes as far as its record goes."""
         if end is not None and isinstance(end.data, ExitRecorded):
-            return _ended(result, "exited", exit_of(end.data.reason))
+            return _make_end(result, "exited", exit_of(end.data.reason))
         if end is not None and isinstance(end.data, FailureRecorded):
-            return _ended(result, "failed", error_from(end.data.error_data))
-        recorded_result = self._journal.recorded(call, ToolReturned)
+            return _make_end(result, "failed", error_from(end.data.error_data))
+        recorded_result = self._journal.find_recorded(call, ToolReturned)
         if recorded_result is None:  # the run died while it was at work
             self._report(order, call, found, is_at_end=True)
         # It was stopped, or its process was lost.
         text = recorded_result.text.removeprefix("Error: ")
-        return _ended(result, "failed", AgentExecutionError(text))
+        return _make_end(result, "failed", AgentExecutionError(text))
 
     def _compare(self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None) -> None:
         """How what the worker gave differs from what is recorded."""
@@ -91,7 +91,7 @@ class ReplayedWorkers:
             what, recorded = "the end", _STATUS.get(end.kind, "exited")
             current = result.status
         if recorded != current:
-            old, new = shown(recorded, current)
+            old, new = cut_to_difference(recorded, current)
             self._report(order, call, Difference(where="its end", what=what, recorded=old, current=new))
 
     def _report(self, order: TaskOrder, call: str, found: Difference, *, is_at_end: bool = False) -> NoReturn:
@@ -100,5 +100,5 @@ class ReplayedWorkers:
         self._journal.report(replace(found, where=where), instance=asking, is_at_end=is_at_end)
 
 
-def _ended(result: TaskResult, status: TaskStatus, error: BaseException) -> TaskResult:
+def _make_end(result: TaskResult, status: TaskStatus, error: BaseException) -> TaskResult:
     return replace(result, status=status, failure=TaskFailure(error=error, trace=result.trace))

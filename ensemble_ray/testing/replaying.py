@@ -31,11 +31,11 @@ from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.fold import RunFold
-from ensemble_ray.record.identity.digest import compared
+from ensemble_ray.record.identity.digest import compare_fields
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.record.resume.run_budget import recorded_options
-from ensemble_ray.record.resume.run_head import located, origin_in, read_head
+from ensemble_ray.record.resume.run_head import locate_errors, origin_in, read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.recovery.resuming import planned_form
@@ -49,8 +49,8 @@ from ensemble_ray.testing.replay_ports import (
     RecordedAnswer,
     ReplayJournal,
     UnaskedModel,
+    cut_to_difference,
     request_difference,
-    shown,
 )
 from ensemble_ray.testing.replay_units import Asked, RepeatedPredicates, steps_of
 from ensemble_ray.testing.replay_workers import ReplayedWorkers
@@ -134,7 +134,7 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
             "with today's definition says whether it differs"
         )
     facts = await store.facts(found.run_id)
-    with located(found.location):
+    with locate_errors(found.location):
         recorded = RunFold(facts)
     if recorded.header.is_empty:
         raise RecordError(
@@ -143,7 +143,7 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     loaded = await threads.run(_definition, found, recorded.header) if ensemble is None else ensemble
     definition = planned_form(loaded)
     options = recorded_options(recorded.header)
-    planned = await _planned(definition.with_options(options), recorded.header, facts)
+    planned = await _rebuild_plan(definition.with_options(options), recorded.header, facts)
     changed = _plan_difference(recorded.header, planned)
     if changed is not None:
         return Replay(run_id=found.run_id, difference=changed)
@@ -162,7 +162,7 @@ def _definition(found: RunSummary, header: PlanRecorded) -> Runnable:
     return load_source(source, needs_keys=False)
 
 
-async def _planned(definition: Ensemble, header: PlanRecorded, facts: Sequence[Fact]) -> Planned:
+async def _rebuild_plan(definition: Ensemble, header: PlanRecorded, facts: Sequence[Fact]) -> Planned:
     """Today's plan with the recorded inputs; agents that a model made are made of its recorded answers."""
     resolved = check(definition, header.inputs or {})
     if not needs_synthesis(resolved.tasks):
@@ -175,7 +175,7 @@ async def _planned(definition: Ensemble, header: PlanRecorded, facts: Sequence[F
 
 
 def _plan_difference(header: PlanRecorded, planned: Planned) -> Difference | None:
-    found = compared(header.plan or {}, planned.plan.to_dict())
+    found = compare_fields(header.plan or {}, planned.plan.to_dict())
     if not found:
         return None
     first = found[0]
@@ -243,14 +243,14 @@ class _Repetition:
         with self.journal.at(order.instance):
             result = await runner.run(order, is_stopped=lambda: False)
         where = f"task '{order.instance if is_inside_unit(order.instance) else order.key}'"
-        task, found = self._tasks[order.instance], self.journal.found(order.instance)
+        task, found = self._tasks[order.instance], self.journal.find_difference(order.instance)
         if found is not None and not (self.journal.is_at_end(order.instance) and task.output is None):
             return replace(found, where=f"{where}, {found.where}")
         if found is not None:  # the record of this task ends here, and it did not complete
             return None
         if result.status == "waiting" and task.output is None:  # it waits at its gate, as it did
             return None
-        unused = self.journal.unused(order.instance)
+        unused = self.journal.find_unused(order.instance)
         if unused is not None:
             return Difference(where=f"{where}, {unused}", what="a call", recorded="made", current="not made")
         return self._ending(where, result)
@@ -349,6 +349,6 @@ def _first(where: str, *pairs: tuple[str, object, object]) -> Difference | None:
     """Return the first pair whose values differ."""
     for what, old, new in pairs:
         if old != new:
-            recorded, current = shown(old, new)
+            recorded, current = cut_to_difference(old, new)
             return Difference(where=where, what=what, recorded=recorded, current=current)
     return None

@@ -40,7 +40,7 @@ class RecordingSink:
         with self._lock:
             self._events.append(event)
 
-    async def delivered(self, *event_types: type[Event]) -> None:
+    async def wait_until_delivered(self, *event_types: type[Event]) -> None:
         """Return: what is emitted is here."""
 
     def of(self, event_type: type[E]) -> tuple[E, ...]:

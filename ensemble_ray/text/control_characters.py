@@ -36,12 +36,12 @@ def escape_controls(text: str) -> str:
         S-SEC-60. `rich` and the standard library have no such function: `rich` takes out five characters and lets the
         escape character pass, `repr` escapes blanks of other scripts too.
     """
-    return _CONTROL.sub(_escaped, text)
+    return _CONTROL.sub(_escape, text)
 
 
 def escape_surrogates(text: str) -> str:
     r"""Return the text with halves of surrogate pairs, which no stream can encode, as visible escapes such as `\ud83d`."""
-    return _SURROGATE.sub(_escaped, text)
+    return _SURROGATE.sub(_escape, text)
 
 
 def escape_json(text: str) -> str:
@@ -49,7 +49,7 @@ def escape_json(text: str) -> str:
     return _IN_JSON.sub(_escaped_in_json, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
 
 

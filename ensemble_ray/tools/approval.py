@@ -95,7 +95,7 @@ async def ask(handler: object, request: ReviewRequest) -> ReviewDecision:
     Raises:
         ToolConfigurationError: it is no handler (S-TOOL-64).
     """
-    return Continue() if handler is None else _checked(handler, await call_user(_review_of(handler), request))
+    return Continue() if handler is None else _check(handler, await call_user(_review_of(handler), request))
 
 
 def ask_from_thread(handler: object, request: ReviewRequest) -> ReviewDecision:
@@ -114,7 +114,7 @@ def ask_from_thread(handler: object, request: ReviewRequest) -> ReviewDecision:
     if isinstance(handler, ThreadReviewing):
         return handler.review_from_thread(request)
     decision = _review_of(handler)(request)
-    return _checked(handler, run_to_end(decision) if inspect.isawaitable(decision) else decision)
+    return _check(handler, run_to_end(decision) if inspect.isawaitable(decision) else decision)
 
 
 async def approve(handler: object, tool_name: str, description: str, text: str) -> str | None:
@@ -130,13 +130,13 @@ async def approve(handler: object, tool_name: str, description: str, text: str) 
         ToolConfigurationError: there is nobody to ask.
     """
     _require(handler, tool_name)
-    return _approved(await ask(handler, approval_request(description)), text)
+    return _approve(await ask(handler, approval_request(description)), text)
 
 
 def approve_from_thread(handler: object, tool_name: str, description: str, text: str) -> str | None:
     """Do the same from synchronous code."""
     _require(handler, tool_name)
-    return _approved(ask_from_thread(handler, approval_request(description)), text)
+    return _approve(ask_from_thread(handler, approval_request(description)), text)
 
 
 def preview(text: str) -> str:
@@ -152,7 +152,7 @@ def _require(handler: object, tool_name: str) -> None:
         )
 
 
-def _approved(decision: ReviewDecision, text: str) -> str | None:
+def _approve(decision: ReviewDecision, text: str) -> str | None:
     match decision:
         case Edit(revised_output=edited):
             return edited
@@ -179,7 +179,7 @@ def _review_of(handler: object) -> Callable[[ReviewRequest], object]:
     return cast("Callable[[ReviewRequest], object]", review)
 
 
-def _checked(handler: object, decision: object) -> ReviewDecision:
+def _check(handler: object, decision: object) -> ReviewDecision:
     if isinstance(decision, Continue | Edit | ExitEarly):
         return decision
     raise ToolConfigurationError(

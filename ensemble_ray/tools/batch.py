@@ -42,7 +42,7 @@ async def call_batch(
     """
     if len(calls) == 1:
         return [await calls[0]()]
-    tasks = [asyncio.ensure_future(_started(call)) for call in calls]
+    tasks = [asyncio.ensure_future(_start(call)) for call in calls]
     try:
         late = await _wait(tasks, limit_s)
         if late:
@@ -72,7 +72,7 @@ class _Stopped:
         raise self.stop
 
 
-async def _started(call: Callable[[], Awaitable[T]]) -> _Returned[T] | _Stopped:
+async def _start(call: Callable[[], Awaitable[T]]) -> _Returned[T] | _Stopped:
     try:
         return _Returned(await call())
     except (SystemExit, KeyboardInterrupt) as stop:  # raised by a task, it would end the loop for everybody

@@ -54,7 +54,7 @@ async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -
     started_s = time.perf_counter()
     context = context.emitting(_LoopEmitter(context.emit))
     try:
-        outcome = await _performed(bound, arguments, context)
+        outcome = await _perform(bound, arguments, context)
     except IllegalStateError as error:
         cut = one_line(cut_for_log(arguments, context.log_truncate_length), None)
         _log.info("[%s] Tool configuration error: %s(%s) -> %s", context.agent_role, bound.name, cut, error)
@@ -99,7 +99,7 @@ class _LoopEmitter:
             self._loop.call_soon_threadsafe(self._emit, event)
 
 
-async def _performed(bound: BoundTool, arguments: str, context: ToolContext) -> ToolOutcome:
+async def _perform(bound: BoundTool, arguments: str, context: ToolContext) -> ToolOutcome:
     """Call it, and make an outcome of whatever happens."""
     prefix = "Error" if isinstance(bound, BoundAgentTool) else "Tool error"
     try:

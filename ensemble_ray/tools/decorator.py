@@ -103,10 +103,10 @@ def tool(
         effect=check_effect(effect, "@tool"),
     )
     if target is not None and not isinstance(target, str):
-        return _marked(target, options)
+        return _mark(target, options)
 
     def decorate(function: F) -> F:
-        return _marked(function, options)
+        return _mark(function, options)
 
     return decorate
 
@@ -151,7 +151,7 @@ class _Options:
     effect: Effect
 
 
-def _marked(function: F, options: _Options) -> F:
+def _mark(function: F, options: _Options) -> F:
     target = cast("Callable[..., object]", _function_of(function))
     chosen = getattr(target, "__name__", "") if options.name is None else options.name
     problem = check_tool_name(chosen)

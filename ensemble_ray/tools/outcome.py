@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ensemble_ray.errors import TryAgain
-from ensemble_ray.errors.texts import titled, user_traceback
+from ensemble_ray.errors.texts import format_with_class, user_traceback
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import ToolResult
 
@@ -54,7 +54,7 @@ def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> Too
     """
     if isinstance(error, TryAgain):
         return ToolOutcome(str(error), "failure", asks_again=True)
-    message = f"the tool called sys.exit({error.code!r})" if isinstance(error, SystemExit) else titled(error)
+    message = f"the tool called sys.exit({error.code!r})" if isinstance(error, SystemExit) else format_with_class(error)
     return ToolOutcome(f"{prefix}: {message}", "error", traceback=user_traceback(error))
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
-from ensemble_ray.errors.texts import titled, user_traceback
+from ensemble_ray.errors.texts import format_with_class, user_traceback
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.time_limit import TimeLimit
@@ -107,7 +107,7 @@ class ToolPipeline(AbstractAgentTool):
             is_last = index == len(self._links) - 1
             result = await _step(tool, passed, index)
             if result.is_success and not is_last and adapter is not None:
-                passed, result = await _adapted(tool, adapter, result)
+                passed, result = await _adapt(tool, adapter, result)
             else:
                 passed = result.output if result.is_success else result.error_message or ""
             if not result.is_success and self._error_strategy is PipelineErrorStrategy.FAIL_FAST:
@@ -135,7 +135,7 @@ async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
         return _threw(tool, error)
 
 
-async def _adapted(tool: AgentTool, adapter: StepAdapter, result: ToolResult) -> tuple[str, ToolResult]:
+async def _adapt(tool: AgentTool, adapter: StepAdapter, result: ToolResult) -> tuple[str, ToolResult]:
     """Return the next step's input; an adapter that raises makes its step a failed one."""
     try:
         return render_value(await call_user(cast("Callable[[ToolResult], object]", adapter), result)), result
@@ -147,7 +147,7 @@ async def _adapted(tool: AgentTool, adapter: StepAdapter, result: ToolResult) ->
 
 
 def _threw(tool: AgentTool, error: Exception) -> ToolResult:
-    message = titled(error) if str(error) else ToolResult.failure(None).error_message
+    message = format_with_class(error) if str(error) else ToolResult.failure(None).error_message
     context = current_tool_context()
     if context.run_id:  # in a run, whose log line of the call shows it
         context.tracebacks.append(user_traceback(error))

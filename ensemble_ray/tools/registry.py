@@ -197,7 +197,7 @@ def resolve_tools(entries: Sequence[object]) -> ResolvedTools:
     Raises:
         ValidationError: an entry is no tool, a name is taken twice, a schema cannot be made.
     """
-    resolved = ResolvedTools(tool for entry in entries for tool in _bound(entry))
+    resolved = ResolvedTools(tool for entry in entries for tool in _bind(entry))
     if _log.isEnabledFor(TRACE):
         for spec in resolved.specs:
             _log.log(
@@ -210,7 +210,7 @@ def resolve_tools(entries: Sequence[object]) -> ResolvedTools:
     return resolved
 
 
-def _bound(entry: object) -> Iterator[BoundTool]:
+def _bind(entry: object) -> Iterator[BoundTool]:
     mark = tool_mark(entry)
     if isinstance(entry, AgentTool):
         yield _bound_agent_tool(entry)
@@ -226,7 +226,7 @@ def _bound(entry: object) -> Iterator[BoundTool]:
                 f"{type(entry).__name__}.resolve is async: expand_providers must have been awaited first"
             )
         for inner in offered:
-            yield from _bound(inner)
+            yield from _bind(inner)
     else:
         methods = _method_names(entry)
         if not methods:

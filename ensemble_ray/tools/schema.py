@@ -102,11 +102,11 @@ def signature_of(function: Callable[..., object], *, tool_name: str) -> Signatur
     except TypeError:  # a callable object that cannot be referred to weakly, or has no hash
         kept = {}
     if bound not in kept:
-        kept[bound] = _built(function, tool_name)
+        kept[bound] = _build(function, tool_name)
     return kept[bound]
 
 
-def _built(function: Callable[..., object], tool_name: str) -> Signature:
+def _build(function: Callable[..., object], tool_name: str) -> Signature:
     parameters = [
         parameter
         for parameter in inspect.signature(function).parameters.values()
@@ -228,7 +228,7 @@ def model_parameters(model: type[BaseModel]) -> JsonSchemaValue:
     """Return the JSON schema of a model's fields as a model reads it: no titles, nested types spelled out in place."""
     schema = model.model_json_schema(by_alias=True, schema_generator=_Parameters)
     definitions = cast("dict[str, JsonSchemaValue]", schema.pop("$defs", {}))
-    root = _named(schema)
+    root = _name_of(schema)
     if root is not None:  # a model that contains itself
         schema = definitions[root]
     inliner = _Inliner(definitions)
@@ -262,7 +262,7 @@ class _Inliner:
             return node
         schema = cast("dict[str, object]", node)
         spelled = {key: self._value(key, value) for key, value in schema.items() if key not in _DROPPED}
-        name = _named(schema)
+        name = _name_of(schema)
         if name is None or name in self.recursive:
             return spelled
         del spelled["$ref"]
@@ -286,13 +286,13 @@ class _Inliner:
             elif isinstance(node, dict):
                 schema = cast("dict[str, object]", node)
                 ahead.extend(schema.values())
-                name = _named(schema)
+                name = _name_of(schema)
                 if name is not None and name not in seen:
                     seen.add(name)
                     ahead.append(self._definitions[name])
         return seen
 
 
-def _named(schema: Mapping[str, object]) -> str | None:
+def _name_of(schema: Mapping[str, object]) -> str | None:
     reference = schema.get("$ref")
     return reference.removeprefix(_PREFIX) if isinstance(reference, str) and reference.startswith(_PREFIX) else None

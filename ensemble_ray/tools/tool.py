@@ -24,7 +24,7 @@ from datetime import timedelta
 from typing import Any, final, get_args
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
-from ensemble_ray.errors.texts import titled, user_traceback
+from ensemble_ray.errors.texts import format_with_class, user_traceback
 from ensemble_ray.events import Event
 from ensemble_ray.ports import CustomToolMetrics, ToolMetrics
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -319,9 +319,9 @@ class AbstractAgentTool(AgentTool):
             outcome = self.do_execute(input)
             if inspect.isawaitable(outcome):
                 outcome = run_to_end(outcome)
-            return call.returned(outcome)
+            return call.count_return(outcome)
         except BaseException as error:  # noqa: BLE001  `raised` raises again what is not the tool's own failure
-            return call.raised(error)
+            return call.count_error(error)
 
     @final
     async def aexecute(self, input: str) -> ToolResult:  # noqa: A002  same name as `execute` has
@@ -334,9 +334,9 @@ class AbstractAgentTool(AgentTool):
         call = _MeasuredCall(self)
         try:
             outcome = self.do_execute(input) if self._is_async() else await threads.run(self.do_execute, input)
-            return call.returned(await outcome if inspect.isawaitable(outcome) else outcome)
+            return call.count_return(await outcome if inspect.isawaitable(outcome) else outcome)
         except BaseException as error:  # noqa: BLE001  as in `execute`
-            return call.raised(error)
+            return call.count_error(error)
 
     def _is_async(self) -> bool:
         """Whether the work is written for the event loop; if not, it gets a thread."""
@@ -353,14 +353,14 @@ class _MeasuredCall:
         self._context = current_tool_context()
         self._started_s = time.perf_counter()
 
-    def returned(self, outcome: object) -> ToolResult:
+    def count_return(self, outcome: object) -> ToolResult:
         """Count what the tool's code returned."""
         result = as_result(outcome)
         metrics = self._context.metrics
         self._count(metrics.increment_success if result.is_success else metrics.increment_failure)
         return result
 
-    def raised(self, error: BaseException) -> ToolResult:
+    def count_error(self, error: BaseException) -> ToolResult:
         """Count an error of the tool's code: a failure for the model, or the same error again (S-TOOL-41)."""
         metrics = self._context.metrics
         self._count(metrics.increment_failure if isinstance(error, TryAgain) else metrics.increment_error)
@@ -370,7 +370,7 @@ class _MeasuredCall:
             self._context.logger.warning("Tool '%s' raised", self._name, exc_info=error)
         else:
             self._context.tracebacks.append(user_traceback(error))
-        return ToolResult.failure(titled(error))
+        return ToolResult.failure(format_with_class(error))
 
     def _count(self, increment: Callable[[str, str], object]) -> None:
         role, metrics = self._context.agent_role, self._context.metrics

@@ -56,7 +56,9 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
         if isinstance(parsed, ToolResult):
             return parsed
         outcome = self.execute_typed(parsed)
-        return _awaited(cast("Awaitable[object]", outcome)) if isinstance(outcome, Awaitable) else as_result(outcome)
+        return (
+            _await_result(cast("Awaitable[object]", outcome)) if isinstance(outcome, Awaitable) else as_result(outcome)
+        )
 
 
 class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
@@ -70,7 +72,7 @@ class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
         return is_async_callable(self.execute_typed)
 
 
-async def _awaited(outcome: Awaitable[object]) -> ToolResult:
+async def _await_result(outcome: Awaitable[object]) -> ToolResult:
     return as_result(await outcome)
 
 

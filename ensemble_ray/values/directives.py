@@ -9,7 +9,15 @@ from typing import TypeAlias
 
 from ensemble_ray.errors import ValidationError
 
-__all__ = ["LONGEST_DIRECTIVE", "Directive", "ModelSwitch", "RunDirective", "check_directive", "model_for", "switched"]
+__all__ = [
+    "LONGEST_DIRECTIVE",
+    "Directive",
+    "ModelSwitch",
+    "RunDirective",
+    "add_switch",
+    "check_directive",
+    "model_for",
+]
 
 #: Characters of one directive: it stands in each prompt from then on.
 LONGEST_DIRECTIVE = 10_000
@@ -42,7 +50,7 @@ class ModelSwitch:
 RunDirective: TypeAlias = Directive | ModelSwitch
 
 
-def switched(switches: Sequence[ModelSwitch], new: ModelSwitch) -> tuple[ModelSwitch, ...]:
+def add_switch(switches: Sequence[ModelSwitch], new: ModelSwitch) -> tuple[ModelSwitch, ...]:
     """Return the switches that count when another one was made: it takes the place of those that it covers."""
     kept = (each for each in switches if new.agent is not None and each.agent != new.agent)
     return (*kept, new)

@@ -36,7 +36,7 @@ __all__ = [
 AGENT_ROLE, TASK_DESCRIPTION = "agent_role", "task_description"
 
 
-def _copied(value: Mapping[str, str]) -> Mapping[str, str]:
+def _copy(value: Mapping[str, str]) -> Mapping[str, str]:
     return dict(value)
 
 
@@ -54,7 +54,7 @@ class MemoryEntry(Value):
     content: str
     structured_content: Any = None
     stored_at: Instant | None = Field(default_factory=utc_now)
-    metadata: Annotated[Mapping[str, str], AfterValidator(_copied)] = {}
+    metadata: Annotated[Mapping[str, str], AfterValidator(_copy)] = {}
     entry_id: str = ""
 
     @model_validator(mode="before")

@@ -100,16 +100,16 @@ def _as_tuple(value: object) -> object:
     return tuple(cast("Iterable[object]", value)) if isinstance(value, list | set | frozenset) else value
 
 
-def _kept(value: object, check: ValidatorFunctionWrapHandler) -> object:
+def _keep(value: object, check: ValidatorFunctionWrapHandler) -> object:
     return value if isinstance(value, LazySequence) else check(_as_tuple(value))
 
 
-def _dumped(value: object, dump: SerializerFunctionWrapHandler) -> object:
+def _dump(value: object, dump: SerializerFunctionWrapHandler) -> object:
     return dump(tuple(cast("Iterable[object]", value)) if isinstance(value, LazySequence) else value)
 
 
 #: An immutable sequence; lists are copied, None is empty.
-FrozenSequence = Annotated[Sequence[_Item], WrapValidator(_kept), WrapSerializer(_dumped)]
+FrozenSequence = Annotated[Sequence[_Item], WrapValidator(_keep), WrapSerializer(_dump)]
 
 
 def utc_of(at_s: float) -> datetime:

@@ -121,7 +121,7 @@ def lay_out(
         for route, line in zip(raw_routes, lines, strict=True)
     ]
     places, routes = _with_titles(raw_places, routes, frames)
-    return _moved(places, routes, [line.label_size for line in lines])
+    return _move(places, routes, [line.label_size for line in lines])
 
 
 def _engine() -> Any:
@@ -236,9 +236,7 @@ def _with_titles(
     ]
 
 
-def _moved(
-    places: Mapping[str, Place], routes: Iterable[Route], labels: Sequence[tuple[float, float] | None]
-) -> Layout:
+def _move(places: Mapping[str, Place], routes: Iterable[Route], labels: Sequence[tuple[float, float] | None]) -> Layout:
     """Return the drawing moved to where its left upper corner is at 0, with a margin around it."""
     routes = tuple(routes)
     points = [point for route in routes for point in route.points]

@@ -147,7 +147,7 @@ def _node(node: FlowNode, place: Place, role: int | None) -> Iterator[str]:
         return
     if node.shown_count is not None:
         for distance in (2 * _STACK, _STACK):
-            yield _rect("card", _shifted(place, distance), _RADIUS)
+            yield _rect("card", _shift(place, distance), _RADIUS)
     yield _rect("card", place, _RADIUS)
     if role is not None:
         x, y = _number(place.x + 5), _number(place.y + 10)
@@ -158,7 +158,7 @@ def _node(node: FlowNode, place: Place, role: int | None) -> Iterator[str]:
 
 def _texts(node: FlowNode, place: Place) -> Iterator[str]:
     left, room = place.x + _INSET + 4, place.width - 2 * _INSET - 4
-    for line, text in enumerate(_wrapped(node.title, room)):
+    for line, text in enumerate(_wrap(node.title, room)):
         yield f'<text class="t" x="{_number(left)}" y="{_number(place.y + 22 + 16 * line)}">{escape(text)}</text>'
     bottom = place.y + place.height - 12
     count = node.shown_count
@@ -183,7 +183,7 @@ def _tooltip(node: FlowNode) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _wrapped(text: str, room: float) -> list[str]:
+def _wrap(text: str, room: float) -> list[str]:
     """Return a text in at most two lines, cut where it does not fit."""
     if _width(text, _LETTER) <= room:
         return [text]
@@ -217,7 +217,7 @@ def _width(text: str, letter: float) -> float:
     return sum(2 * letter if unicodedata.east_asian_width(char) in "WF" else letter for char in text)
 
 
-def _shifted(place: Place, distance: float) -> Place:
+def _shift(place: Place, distance: float) -> Place:
     return type(place)(place.x + distance, place.y + distance, place.width, place.height)
 
 

@@ -111,15 +111,15 @@ class TeamHandler(RequestHandler):
     @override
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task:
         """Begin a run or decide at its gate; return it when it ended or waits for a person, or at once if the client likes."""
-        return await self._answered(self._sent(params))
+        return await self._translate_refusals(self._send_message(params))
 
     @override
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
         """Begin a run or decide at its gate, and tell what happens until it ends or waits for a person."""
-        run = await self._answered(self._take(params.message))
-        async with aclosing(self._told(run)) as events:
+        run = await self._translate_refusals(self._carry_out(params.message))
+        async with aclosing(self._stream_run(run)) as events:
             async for event in events:
                 yield event
 
@@ -128,22 +128,22 @@ class TeamHandler(RequestHandler):
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
         """Tell what happens in a run that goes on."""
-        run = await self._answered(self._seen(params.id, Right.READ))
+        run = await self._translate_refusals(self._get_own_run(params.id, Right.READ))
         if run.status.is_final:
             raise UnsupportedOperationError(f"Task '{run.run_id}' is over: ask for it with GetTask")
-        async with aclosing(self._told(run)) as events:
+        async with aclosing(self._stream_run(run)) as events:
             async for event in events:
                 yield event
 
     @override
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task:
         """Return a run as it stands."""
-        return await self._answered(self._got(params.id))
+        return await self._translate_refusals(self._get_task(params.id))
 
     @override
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
         """Ask a run to end, and return it as it stands a moment later."""
-        return await self._answered(self._cancelled(params.id))
+        return await self._translate_refusals(self._cancel_run(params.id))
 
     @override
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
@@ -185,21 +185,21 @@ class TeamHandler(RequestHandler):
         """Refuse: the endpoint calls nobody."""
         raise PushNotificationNotSupportedError
 
-    async def _sent(self, params: SendMessageRequest) -> Task:
-        run = await self._take(params.message)
+    async def _send_message(self, params: SendMessageRequest) -> Task:
+        run = await self._carry_out(params.message)
         if not params.configuration.return_immediately and not _is_settled(run):
-            run = await self._settled(run.run_id)
+            run = await self._wait_until_settled(run.run_id)
         return task_of(run)
 
-    async def _got(self, run_id: str) -> Task:
-        return task_of(await self._seen(run_id, Right.READ))
+    async def _get_task(self, run_id: str) -> Task:
+        return task_of(await self._get_own_run(run_id, Right.READ))
 
-    async def _cancelled(self, run_id: str) -> Task:
-        await self._seen(run_id, Right.RUN)
+    async def _cancel_run(self, run_id: str) -> Task:
+        await self._get_own_run(run_id, Right.RUN)
         await self._service.cancel(run_id)
         return task_of(await self._service.wait(run_id, _CANCEL_S))
 
-    async def _take(self, message: Message) -> RunDetail:
+    async def _carry_out(self, message: Message) -> RunDetail:
         """Carry out what a message asks for, and return its run."""
         if message.task_id:
             return await self._decide(message)
@@ -220,7 +220,7 @@ class TeamHandler(RequestHandler):
         return f"{self._caller.name}:a2a:{digest}"
 
     async def _decide(self, message: Message) -> RunDetail:
-        run = await self._seen(message.task_id, Right.REVIEW)
+        run = await self._get_own_run(message.task_id, Right.REVIEW)
         if message.context_id and message.context_id != context_of(run):
             raise _wrong(f"Task '{run.run_id}' is of another context than '{message.context_id[:200]}'")
         if not run.reviews:
@@ -231,7 +231,7 @@ class TeamHandler(RequestHandler):
             raise _wrong(f"Gate '{gate_id}' was decided before: {decided.first.decision}, by {decided.first.by}")
         return await self._service.get(run.run_id)
 
-    async def _seen(self, run_id: str, right: Right) -> RunDetail:
+    async def _get_own_run(self, run_id: str, right: Right) -> RunDetail:
         """Return a run of this team."""
         self._caller.check(right)
         run = await visible_run(self._service, self._caller, run_id)
@@ -239,9 +239,9 @@ class TeamHandler(RequestHandler):
             raise Refusal(HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'")
         return run
 
-    async def _settled(self, run_id: str) -> RunDetail:
+    async def _wait_until_settled(self, run_id: str) -> RunDetail:
         """Return a run when it ended, or a person has to decide."""
-        asked = self._asked(run_id)
+        asked = self._make_asked_run(run_id)
         begun = asyncio.get_running_loop().time()
         while True:
             run = await asked.end_for(self._receive)
@@ -249,27 +249,27 @@ class TeamHandler(RequestHandler):
                 return run
             await asyncio.sleep(_LOOK_S)
 
-    def _asked(self, run_id: str) -> AskedRun:
+    def _make_asked_run(self, run_id: str) -> AskedRun:
         return AskedRun(self._service, run_id, ends_with_client=False)
 
-    async def _told(self, run: RunDetail) -> AsyncGenerator[Event]:
+    async def _stream_run(self, run: RunDetail) -> AsyncGenerator[Event]:
         """Yield what happens in a run; what goes wrong meanwhile is an error of the protocol."""
-        async with aclosing(self._happening(run)) as events:
-            while (event := await self._answered(anext(events, None))) is not None:
+        async with aclosing(self._follow_run(run)) as events:
+            while (event := await self._translate_refusals(anext(events, None))) is not None:
                 yield event
 
-    async def _happening(self, run: RunDetail) -> AsyncGenerator[Event]:
+    async def _follow_run(self, run: RunDetail) -> AsyncGenerator[Event]:
         """Yield a run, what its last task says, which tasks are done, and how it ended or what it asks."""
         yield task_of(run)
         if _is_settled(run):
             return
-        stream = TaskStream(await self._begun(run), self._info.chat.streamed_task)
-        async with aclosing(self._asked(run.run_id).follow()) as happening:
+        stream = TaskStream(await self._wait_until_continued(run), self._info.chat.streamed_task)
+        async with aclosing(self._make_asked_run(run.run_id).follow()) as happening:
             async for each in happening:
                 for event in stream.events(each):
                     yield event
 
-    async def _begun(self, run: RunDetail) -> RunDetail:
+    async def _wait_until_continued(self, run: RunDetail) -> RunDetail:
         """Return a run that goes on, once what drives it took notice of a decision."""
         for _ in range(int(_PATIENCE_S / _LOOK_S)):
             if run.status is not RunStatus.WAITING or run.reviews:
@@ -278,7 +278,7 @@ class TeamHandler(RequestHandler):
             run = await self._service.get(run.run_id)
         return run
 
-    async def _answered(self, asking: Awaitable[T]) -> T:
+    async def _translate_refusals(self, asking: Awaitable[T]) -> T:
         """Return what the endpoint says; its refusals are errors of the protocol.
 
         The text of a defect is of use to the operator alone, as on every other route.

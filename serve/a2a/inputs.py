@@ -55,7 +55,7 @@ def decision_of(parts: Sequence[Part], reviews: Sequence[OpenReview]) -> tuple[s
     gate = data.pop("gate_id", None)
     if texts is not None and data:
         raise _wrong(f"A decision is a text or a data part, and not both. {HOW_TO_DECIDE}")
-    decision = _said(texts) if texts is not None else _checked(data)
+    decision = _parse_decision(texts) if texts is not None else _check_decision(data)
     known = [each.gate_id for each in reviews]
     if gate is None and len(known) == 1:
         return known[0], decision
@@ -64,7 +64,7 @@ def decision_of(parts: Sequence[Part], reviews: Sequence[OpenReview]) -> tuple[s
     return gate, decision
 
 
-def _said(text: str) -> NewDecision:
+def _parse_decision(text: str) -> NewDecision:
     word = text.strip()
     match word.lower().rstrip(".!"):
         case "approve":
@@ -77,7 +77,7 @@ def _said(text: str) -> NewDecision:
             raise _wrong(f"The run waits for a decision, and this text is none. {HOW_TO_DECIDE}")
 
 
-def _checked(data: dict[str, JsonValue]) -> NewDecision:
+def _check_decision(data: dict[str, JsonValue]) -> NewDecision:
     try:
         return NewDecision.model_validate(data)
     except ValidationError as error:

@@ -98,7 +98,7 @@ def artifact_event(run: RunDetail) -> TaskArtifactUpdateEvent | None:
 def _status(run: RunDetail) -> TaskStatus:
     status = TaskStatus(state=_STATES[run.status])
     status.timestamp.FromDatetime(run.ended_at or run.created_at)
-    parts = _told(run)
+    parts = _describe_status(run)
     if parts:
         status.message.CopyFrom(_message(run, run.status, parts))
     return status
@@ -114,7 +114,7 @@ def _message(run: RunDetail, status: RunStatus, parts: list[Part]) -> Message:
     )
 
 
-def _told(run: RunDetail) -> list[Part]:
+def _describe_status(run: RunDetail) -> list[Part]:
     """Return what a status says beside its name: the questions at open gates, or why there is no output."""
     if run.status is RunStatus.WAITING:
         return _questions(run)

@@ -29,7 +29,7 @@ from ensemble_ray.serve.driving.outcomes import (
     outcome_of_output,
     recorded_outcome,
 )
-from ensemble_ray.serve.failures import is_refusal, refused
+from ensemble_ray.serve.failures import describe_refusal, is_refusal
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import ItemsDataset, RunStatus
 from ensemble_ray.values.tracing import parse_traceparent
@@ -84,7 +84,7 @@ class RunsTeam:
         run_id = active.entry.run_id
         try:
             while is_recovered:
-                if (outcome := await self._recorded(active)) is not None:
+                if (outcome := await self._find_recorded(active)) is not None:
                     return outcome
                 try:
                     return await self._run(active, is_recovered=True)
@@ -92,7 +92,7 @@ class RunsTeam:
                     await asyncio.sleep(_LOOK_S)
             return await self._run(active, is_recovered=False)
         except Refusal as refusal:  # the operator has made the limits narrower meanwhile
-            return Outcome(status=RunStatus.REJECTED, error=refused(refusal))
+            return Outcome(status=RunStatus.REJECTED, error=describe_refusal(refusal))
         except (EnsembleError, IllegalStateError) as error:
             if not is_refusal(error):
                 _log.warning("Run %s failed: %s", run_id, describe(error))
@@ -171,7 +171,7 @@ class RunsTeam:
             return bool(page)
         return False
 
-    async def _recorded(self, active: ActiveRun) -> Outcome | None:
+    async def _find_recorded(self, active: ActiveRun) -> Outcome | None:
         """Return what the record knows of the end of a run, when nobody works on it any more; None: it is to be gone on with."""
         run_id = active.entry.run_id
         while (summary := await self._store.summary(run_id)) is not None:

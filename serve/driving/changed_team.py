@@ -87,7 +87,7 @@ class _Changes:
         """Return the team with other words, models and tools for some of its tasks."""
         team = self._team
         names = _names_of(team.all_tasks)
-        wanted = {_named(name, names).object_id: override for name, override in overrides.items()}
+        wanted = {_get_task(name, names).object_id: override for name, override in overrides.items()}
         tasks: dict[str, Task] = {}
         for task in TaskDependencyGraph(team.all_tasks).in_dependency_order():
             changed = self._override(task, wanted.get(task.object_id))
@@ -108,7 +108,7 @@ class _Changes:
         for position, each in enumerate(selection):
             where = f"tasks[{position}]"
             if isinstance(each, str):
-                task = _named(each, own)
+                task = _get_task(each, own)
                 outside = [entry for entry in task.context if entry.object_id not in {one.object_id for one in tasks}]
                 if outside:
                     raise _refuse(
@@ -204,7 +204,7 @@ def _names_of(tasks: Sequence[Task]) -> dict[str, Task]:
     return found
 
 
-def _named(name: str, tasks: Mapping[str, Task]) -> Task:
+def _get_task(name: str, tasks: Mapping[str, Task]) -> Task:
     if name not in tasks:
         raise _refuse("TASK_NOT_FOUND", f"There is no task '{name}'. There are: [{', '.join(tasks)}]")
     return tasks[name]

@@ -36,7 +36,7 @@ from ensemble_ray.serve.driving.kept_ends import KeptEnds
 from ensemble_ray.serve.driving.ledger import LedgerLostError
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.outcomes import Outcome, outcome_of_defect, recorded_outcome
-from ensemble_ray.serve.driving.requests import accepted, checked_entry, repeated, team_of
+from ensemble_ray.serve.driving.requests import answer_accepted, answer_repetition, checked_entry, team_of
 from ensemble_ray.serve.driving.views import RunViews
 from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
@@ -236,7 +236,7 @@ class DrivenRuns:
             found = None if key is None else await threads.run(self._ledger.find_key, key)
             found = found or await threads.run(self._ledger.find, wanted.run_id)
             if found is not None:
-                return repeated(found, wanted)
+                return answer_repetition(found, wanted)
             turns = self._turns[team.info.name]
             if turns.running + turns.queued >= self._limits.max_running + self._limits.max_queued:
                 text = f"The team '{team.info.name}' has {turns.running} runs and {turns.queued} that wait: ask again later"
@@ -248,7 +248,7 @@ class DrivenRuns:
                 del self._active[wanted.run_id]
                 raise
             self._begin(active, is_recovered=False)
-        return accepted(wanted)
+        return answer_accepted(wanted)
 
     def _activate(self, entry: LedgerEntry) -> ActiveRun:
         team = self._teams[entry.ensemble]
@@ -322,7 +322,7 @@ class DrivenRuns:
             turns.release()
 
     async def _recover(self) -> int:
-        entries = await threads.run(self._ledger.unfinished)
+        entries = await threads.run(self._ledger.list_unfinished)
         known = [each for each in entries if each.ensemble in self._teams]
         for entry in known:
             self._begin(self._activate(entry), is_recovered=True)

@@ -166,7 +166,7 @@ class Ledger:
         """Return the run that was asked for under that key; None when there is none."""
         return self._one("key = ?", key)
 
-    def unfinished(self) -> Sequence[LedgerEntry]:
+    def list_unfinished(self) -> Sequence[LedgerEntry]:
         """Return the runs that have not ended, oldest first."""
         marks = ", ".join("?" * len(FINAL))
         return self._select(f"status NOT IN ({marks}) ORDER BY seq", FINAL)

@@ -50,18 +50,18 @@ def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> R
         Refusal: the request asks for more than the team or the operator allows.
     """
     wanted = asked.options
-    tokens = _bounded("max_tokens", wanted.max_tokens, (limits.max_tokens, definition.max_tokens))
+    tokens = _bound("max_tokens", wanted.max_tokens, (limits.max_tokens, definition.max_tokens))
     wanted_cost = None if wanted.max_cost is None else float(wanted.max_cost)
-    cost = _bounded("max_cost", wanted_cost, (limits.max_cost, definition.max_cost))
+    cost = _bound("max_cost", wanted_cost, (limits.max_cost, definition.max_cost))
     if cost is not None and definition.cost_configuration is None and definition.max_cost is None:
         if wanted.max_cost is not None:
             raise _too_much("max_cost needs a team with a cost configuration")
         cost = None
-    parallel = _bounded("max_parallel_tasks", wanted.max_parallel_tasks, (definition.max_parallel_tasks,))
+    parallel = _bound("max_parallel_tasks", wanted.max_parallel_tasks, (definition.max_parallel_tasks,))
     return RunOptions(max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=asked.tags or None)
 
 
-def _bounded(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | None:
+def _bound(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | None:
     """Return what is wanted, else the smallest bound."""
     least = min((each for each in bounds if each is not None), default=None)
     if wanted is not None and least is not None and wanted > least:

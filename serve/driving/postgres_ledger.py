@@ -121,7 +121,7 @@ class PostgresLedger:
         """Return the run that was asked for under that key; None when there is none."""
         return next(iter(self._select("key = %s", [text_of_name(key)])), None)
 
-    def unfinished(self) -> Sequence[LedgerEntry]:
+    def list_unfinished(self) -> Sequence[LedgerEntry]:
         """Return the runs that have not ended, oldest first."""
         return self._select("status <> ALL(%s) ORDER BY seq", [list(FINAL)])
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.datasets import DatasetCatalog
     from ensemble_ray.serve.team import ServedTeam
 
-__all__ = ["accepted", "checked_entry", "repeated", "team_of"]
+__all__ = ["answer_accepted", "answer_repetition", "checked_entry", "team_of"]
 
 
 def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:
@@ -116,7 +116,7 @@ def _count_tasks(asked: NewRun, team: ServedTeam, tools: Mapping[str, object]) -
     return team.info.tasks if asked.items is None else None
 
 
-def repeated(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:
+def answer_repetition(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:
     """Return the run that there is, for a request that was sent again (S-SRV-14, S-SRV-15).
 
     Args:
@@ -127,7 +127,7 @@ def repeated(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:
         Refusal: it was another request.
     """
     if entry.digest == wanted.digest:
-        return accepted(entry)
+        return answer_accepted(entry)
     if wanted.key is not None and entry.key == wanted.key:
         text = "The Idempotency-Key was used for another request: send the same one again, or choose another key"
         raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "IDEMPOTENCY_KEY_REUSED", text)
@@ -135,7 +135,7 @@ def repeated(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:
     raise Refusal(HTTPStatus.CONFLICT, "RUN_EXISTS", text, run_id=entry.run_id, error="RunExistsError")
 
 
-def accepted(entry: LedgerEntry) -> AcceptedRun:
+def answer_accepted(entry: LedgerEntry) -> AcceptedRun:
     """Return the answer to a request that is kept."""
     return AcceptedRun(
         run_id=entry.run_id,

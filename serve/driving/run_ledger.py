@@ -44,7 +44,7 @@ class RunLedger(Protocol):
         """Return the run that was asked for under that key; None when there is none."""
         ...
 
-    def unfinished(self) -> Sequence[LedgerEntry]:
+    def list_unfinished(self) -> Sequence[LedgerEntry]:
         """Return the runs that have not ended, oldest first."""
         ...
 

@@ -81,7 +81,7 @@ class AskedTeam:
         takes_items = self._info.takes_items and ITEMS not in self._info.inputs
         known = [*self._info.inputs, *([ITEMS] if takes_items else [])]
         if spare := [name[:200] for name in arguments if name not in known]:
-            return _failed(f"Unknown inputs {spare[:10]}. Known: {known}")
+            return _make_failure(f"Unknown inputs {spare[:10]}. Known: {known}")
         inputs = {name: value for name, value in arguments.items() if name in self._info.inputs}
         try:
             asked = NewRun.model_validate(
@@ -100,9 +100,9 @@ class AskedTeam:
                 ends_with_client=self._ends_with_client,
             )
         except pydantic.ValidationError as error:
-            return _failed("; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in error.errors()[:10]))
+            return _make_failure("; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in error.errors()[:10]))
         except Refusal as refusal:
-            return _failed(refusal.message, run_id=refusal.run_id)
+            return _make_failure(refusal.message, run_id=refusal.run_id)
         return await self._finish(run)
 
     async def go_on(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
@@ -186,7 +186,7 @@ class AskedTeam:
             f"Run {found.run_id} waits for a person to decide. What to do: {gates or 'GET /reviews has its gates'}, with the "
             f"right 'review'; its output is at GET /runs/{found.run_id} when that is done"
         )
-        return _failed(text, run_id=found.run_id)
+        return _make_failure(text, run_id=found.run_id)
 
     async def _tell_progress(self, run_id: str) -> None:
         """Tell each task that is done or failed: how many, of all."""
@@ -235,16 +235,16 @@ def _wire(decision: ReviewDecision) -> NewDecision:
 def _result(found: RunDetail) -> CallToolResult:
     """Return what came of a run that has ended."""
     if found.error is not None:
-        return _failed("\n".join([found.error.message, *found.error.causes]), run_id=found.run_id)
+        return _make_failure("\n".join([found.error.message, *found.error.causes]), run_id=found.run_id)
     if found.result is None:
-        return _failed(f"Run {found.run_id} ended without an output: {found.status}", run_id=found.run_id)
+        return _make_failure(f"Run {found.run_id} ended without an output: {found.status}", run_id=found.run_id)
     if found.result.exit_reason != ExitReason.COMPLETED.value:
         text = f"The run ended early ({found.result.exit_reason}). It gave so far:\n{found.result.raw}"
-        return _failed(text, run_id=found.run_id)
+        return _make_failure(text, run_id=found.run_id)
     return CallToolResult(content=[TextContent(text=found.result.raw)], _meta={RUN_ID: found.run_id})
 
 
-def _failed(text: str, *, run_id: str | None = None) -> CallToolResult:
+def _make_failure(text: str, *, run_id: str | None = None) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(text=text)], is_error=True, _meta=None if run_id is None else {RUN_ID: run_id}
     )

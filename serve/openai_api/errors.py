@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from ensemble_ray.serve.answers import answer, problems_of
-from ensemble_ray.serve.failures import refused
+from ensemble_ray.serve.failures import describe_refusal
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.schemas import Failure, Text, Wire
 
@@ -96,7 +96,7 @@ def refusal_error(refusal: Refusal) -> JSONResponse:
     headers = dict(refusal.headers)
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
-    return answer(api_error(refused(refusal), refusal.param), HTTPStatus(refusal.status), headers)
+    return answer(api_error(describe_refusal(refusal), refusal.param), HTTPStatus(refusal.status), headers)
 
 
 class ApiRoute(APIRoute):

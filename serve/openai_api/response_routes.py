@@ -18,7 +18,13 @@ from ensemble_ray.serve.openai_api.bodies import MessageBody, ResponseBody
 from ensemble_ray.serve.openai_api.endings import Answer, answer_of
 from ensemble_ray.serve.openai_api.errors import API_ERRORS, RUN_HEADER, ApiRoute, run_error
 from ensemble_ray.serve.openai_api.messages import inputs_of
-from ensemble_ray.serve.openai_api.responses import ResponseEvents, ResponseObject, answered, begun, response_of
+from ensemble_ray.serve.openai_api.responses import (
+    ResponseEvents,
+    ResponseObject,
+    make_answered,
+    make_begun,
+    response_of,
+)
 from ensemble_ray.serve.openai_api.streams import AnswerStream, render, texts_of
 from ensemble_ray.serve.rights import CallerDependency, Right
 from ensemble_ray.serve.routes.service import ServiceDependency
@@ -43,7 +49,7 @@ async def post_response(body: ResponseBody, asking: AskingDependency) -> Respons
     said = [MessageBody(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     inputs = inputs_of(said, info, place="input", instructions=body.instructions)
     run = await asking.begin(info, inputs, body.metadata or {})
-    response = begun(
+    response = make_begun(
         run.run_id,
         model=info.name,
         created_at=int(SystemClock().now()),
@@ -55,7 +61,7 @@ async def post_response(body: ResponseBody, asking: AskingDependency) -> Respons
     found = answer_of(await run.end_for(asking.request.receive))
     if not isinstance(found, Answer):
         return run_error(found, run.run_id)
-    return answer(answered(response, found), HTTPStatus.OK, {RUN_HEADER: run.run_id})
+    return answer(make_answered(response, found), HTTPStatus.OK, {RUN_HEADER: run.run_id})
 
 
 @router.get("/responses/{response_id}", response_model=ResponseObject)
@@ -74,6 +80,6 @@ async def _events(run: AskedRun, info: EnsembleInfo, events: ResponseEvents) -> 
             if isinstance(each, str):
                 found = events.piece(each)
             else:
-                found = events.last(each) if isinstance(each, Answer) else events.failed(each)
+                found = events.last(each) if isinstance(each, Answer) else events.make_failure(each)
             for event in found:
                 yield render(event, str(event["type"]))

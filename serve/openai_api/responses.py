@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.run_schemas import RunDetail
     from ensemble_ray.serve.schemas import Failure, Metrics
 
-__all__ = ["ResponseEvents", "ResponseObject", "answered", "begun", "failed", "response_of"]
+__all__ = ["ResponseEvents", "ResponseObject", "make_answered", "make_begun", "make_failed", "response_of"]
 
 _Status = Literal["completed", "failed", "in_progress", "cancelled", "queued", "incomplete"]
 _GOING_ON: Mapping[RunStatus, _Status] = {
@@ -109,7 +109,7 @@ class ResponseObject(Wire):
     top_p: None = None
 
 
-def begun(
+def make_begun(
     run_id: str, *, model: str, created_at: int, metadata: Mapping[str, str], instructions: str | None
 ) -> ResponseObject:
     """Return the response of a run that has just been accepted."""
@@ -124,7 +124,7 @@ def begun(
     )
 
 
-def answered(response: ResponseObject, answer: Answer) -> ResponseObject:
+def make_answered(response: ResponseObject, answer: Answer) -> ResponseObject:
     """Return a response with its answer."""
     state: Literal["completed", "incomplete"] = "incomplete" if answer.is_cut else "completed"
     return response.model_copy(
@@ -137,7 +137,7 @@ def answered(response: ResponseObject, answer: Answer) -> ResponseObject:
     )
 
 
-def failed(response: ResponseObject, failure: Failure) -> ResponseObject:
+def make_failed(response: ResponseObject, failure: Failure) -> ResponseObject:
     """Return a response without an answer."""
     return response.model_copy(
         update={"status": "failed", "error": ResponseFailure(message=api_error(failure).error.message)}
@@ -146,7 +146,7 @@ def failed(response: ResponseObject, failure: Failure) -> ResponseObject:
 
 def response_of(run: RunDetail) -> ResponseObject:
     """Return a run, however it stands, as a response (S-SRV-126)."""
-    response = begun(
+    response = make_begun(
         run.run_id,
         model=run.ensemble,
         created_at=int(run.created_at.timestamp()),
@@ -156,7 +156,7 @@ def response_of(run: RunDetail) -> ResponseObject:
     if (status := _GOING_ON.get(run.status)) is not None:
         return response.model_copy(update={"status": status})
     found = answer_of(run)
-    return answered(response, found) if isinstance(found, Answer) else failed(response, found)
+    return make_answered(response, found) if isinstance(found, Answer) else make_failed(response, found)
 
 
 def message_of(run_id: str, status: Literal["in_progress", "completed", "incomplete"], *texts: str) -> ResponseMessage:
@@ -186,7 +186,7 @@ class ResponseEvents:
     def last(self, answer: Answer) -> list[dict[str, object]]:
         """Return what ends a response that has an answer."""
         events = [] if self._is_said else self._begin_text()
-        self._response = answered(self._response, answer)
+        self._response = make_answered(self._response, answer)
         (message,) = self._response.output
         (part,) = message.content
         return [
@@ -197,9 +197,9 @@ class ResponseEvents:
             self._whole(f"response.{self._response.status}"),
         ]
 
-    def failed(self, failure: Failure) -> list[dict[str, object]]:
+    def make_failure(self, failure: Failure) -> list[dict[str, object]]:
         """Return what ends a response without an answer."""
-        self._response = failed(self._response, failure)
+        self._response = make_failed(self._response, failure)
         return [self._whole("response.failed")]
 
     def _begin_text(self) -> list[dict[str, object]]:

@@ -94,5 +94,5 @@ async def test_nothing_waits_when_nobody_listens() -> None:
     bench = Bench("on_task_start")
     bench.announcements.announce(ENDED, [b"body"])
     bench.announcements.start([order("first")])
-    await bench.announcements.flushed()
+    await bench.announcements.flush()
     assert (bench.started, bench.hub.events) == (["first"], [])

@@ -43,8 +43,8 @@ async def test_runs_hear_of_nodes_that_stay_and_of_those_that_are_gone(monkeypat
 async def test_a_node_that_lost_a_process_is_taken_after_the_others() -> None:
     """S-CLU-52: Ray may not know yet that the node itself is lost; where each lost one, all count."""
     pool, nodes = ProcessPool(), [Node(node_id=name, resources={"CPU": 2.0}, labels={}) for name in ("a", "b")]
-    assert pool._trusted(nodes) == nodes
+    assert pool._list_trusted(nodes) == nodes
     pool._doubt("a")
-    assert pool._trusted(nodes) == nodes[1:]
+    assert pool._list_trusted(nodes) == nodes[1:]
     pool._doubt("b")
-    assert pool._trusted(nodes) == nodes
+    assert pool._list_trusted(nodes) == nodes

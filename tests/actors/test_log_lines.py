@@ -64,7 +64,7 @@ async def test_prints_and_warnings_are_forwarded_with_their_role(capsys: pytest.
         logging.getLogger("ray.core").warning("not ours")
     with log_context({"ensemble.id": "other", "agent.role": "Writer"}):
         print("elsewhere")  # noqa: T201  as user code does
-    await forwarder.flushed()
+    await forwarder.flush()
     first, *others = await _said("run", scheduler)
     assert first == LogLine(text="half line", agent_role="Writer")
     assert [each.text for each in others][:2] == ["red \\x1b[31m", "to error"]
@@ -85,7 +85,7 @@ async def test_a_flood_is_cut_with_a_word_about_it() -> None:
     for number in range(100):
         print(number)  # noqa: T201  as user code does
     await asyncio.sleep(0)
-    await forwarder.flushed()
+    await forwarder.flush()
     texts = [each.text for each in await _said("run", scheduler)]
     assert texts[:20] == [str(number) for number in range(20)]
     assert texts[20:] == ["80 more lines were left out; the logs of Ray have all"]
@@ -98,7 +98,7 @@ async def test_nothing_is_forwarded_when_the_run_is_over() -> None:
     forwarder.open("run")
     forwarder.close("run")
     print("late")  # noqa: T201  as user code does
-    await forwarder.flushed()
+    await forwarder.flush()
     assert await _said("run", scheduler) == ()
 
 
@@ -173,7 +173,7 @@ async def test_what_no_run_says_in_particular_is_told_once_when_several_share_a_
     print("a thread")  # noqa: T201  as user code does
     with log_context({"ensemble.id": "second", "agent.role": "Writer"}):
         print("a task")  # noqa: T201  as user code does
-    await forwarder.flushed()
+    await forwarder.flush()
     assert [[each.text for each in await _said(run_id, scheduler)] for run_id in ("first", "second")] == [
         ["a thread"],
         ["a task"],

@@ -69,7 +69,7 @@ def store(ray_cluster: str, tmp_path: Path) -> Iterator[SubmissionStore]:
 
 async def kept(store: SubmissionStore) -> list[Submission]:
     """What it knows, in order of the runs' ids."""
-    return sorted(await store.kept(), key=lambda each: each.run_id)
+    return sorted(await store.load_unfinished(), key=lambda each: each.run_id)
 
 
 async def test_package_is_found_as_it_was_until_it_is_dropped(store: SubmissionStore, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def adapter_of(kind: str, script: Script, stack: ExitStack, monkeypatch: pytest.
         def held(_: LocalSpec) -> local_server.Address:
             return local_server.Address(server.base_url.removesuffix("/v1"), "secret-key")
 
-        monkeypatch.setattr(local_server, "held", held)
+        monkeypatch.setattr(local_server, "find_held", held)
         return served(LocalChatModel("tiny.gguf"), server)
     options = {"max_retries": 0} if kind == "openai_client" else None
     model = OpenAIChatModel("m", base_url=server.base_url, api_key="secret-key", client_options=options)

@@ -76,7 +76,7 @@ def test_what_was_accepted_is_there_when_it_is_opened_again(opened: Open) -> Non
     first.end("a", ended("a"), kept=10)
     first.close()
     again = opened("shop")
-    assert [(each.run_id, each.status) for each in again.unfinished()] == [("b", "running"), ("c", "accepted")]
+    assert [(each.run_id, each.status) for each in again.list_unfinished()] == [("b", "running"), ("c", "accepted")]
     kept, over = again.find_key("key-c"), again.find("a")
     assert kept is not None
     assert over is not None
@@ -124,7 +124,7 @@ def test_endpoints_of_other_names_have_ledgers_of_their_own(opened: Open) -> Non
     shop.add(entry("a", key="k"))
     office.add(entry("a", key="k"))
     shop.end("a", ended("a"), kept=1)
-    assert [len(each.unfinished()) for each in (shop, office)] == [0, 1]
+    assert [len(each.list_unfinished()) for each in (shop, office)] == [0, 1]
 
 
 def test_another_process_has_it_only_when_it_was_let_go(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_it_goes_on_when_its_connection_is_lost(url: str, postgres: PostgresServ
     ledger.add(entry("b"))
     postgres.end_backends(url)
     ledger.end("a", ended("a"), kept=1)
-    assert [each.run_id for each in ledger.unfinished()] == ["b"]
+    assert [each.run_id for each in ledger.list_unfinished()] == ["b"]
     ledger.close()
 
 
@@ -173,5 +173,5 @@ def test_one_that_was_cut_off_changes_nothing_when_it_comes_back(url: str, postg
         old.end("a", ended("a"), kept=1)
     old.close()
     last = open_ledger(StoreAddress(home="", url=url), "shop")
-    assert [each.run_id for each in last.unfinished()] == ["a"]
+    assert [each.run_id for each in last.list_unfinished()] == ["a"]
     last.close()

@@ -209,7 +209,7 @@ async def test_a_local_model_is_held_to_schemas(monkeypatch: pytest.MonkeyPatch)
         def held(_: LocalSpec) -> local_server.Address:
             return local_server.Address(server.base_url.removesuffix("/v1"), "key")
 
-        monkeypatch.setattr(local_server, "held", held)
+        monkeypatch.setattr(local_server, "find_held", held)
         model = LocalChatModel("tiny.gguf")
         assert isinstance(model, StructuredChatModel)
         for schema in (TRIP, TRIP, CITY):

@@ -41,7 +41,7 @@ async def test_events_keep_their_order_when_some_are_large(ray_runtime: RayRunti
         sink.emit(changed(number))
         for _ in range(3):  # it leaves in one of the loop's next turns, before the next event comes
             await asyncio.sleep(0)
-    await sink.flushed()
+    await sink.flush()
     page = await hub.poll.remote(run_id, 0, 0.0)
     await hub.mark_driver_gone.remote(run_id)
     arrived = [cast("FileChangedEvent", pickle.loads(body)).lines_added for body in page.events]  # noqa: S301  our own

@@ -100,7 +100,7 @@ async def test_it_answers_and_streams_when_asked() -> None:
     *fragments, whole = [part async for part in short.stream([ChatMessage("user", "Say hi")])]
     assert isinstance(whole, ChatResponse)
     assert whole.text == "".join(str(fragment) for fragment in fragments)
-    address = local_server.held(short.spec)
+    address = local_server.find_held(short.spec)
     assert address is not None
     assert address.url.startswith("http://127.0.0.1:")
 

@@ -47,7 +47,7 @@ def test_what_was_accepted_is_there_when_it_is_opened_again(tmp_path: Path) -> N
     first.end("a", ended("a"), kept=10)
     first.close()
     again = Ledger(path)
-    assert [(each.run_id, each.status) for each in again.unfinished()] == [("b", "running"), ("c", "accepted")]
+    assert [(each.run_id, each.status) for each in again.list_unfinished()] == [("b", "running"), ("c", "accepted")]
     found = again.find("a")
     assert found is not None
     assert (found.request, found.outcome) == (None, ended("a"))

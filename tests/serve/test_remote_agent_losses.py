@@ -155,7 +155,7 @@ async def test_a_stream_that_is_silent_is_taken_up_by_its_task(
 
 async def test_an_answer_may_take_as_long_as_the_task() -> None:
     """S-INT-80: an agent without streams says nothing until it is done; a connection stands within its own limit."""
-    async with connecting.connected(AgentAddress.of("https://a.example", connect_timeout_s=3), 1800) as http:
+    async with connecting.open_http_client(AgentAddress.of("https://a.example", connect_timeout_s=3), 1800) as http:
         assert http.timeout == httpx.Timeout(1800, connect=3)
 
 

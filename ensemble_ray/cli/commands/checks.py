@@ -217,7 +217,7 @@ def check_endpoint() -> Iterator[Finding]:
     except ValidationError as error:
         yield Finding(name="Endpoint", state="failed", detail=str(error), advice="Correct OPENAI_BASE_URL")
         return
-    yield _asked(url, key)
+    yield _ask(url, key)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -227,7 +227,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Take the answer as it is."""
 
 
-def _asked(url: str, key: str) -> Finding:
+def _ask(url: str, key: str) -> Finding:
     from ensemble_ray.llm.endpoint_urls import shown_url
 
     shown = shown_url(url)

@@ -54,7 +54,7 @@ def add_key(
         rate=None if rate is None else parse_rate(rate),
         created_at=utc_now(),
     )
-    kept = _kept()
+    kept = _open_keys()
     kept.add(key)
     if as_json:
         show_json({"key": text, **_as_data(key)})
@@ -70,7 +70,7 @@ def list_keys(*, as_json: AsJson = False) -> int:
     from ensemble_ray.access.keys import render_rate
     from ensemble_ray.values.value import utc_now
 
-    kept = _kept()
+    kept = _open_keys()
     found = kept.read()
     if as_json:
         show_json([_as_data(key) for key in found or ()])
@@ -99,12 +99,12 @@ def list_keys(*, as_json: AsJson = False) -> int:
 @keys.command("revoke", epilog="Example: ensemble-ray keys revoke ann")
 def revoke_key(name: Name) -> int:
     """Revoke a key: the next request with it is refused, and answers that go on end within seconds."""
-    key = _kept().revoke(name)
+    key = _open_keys().revoke(name)
     show(f"Revoked the key of '{name}' (...{key.last_four})")
     return FINE
 
 
-def _kept() -> KeyStore:
+def _open_keys() -> KeyStore:
     from ensemble_ray.access.key_store import open_keys
 
     return open_keys()

@@ -46,9 +46,9 @@ def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: AsJs
         data = {"scopes": counts, "long_term": long_term, "entities": len(facts)}
         show_json({"place": tables.location, "embedding_model": None if model is None else model[0], **data})
         return FINE
-    rows = [(scope, _counted(count, "entry", "entries")) for scope, count in counts.items()]
-    rows += [("(long-term memory)", _counted(long_term, "entry", "entries"))] if long_term else []
-    rows += [("(entities)", _counted(len(facts), "fact", "facts"))] if facts else []
+    rows = [(scope, _format_count(count, "entry", "entries")) for scope, count in counts.items()]
+    rows += [("(long-term memory)", _format_count(long_term, "entry", "entries"))] if long_term else []
+    rows += [("(entities)", _format_count(len(facts), "fact", "facts"))] if facts else []
     width = max((len(name) for name, _ in rows), default=0)
     for name, count in rows:
         show(f"{name:<{width}}  {count}")
@@ -80,7 +80,7 @@ def show_scope(
         show_json([_as_data(entry) for entry in entries])
         return FINE
     for entry in entries:
-        show(_shown(entry))
+        show(_format_entry(entry))
     if not entries:
         say(f"{tables.location} has no long-term memory")
     elif total > len(entries):
@@ -122,11 +122,11 @@ def search(
         return FINE
     for name, entries in found:
         show(name or "(long-term memory)")
-        show(_indented("\n".join(map(_shown, entries))))
+        show(_indent("\n".join(map(_format_entry, entries))))
     if facts:
         show("(entities)")
         for entity, fact in facts.items():
-            show(_indented(f"{entity}: {fact}"))
+            show(_indent(f"{entity}: {fact}"))
     if not found and not facts:
         say(f"Nothing is found in {tables.location}")
     return FINE
@@ -163,7 +163,7 @@ def _scope_part(tables: MemoryTables, scope: str | None) -> tuple[str, Callable[
     """Return what a scope has, in words, and what deletes it; None: long-term memory."""
     name, total = _count_entries(tables, scope)
     where = f"scope '{name}'" if name else "long-term memory"
-    return f"{_counted(total, 'entry', 'entries')} of {where}", partial(tables.clear, name)
+    return f"{_format_count(total, 'entry', 'entries')} of {where}", partial(tables.clear, name)
 
 
 def _facts_part(tables: MemoryTables) -> tuple[str, Callable[[], None]]:
@@ -174,7 +174,7 @@ def _facts_part(tables: MemoryTables) -> tuple[str, Callable[[], None]]:
         for entity in facts:
             tables.remove_fact(entity)
 
-    return f"{_counted(len(facts), 'fact', 'facts')} about entities", delete
+    return f"{_format_count(len(facts), 'fact', 'facts')} about entities", delete
 
 
 def _check_target(scope: str | None, *, is_long_term: bool, is_entities: bool) -> None:
@@ -261,20 +261,20 @@ def _as_data(entry: MemoryEntry) -> dict[str, object]:
     }
 
 
-def _shown(entry: MemoryEntry) -> str:
+def _format_entry(entry: MemoryEntry) -> str:
     """Return an entry for people: when and whose, and its content below."""
     from ensemble_ray.values.memory import AGENT_ROLE, TASK_DESCRIPTION
 
     at = "" if entry.stored_at is None else f"{entry.stored_at:%Y-%m-%d %H:%M} UTC"
     whose = ": ".join(filter(None, (entry.get_meta(AGENT_ROLE), entry.get_meta(TASK_DESCRIPTION))))
-    return "\n".join(["  ".join(filter(None, (at, whose))) or "-", _indented(entry.content)])
+    return "\n".join(["  ".join(filter(None, (at, whose))) or "-", _indent(entry.content)])
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
-def _counted(count: int, one: str, more: str) -> str:
+def _format_count(count: int, one: str, more: str) -> str:
     return f"{count} {one if count == 1 else more}"
 
 

@@ -110,7 +110,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.errors import RecordError
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import RunFold
-    from ensemble_ray.record.resume.run_head import located, read_head
+    from ensemble_ray.record.resume.run_head import locate_errors, read_head
     from ensemble_ray.record.view.directives import directive_data, directive_rows, directives_in
     from ensemble_ray.record.view.reflections import reflection_rows
     from ensemble_ray.record.view.tree import tree_rows
@@ -118,7 +118,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     run_id = named.run_id
     head = run_blocking(read_head(store, run_id, is_partial=is_partial))
     if task is None and head.is_dynamic:
-        with located(named.location):
+        with locate_errors(named.location):
             view = run_blocking(_view(store, named, is_partial=is_partial))
             rows, data = tuple(view.rows()), view.data()
         if as_json:
@@ -132,7 +132,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
         facts = run_blocking(_of_task(store, run_id, task, is_partial=is_partial))
     if not facts:
         raise RecordError(f"Run '{run_id}' has recorded nothing in {named.location}", named.location)
-    with located(named.location):
+    with locate_errors(named.location):
         fold = RunFold(facts)
         found = fold.trace()
     if head.tags:
@@ -152,7 +152,7 @@ def _draw_run(store: RunStore, named: RunSummary, pictures: Pictures) -> None:
     """Write the graph of a run as it ran."""
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import RunFold
-    from ensemble_ray.record.resume.run_head import located, read_head
+    from ensemble_ray.record.resume.run_head import locate_errors, read_head
     from ensemble_ray.record.units.replayed import recorded_plan
     from ensemble_ray.visualization.exporter import DagExporter
     from ensemble_ray.visualization.files import trace_steps
@@ -161,15 +161,15 @@ def _draw_run(store: RunStore, named: RunSummary, pictures: Pictures) -> None:
 
     def make_trace() -> ExecutionTrace:
         facts = run_blocking(store.facts(named.run_id))
-        with located(named.location):
+        with locate_errors(named.location):
             return RunFold(facts).trace()
 
     def make_flow() -> Flow:
         if head.is_dynamic:
-            with located(named.location):
+            with locate_errors(named.location):
                 return tally_flow(run_blocking(_view(store, named, is_partial=False)).levels)
         trace = make_trace()
-        with located(named.location):
+        with locate_errors(named.location):
             plan = recorded_plan(head.header.plan) if head.header.plan else None
         return ran_flow(trace_steps(trace, plan), plan, workflow=trace.workflow)
 

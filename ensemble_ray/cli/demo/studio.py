@@ -33,7 +33,7 @@ def show_in_studio(team: T, run: Callable[[T], int], wait: Callable[[], object] 
         ValidationError: packages are missing.
         EnsembleError: nobody can listen, or the run failed.
     """
-    dashboard = _started()
+    dashboard = _start_dashboard()
     try:
         say(f"Studio: http://127.0.0.1:{dashboard.actual_port}/")
         code = run(team.model_copy(update={"dashboard": dashboard}))
@@ -52,7 +52,7 @@ def _wait(wait: Callable[[], object]) -> None:
         say("Stopped.")
 
 
-def _started() -> WebDashboard:
+def _start_dashboard() -> WebDashboard:
     """Return a dashboard that serves, at the usual port or at any that is free."""
     dashboard = WebDashboard(port=_PORT, host="127.0.0.1")
     try:

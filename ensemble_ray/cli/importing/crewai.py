@@ -139,13 +139,13 @@ def _plain(located: Located) -> object:
             return located.value
 
 
-def _valued(said: Mapping[str, object]) -> list[tuple[str, object]]:
+def _list_values(said: Mapping[str, object]) -> list[tuple[str, object]]:
     return [(key, value) for key, value in said.items() if value not in (None, "")]
 
 
 def _agent(place: str, said: Mapping[str, object], notes: _Notes) -> dict[str, object]:
     agent: dict[str, object] = {}
-    for key, value in _valued(said):
+    for key, value in _list_values(said):
         match key:
             case "role" | "goal":
                 agent[key] = _text(value)
@@ -172,7 +172,7 @@ def _task(
     place: str, said: Mapping[str, object], *, agents: Mapping[str, object], before: list[str], notes: _Notes
 ) -> dict[str, object]:
     task: dict[str, object] = {}
-    for key, value in _valued(said):
+    for key, value in _list_values(said):
         match key:
             case "description" | "expected_output":
                 task[key] = _text(value)
@@ -199,18 +199,18 @@ def _note_key(place: str, key: str, value: object, notes: _Notes) -> None:
         return
     advice = {
         "async_execution": "ran beside others: with 'workflow: parallel' all tasks do that need no other's output",
-        "tools": f"tools {_shown(value)} are Python there: write 'tools: [module:attribute]' for each",
-        "output_pydantic": f"answer of type {_shown(value)}: write 'output_type: module:Class'",
-        "output_json": f"answer of type {_shown(value)}: write 'output_type: module:Class'",
-        "output_file": f"wrote {_shown(value)}: 'ensemble-ray run' prints the output, and '> FILE' keeps it",
+        "tools": f"tools {_format(value)} are Python there: write 'tools: [module:attribute]' for each",
+        "output_pydantic": f"answer of type {_format(value)}: write 'output_type: module:Class'",
+        "output_json": f"answer of type {_format(value)}: write 'output_type: module:Class'",
+        "output_file": f"wrote {_format(value)}: 'ensemble-ray run' prints the output, and '> FILE' keeps it",
         "guardrail": "its guardrail: write 'output_guardrails: [module:function]'",
         "callback": "its callback: write 'on_task_complete: module:function' for the team",
         "max_execution_time": "its time limit has no key here: models and tools have timeouts of their own",
     }
-    notes.add(place, advice.get(key, f"'{key}: {_shown(value)}' has no key here and is left out"))
+    notes.add(place, advice.get(key, f"'{key}: {_format(value)}' has no key here and is left out"))
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

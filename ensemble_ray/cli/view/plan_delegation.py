@@ -57,7 +57,7 @@ def delegation_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | No
 def manager_lines(manager: Mapping[str, Any], delegation: Mapping[str, Any]) -> list[str]:
     """Return the manager, then its rules, as text."""
     prompts = f", prompts by {manager['prompts']}" if manager["prompts"] else ""
-    rules = [*_rules(manager["rules"]), *_shared(delegation)]
+    rules = [*_rules(manager["rules"]), *_describe_shared(delegation)]
     width = max(len(name) for name, _ in rules)
     return [
         "\nManager",
@@ -69,20 +69,20 @@ def manager_lines(manager: Mapping[str, Any], delegation: Mapping[str, Any]) -> 
 
 def peer_lines(delegation: Mapping[str, Any]) -> list[str]:
     """Return as text which agents may delegate without a manager."""
-    rules = [("may delegate", _listed(delegation["peers"])), ("depth", f"at most {delegation['max_depth']}")]
-    rules += list(_shared(delegation))
+    rules = [("may delegate", _join_roles(delegation["peers"])), ("depth", f"at most {delegation['max_depth']}")]
+    rules += list(_describe_shared(delegation))
     width = max(len(name) for name, _ in rules)
     return ["\nDelegation", *(f"  {name:<{width}}  {text}" for name, text in rules)]
 
 
 def _rules(rules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if rules["allowed_workers"]:
-        yield "allowed", _listed(rules["allowed_workers"])
+        yield "allowed", _join_roles(rules["allowed_workers"])
     if rules["required_stages"]:
         yield "stages", screen_line(" -> ".join(", ".join(stage) for stage in rules["required_stages"]), _ROLES)
     if rules["required_workers"]:
         ways = {"remind": "the manager is reminded once", "fail": "the manager is not reminded"}
-        yield "required", f"{_listed(rules['required_workers'])} ({ways[rules['enforce_required']]})"
+        yield "required", f"{_join_roles(rules['required_workers'])} ({ways[rules['enforce_required']]})"
     if rules["max_calls_per_worker"]:
         caps = rules["max_calls_per_worker"].items()
         yield "calls", screen_line(", ".join(f"{role} at most {cap}" for role, cap in caps), _ROLES)
@@ -92,12 +92,12 @@ def _rules(rules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "stall", f"ends after {count_noun(turns, 'turn')} without progress" if turns else "never ends the run"
 
 
-def _shared(delegation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _describe_shared(delegation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if delegation["policies"]:
         yield "policies", screen_line(", ".join(delegation["policies"]), _NAMES)
     if delegation["timeout_s"] is not None:
         yield "timeout", f"{delegation['timeout_s']:g} s"
 
 
-def _listed(roles: list[str]) -> str:
+def _join_roles(roles: list[str]) -> str:
     return screen_line(", ".join(roles), _ROLES)

@@ -290,7 +290,7 @@ class TaskProgress:
         """Tasks that have begun and not ended, oldest first."""
         return tuple(self._running.values())
 
-    def delegated(self, task: RunningTask) -> Sequence[RunningDelegation]:
+    def list_delegations(self, task: RunningTask) -> Sequence[RunningDelegation]:
         """Return the agents that work for a running task, oldest first."""
         return tuple(self._delegated.get(task.key, {}).values())
 
@@ -358,7 +358,7 @@ class TaskProgress:
         """Return the line of a running task, and below it those of the agents that work for it."""
         label, role = screen_line(task.label, _LABEL), screen_line(task.agent_role, _ROLE)
         lines = [f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s"]
-        open_ones = self.delegated(task)
+        open_ones = self.list_delegations(task)
         for each in open_ones[:_SHOWN_TASKS]:
             roles = f"{screen_line(each.asker_role, _ROLE)} asks {screen_line(each.worker_role, _ROLE)}"
             lines.append(f"  {'  ' * each.depth}\u21b3 {roles}  {at - each.started_at:.0f} s")

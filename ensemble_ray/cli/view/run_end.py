@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
-from ensemble_ray.record.resume.run_head import located, read_head
+from ensemble_ray.record.resume.run_head import locate_errors, read_head
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 
@@ -56,7 +56,7 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
     end = head.end
     text = None
     if found.state in _WITH_TEXT:
-        with located(found.location):
+        with locate_errors(found.location):
             text = await (_last_text(store, run_id) if head.is_dynamic else _planned_text(store, run_id))
     reason = None if end is None else end.exit_reason or (ExitReason.ERROR if found.state is RunState.FAILED else None)
     errors = () if end is None else end.errors

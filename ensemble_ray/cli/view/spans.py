@@ -68,7 +68,7 @@ def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool)
     from ensemble_ray.events.telemetry.listener import missing_packages
     from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
     from ensemble_ray.process.loop import run_blocking
-    from ensemble_ray.record.resume.run_head import located
+    from ensemble_ray.record.resume.run_head import locate_errors
     from ensemble_ray.record.view.spans import recorded_spans
 
     receiver = None if url == _ENVIRONMENT else url
@@ -81,7 +81,7 @@ def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool)
     except ModuleNotFoundError as error:
         raise missing_packages(error) from error
     facts = run_blocking(store.facts(named.run_id))
-    with located(named.location):
+    with locate_errors(named.location):
         spans = recorded_spans(facts, content)
     resource = own_resource()
     where = shown_url(receiver_here() if receiver is None else receiver)

@@ -47,7 +47,7 @@ class DefinitionFactories:
             Exception: what a factory raised, where a failed item ends the run.
         """
         results = await make_maps_in_run(self._definition, items)
-        return [_checked(each) for each in results]
+        return [_check(each) for each in results]
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
         """Return a task that reduces these outputs, and the positions of those that it wants as context, in its order.
@@ -84,7 +84,7 @@ class DirectFactory:
         raise IllegalStateError(f"the short-circuit reduces nothing, and was given {len(outputs)} outputs")
 
 
-def _checked(made: Made) -> Task | ItemLoop | FactoryFailure:
+def _check(made: Made) -> Task | ItemLoop | FactoryFailure:
     if isinstance(made, FactoryFailure):
         return made
     if isinstance(made, ItemLoop):

@@ -66,7 +66,7 @@ class ItemBuffer:
         """Return an item whose map is not done."""
         return self._items[number]
 
-    def done(self, number: int) -> object:
+    def pop(self, number: int) -> object:
         """Return an item and let it go, since its map is done."""
         return self._items.pop(number, None)
 

@@ -51,12 +51,12 @@ class ItemLog:
 
     # What comes in, on the library's loop.
 
-    def completed(self, number: int, index: int) -> None:
+    def add_output(self, number: int, index: int) -> None:
         """Note that a map has its output, which is in the store."""
         self.completed_count += 1
         self._come(number, index)
 
-    def failed(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
+    def add_failure(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
         """Note that a map has failed for good; return it with the item itself, of which only a text may be kept."""
         failed = FailedItem(
             index=index, item=item, error_type=type(error).__name__, message=message_of(error), attempts=attempts
@@ -140,7 +140,7 @@ class ItemLog:
         if came < 0:
             failed = _failure(self._failures.get(-1 - came))
             return ItemResult(index=failed.index, item=failed.item, error=failed, attempts=failed.attempts)
-        item, output = self._store.mapped(came)
+        item, output = self._store.get_mapped(came)
         return ItemResult(index=self._indices[position], item=item, output=output)
 
     async def leave(self, reader: int) -> None:

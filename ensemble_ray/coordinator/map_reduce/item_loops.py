@@ -175,13 +175,13 @@ class ItemLoops:
         verdicts = {
             question: replace(each, question=question)
             for each in self._recorded.get(item, ())
-            if (question := _moved(each.question, prefix)) is not None
+            if (question := _move(each.question, prefix)) is not None
         }
         running = _Running(
             prepared=prepared, source=source, evaluations=evaluations, outputs=outputs, verdicts=verdicts
         )
         evaluations.open(
-            lambda answer: self._background.start(self._answered(running, answer)),
+            lambda answer: self._background.start(self._record_answer(running, answer)),
             self._reporter.break_off,
             self._journal.now,
         )
@@ -230,12 +230,12 @@ class ItemLoops:
         else:
             self._apply(running, Cancelled(at=result.at, instance=instance))
 
-    async def _answered(self, running: _Running, answered: Stimulus) -> None:
+    async def _record_answer(self, running: _Running, answered: Stimulus) -> None:
         """Put a verdict on record, then tell the loop."""
         if not isinstance(answered, Evaluated):
             raise TypeError(f"a predicate answers with a verdict, and not with {answered}")
         item = running.prepared.instance
-        placed = replace(answered, question=_moved(answered.question, "", f"{item}/") or answered.question)
+        placed = replace(answered, question=_move(answered.question, "", f"{item}/") or answered.question)
         # Another process may commit work that follows from it before this one does (S-DUR-122).
         fact = self._journal.fact(item, encode_stimulus(placed), answered.at)
         await self._journal.append(fact, until=Persistence.COMMITTED)
@@ -327,7 +327,7 @@ def _failure_of(raised: EvaluationFailed) -> TaskFailure:
     return TaskFailure(error=raised.error if isinstance(raised.error, BaseException) else None)
 
 
-def _moved(question: Question, prefix: str, to: str = "") -> Question | None:
+def _move(question: Question, prefix: str, to: str = "") -> Question | None:
     """Return a loop's question with its unit below another path; None where it is none of a predicate there."""
     if isinstance(question, UntilHolds) and question.unit.startswith(prefix):
         return replace(question, unit=to + question.unit.removeprefix(prefix))

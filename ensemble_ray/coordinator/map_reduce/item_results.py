@@ -53,28 +53,28 @@ class ItemResultWriter:
             await asyncio.wait([self._writing])
         return await self._log.free_slots(in_flight)
 
-    def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
+    def write_output(self, number: int, index: int, item: object, output: TaskOutput) -> None:
         """Note that an item has its output."""
         if self._is_direct:
             return
-        self._log.completed(number, index)
+        self._log.add_output(number, index)
         if self._results is not None and index not in self._results:
             self._write(ItemResult(index=index, item=item, output=output))
 
-    def failed(self, index: int, item: object, error: BaseException, attempts: int) -> None:
+    def write_failure(self, index: int, item: object, error: BaseException, attempts: int) -> None:
         """Note that an item has none."""
         if self._is_direct:
             return
-        failed = self._log.failed(index, item, error, attempts)
+        failed = self._log.add_failure(index, item, error, attempts)
         if self._dead_letters is not None:
             self._write(failed)
 
     def _write(self, what: ItemResult | FailedItem) -> None:
         self._waiting.append(what)
         if self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(self._written())
+            self._writing = asyncio.get_running_loop().create_task(self._write_waiting())
 
-    async def _written(self) -> None:
+    async def _write_waiting(self) -> None:
         try:
             while self._waiting:
                 claimed, self._waiting = self._waiting, []
@@ -94,7 +94,7 @@ class ItemResultWriter:
         """Close it as its run ended; `error` says why that was broken off, None where it was not."""
         await self.close(is_complete=error is None)
 
-    async def written(self) -> None:
+    async def wait_until_written(self) -> None:
         """Wait until nothing waits for a file."""
         while self._writing is not None:
             await asyncio.wait([self._writing])
@@ -108,7 +108,7 @@ class ItemResultWriter:
         Raises:
             RecordError: they cannot be written, or could not be while nobody else was there to be told.
         """
-        await self.written()
+        await self.wait_until_written()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._log.close)
             if self._dead_letters is not None:

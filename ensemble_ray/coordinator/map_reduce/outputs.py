@@ -124,7 +124,7 @@ class MapReduceOutputs:
         executions: Sequence[TaskTrace] = (),
     ) -> TaskOutput:
         """Keep an output; gives it with its trace annotated. Of several executions the traces of all are counted."""
-        trace = self._annotated(output.trace, unit_type, level)
+        trace = self._annotate(output.trace, unit_type, level)
         output = output.model_copy(update={"trace": trace})
         tool_calls = [each.metrics.tool_call_count for each in executions] or [output.tool_call_count]
         self._tool_calls += sum(tool_calls)
@@ -142,7 +142,7 @@ class MapReduceOutputs:
         executions: Sequence[TaskTrace] = (),
     ) -> None:
         """Keep what a task did that gave no output (S-MR-105)."""
-        trace = self._annotated(trace, unit_type, level)
+        trace = self._annotate(trace, unit_type, level)
         self._put((level, number), output=None, trace=trace, item=item, executions=executions, unit_type=unit_type)
 
     def meet(self, agents: Sequence[Agent]) -> list[AgentSummary]:
@@ -182,10 +182,10 @@ class MapReduceOutputs:
         level, number = position
         self._put_payload(position, output=output, trace=trace, item=item)
         for each in executions:
-            inner = self._annotated(each, unit_type, level)
+            inner = self._annotate(each, unit_type, level)
             here = self._levels[level]
             here.inner_numbers.append(number)
-            here.inner_slots.append(self._packed(_Payload(output=None, trace=inner)))
+            here.inner_slots.append(self._pack_payload(_Payload(output=None, trace=inner)))
             here.note_trace(each)
             self._metrics.add(each.with_workers())
         if trace is not None and not executions:
@@ -200,12 +200,12 @@ class MapReduceOutputs:
             trace=trace if output is None else None,
             item=item if self._keeps_items else None,
         )
-        slot = self._packed(payload)
+        slot = self._pack_payload(payload)
         while len(self._levels) <= level:
             self._levels.append(_Level())
         self._levels[level].note(number, slot, trace, gave=output is not None)
 
-    def _packed(self, payload: _Payload) -> int:
+    def _pack_payload(self, payload: _Payload) -> int:
         """Put it into the file; gives its slot."""
         try:
             packed = pickle.dumps(payload, protocol=5)
@@ -215,7 +215,7 @@ class MapReduceOutputs:
         return self._spool.put(packed)
 
     @staticmethod
-    def _annotated(trace: TaskTrace | None, unit_type: str, level: int) -> TaskTrace | None:
+    def _annotate(trace: TaskTrace | None, unit_type: str, level: int) -> TaskTrace | None:
         return None if trace is None else trace.model_copy(update={"node_type": unit_type, "map_reduce_level": level})
 
     # What is asked.
@@ -228,7 +228,7 @@ class MapReduceOutputs:
         """Whether that task gave an output."""
         return level < len(self._levels) and self._levels[level].has(number)
 
-    def mapped(self, number: int) -> tuple[object, TaskOutput]:
+    def get_mapped(self, number: int) -> tuple[object, TaskOutput]:
         """Return the item of a map that is done, None where items are not kept, and its output."""
         payload = self._payload(0, number)
         return payload.item, _output_of(payload)
@@ -246,18 +246,18 @@ class MapReduceOutputs:
     def outputs(self) -> Sequence[TaskOutput]:
         """All outputs in level order: item order at level 0, order of making above (S-SET-20)."""
         slots = array("q", (slot for level in self._levels for slot in level.gave_slots()))
-        return SpooledSequence(self._spool, slots, lambda packed: _output_of(self._opened(packed)))
+        return SpooledSequence(self._spool, slots, lambda packed: _output_of(self._open(packed)))
 
     @property
     def traces(self) -> Sequence[TaskTrace]:
         """All traces in level order, those of failed tasks in their places."""
         slots = array("q", (slot for level in self._levels for slot in level.traced_slots()))
-        return SpooledSequence(self._spool, slots, lambda packed: _trace_of(self._opened(packed)))
+        return SpooledSequence(self._spool, slots, lambda packed: _trace_of(self._open(packed)))
 
     @property
     def agents(self) -> Sequence[AgentSummary]:
         """Who took part, each once, in the order in which they were met."""
-        return SpooledSequence(self._spool, self._agents, pickle.loads, what="agents")  # as in `_opened`
+        return SpooledSequence(self._spool, self._agents, pickle.loads, what="agents")  # as in `_open`
 
     @property
     def levels(self) -> tuple[MapReduceLevelSummary, ...]:
@@ -288,9 +288,9 @@ class MapReduceOutputs:
         return self._tool_calls
 
     def _payload(self, level: int, number: int) -> _Payload:
-        return self._opened(self._spool.get(self._levels[level].slots[number]))
+        return self._open(self._spool.get(self._levels[level].slots[number]))
 
-    def _opened(self, packed: bytes) -> _Payload:
+    def _open(self, packed: bytes) -> _Payload:
         found: _Payload | int = pickle.loads(packed)  # noqa: S301  our own temporary file, which nobody else can open
         return self._held[found] if isinstance(found, int) else found
 

@@ -43,11 +43,11 @@ class ItemResults(Protocol):
         """
         ...
 
-    def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
+    def write_output(self, number: int, index: int, item: object, output: TaskOutput) -> None:
         """Note that the item of that place, and of that index in its source, has its output."""
         ...
 
-    def failed(self, index: int, item: object, error: BaseException, attempts: int) -> None:
+    def write_failure(self, index: int, item: object, error: BaseException, attempts: int) -> None:
         """Note that an item has none."""
         ...
 

@@ -15,7 +15,7 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.plan.map_reduce_factories import held
+from ensemble_ray.plan.map_reduce_factories import apply_process_settings
 from ensemble_ray.plan.nodes import task_keys
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
@@ -99,7 +99,7 @@ class TaskMaker:
             ValidationError: one of them cannot run; nothing was asked of any model.
             AgentExecutionError: a synthesizer's model failed.
         """
-        filled = tuple(self._filled(task) for task in tasks)
+        filled = tuple(self._fill(task) for task in tasks)
         ensemble = self._rules.model_copy(update={"tasks": filled})
         for warning in validate(ensemble):
             self._warn(warning)
@@ -107,10 +107,12 @@ class TaskMaker:
             tasks=filled, keys=tuple(keys), inputs=self._inputs, workflow=Workflow.PARALLEL, models=self._models
         )
         synthesized = await synthesize_agents(
-            resolved, ensemble, recorded=None if self._recorded is None else self._dressed
+            resolved, ensemble, recorded=None if self._recorded is None else self._wrap_model
         )
         planned = plan_run(
-            ensemble, resolved, {task: held(self._definition, agent) for task, agent in synthesized.items()}
+            ensemble,
+            resolved,
+            {task: apply_process_settings(self._definition, agent) for task, agent in synthesized.items()},
         )
         return [
             ReadyTask(
@@ -132,7 +134,7 @@ class TaskMaker:
         ensemble = self._rules.model_copy(update={"loops": (made.loop,)})
         for warning in validate(ensemble):
             self._warn(warning)
-        body = tuple(self._rendered(task) for task in made.loop.body)
+        body = tuple(self._render(task) for task in made.loop.body)
         keys = task_keys(body)
         resolved = ResolvedTasks(
             tasks=body, keys=keys, inputs=self._inputs, workflow=Workflow.SEQUENTIAL, models=self._models
@@ -140,9 +142,9 @@ class TaskMaker:
         synthesized = await synthesize_agents(
             replace(resolved, keys=tuple(inner_key(key, each) for each in keys)),
             ensemble,
-            recorded=None if self._recorded is None else self._dressed,
+            recorded=None if self._recorded is None else self._wrap_model,
         )
-        agents = {task: held(self._definition, agent) for task, agent in synthesized.items()}
+        agents = {task: apply_process_settings(self._definition, agent) for task, agent in synthesized.items()}
         planned = plan_run(ensemble, resolved, agents)
         (unit,) = (each for each in planned.plan.units if isinstance(each, LoopUnit))
         places = {task.object_id: each for task, each in zip(body, keys, strict=True)}
@@ -154,14 +156,14 @@ class TaskMaker:
         claimed, self._facts = self._facts, []
         return claimed
 
-    def _dressed(self, name: str, model: ChatModel) -> ChatModel:
+    def _wrap_model(self, name: str, model: ChatModel) -> ChatModel:
         return model if self._recorded is None else self._recorded(name, model, self._facts.append)
 
-    def _filled(self, task: Task) -> Task:
+    def _fill(self, task: Task) -> Task:
         """Return the task with its inputs filled in, and without its context, whose outputs travel with the order."""
-        return self._rendered(task.rewritten(context=()) if task.context else task)
+        return self._render(task.rewritten(context=()) if task.context else task)
 
-    def _rendered(self, task: Task) -> Task:
+    def _render(self, task: Task) -> Task:
         changes: dict[str, object] = {}
         for name in ("description", "expected_output") if self._inputs else ():
             text: str = getattr(task, name)

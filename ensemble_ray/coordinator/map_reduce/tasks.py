@@ -204,7 +204,7 @@ class MapReduceTasks:
             output = self._parts.store.output(level, number)
             if not level:
                 items = self._parts.items
-                self._parts.results.completed(number, items.index(number), items.item(number), output)
+                self._parts.results.write_output(number, items.index(number), items.item(number), output)
             is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
             left = record.exit_reason(level, number)
             return (self._complete(start.instance, position, output, is_final=is_final, exit_reason=left),)
@@ -293,13 +293,13 @@ class MapReduceTasks:
         if result.output is not None and (has_left or result.status == "completed"):
             output = store.keep(level, number, result.output, prepared.unit_type, item=item)
             if not level:
-                self._parts.results.completed(number, self._parts.items.index(number), item, output)
+                self._parts.results.write_output(number, self._parts.items.index(number), item, output)
             is_final, left = prepared.unit_type == "final-reduce", result.exit_reason if has_left else None
             return (self._complete(result.instance, (level, number), output, is_final=is_final, exit_reason=left),)
         store.lose(level, number, result.trace, prepared.unit_type, item=item)
         stimulus = self._lose(prepared, result, error)
         if not level:
-            self._parts.items.done(number)
+            self._parts.items.pop(number)
         return (stimulus,)
 
     def _accept_inner(self, result: TaskResult) -> None:
@@ -319,12 +319,12 @@ class MapReduceTasks:
             left = () if end.exit_reason is None else (ExitRecorded(reason=end.exit_reason),)
             self._unrecorded[instance] = (ItemOutputRecorded(outputs=end.source_instances), *left)
             output = store.keep(0, number, end.output, prepared.unit_type, item=item, executions=end.traces)
-            self._parts.results.completed(number, items.index(number), item, output)
+            self._parts.results.write_output(number, items.index(number), item, output)
             return self._complete(instance, (0, number), output, is_final=False, exit_reason=end.exit_reason)
         store.lose(0, number, None, prepared.unit_type, item=item, executions=end.traces)
         if end.error is not None:
             return self._fail_loop(end, end.error)
-        items.done(number)
+        items.pop(number)
         if end.exit_reason is None:
             return Cancelled(at=end.at, instance=instance)
         self._unrecorded[instance] = (ExitRecorded(reason=end.exit_reason),)
@@ -343,14 +343,14 @@ class MapReduceTasks:
             self._failures.add(failure)
             self._note_failed_item(number, error, attempts=end.attempts)
             return Failed(at=end.at, instance=instance)
-        self._parts.items.done(number)
+        self._parts.items.pop(number)
         return Failed(at=end.at, instance=instance, ends_run=True)
 
     def _complete(
         self, instance: str, position: Position, output: TaskOutput, *, is_final: bool, exit_reason: ExitReason | None
     ) -> Completed | Exited:
         if not position[0]:
-            self._parts.items.done(position[1])
+            self._parts.items.pop(position[1])
         if exit_reason is not None:
             return Exited(at=output.completed_at.timestamp(), instance=instance, reason=exit_reason, has_output=True)
         tokens = 0 if is_final else self._token_counts.count(output)  # a final one comes together with nothing
@@ -386,7 +386,7 @@ class MapReduceTasks:
 
     def _note_failed_item(self, number: int, error: BaseException, *, attempts: int) -> None:
         items = self._parts.items
-        self._parts.results.failed(items.index(number), items.done(number), error, attempts)
+        self._parts.results.write_failure(items.index(number), items.pop(number), error, attempts)
 
 
 def _position_of(start: Start) -> Position:

@@ -36,7 +36,7 @@ def use_span(traceparent: str) -> Generator[None]:
     if span is None:
         yield
         return
-    with use_traceparent(str(span)), _attached(span):
+    with use_traceparent(str(span)), _attach(span):
         yield
 
 
@@ -57,7 +57,7 @@ def caller_here() -> TraceParent | None:
 
 
 @contextlib.contextmanager
-def _attached(span: TraceParent) -> Generator[None]:
+def _attach(span: TraceParent) -> Generator[None]:
     """Make a span the active one of OpenTelemetry's API for the block, where that is installed."""
     try:
         from opentelemetry import context, trace

@@ -112,19 +112,19 @@ def _says(variable: str) -> str:
     return os.environ.get(variable, "").strip().lower()
 
 
-class _ToldOnce:
-    """Tells that a receiver cannot be had, once until it can again."""
+class _OutageNotice:
+    """Logs that a receiver cannot be reached, once until it can again."""
 
     def __init__(self, what: str, receiver: str) -> None:
         self._what = what
         self._receiver = receiver
-        self._has_told = False
+        self._is_given = False
 
     def note(self, why: str, *, is_sent: bool) -> None:
-        if not is_sent and not self._has_told:
+        if not is_sent and not self._is_given:
             why = _hide_secrets(why, self._receiver) or "they were refused"
             _log.warning("%s cannot be sent, and are lost until they can: %s", self._what, why)
-        self._has_told = not is_sent
+        self._is_given = not is_sent
 
 
 class _SpanExporter(OTLPSpanExporter):
@@ -132,13 +132,13 @@ class _SpanExporter(OTLPSpanExporter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = _ToldOnce("Spans", receiver_here())
+        self._outage_notice = _OutageNotice("Spans", receiver_here())
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""
         with _Quiet() as said:
             result = super().export(spans)
-        self._told.note(said.text, is_sent=result is SpanExportResult.SUCCESS)
+        self._outage_notice.note(said.text, is_sent=result is SpanExportResult.SUCCESS)
         return result
 
 
@@ -147,7 +147,7 @@ class _MetricExporter(OTLPMetricExporter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = _ToldOnce("Metrics", receiver_here(OTEL_EXPORTER_OTLP_METRICS_ENDPOINT))
+        self._outage_notice = _OutageNotice("Metrics", receiver_here(OTEL_EXPORTER_OTLP_METRICS_ENDPOINT))
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
@@ -155,7 +155,7 @@ class _MetricExporter(OTLPMetricExporter):
         """Send what was counted."""
         with _Quiet() as said:
             result = super().export(metrics_data, timeout_millis, **kwargs)
-        self._told.note(said.text, is_sent=result is MetricExportResult.SUCCESS)
+        self._outage_notice.note(said.text, is_sent=result is MetricExportResult.SUCCESS)
         return result
 
 

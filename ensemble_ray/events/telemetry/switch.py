@@ -25,12 +25,12 @@ def tracers_here(listeners: Sequence[object]) -> tuple[object, ...]:
     said = os.environ.get(SWITCH, "").strip().lower()
     if said in _OFF or any(isinstance(each, RunTracer) for each in listeners):
         return ()
-    added = _made(said)
+    added = _make_exporter(said)
     return () if added is None else (added,)
 
 
 @functools.cache
-def _made(said: str) -> object | None:
+def _make_exporter(said: str) -> object | None:
     """Make it, once; what is wrong with it is told once, and concerns no run."""
     if said not in _ON:
         _log.warning("%s must be 1 or 0, got: '%s'; runs are not sent", SWITCH, said)

@@ -113,8 +113,8 @@ def _execution(event: TaskTracedEvent, content: Content) -> SpanData:
             gen_ai.AGENT_NAME: trace.agent_role,
             gen_ai.PROVIDER: None if first is None else first.provider,
             gen_ai.REQUEST_MODEL: None if first is None else first.model,
-            gen_ai.INPUT_TOKENS: _known(trace.metrics.input_tokens),
-            gen_ai.OUTPUT_TOKENS: _known(trace.metrics.output_tokens),
+            gen_ai.INPUT_TOKENS: _drop_unknown(trace.metrics.input_tokens),
+            gen_ai.OUTPUT_TOKENS: _drop_unknown(trace.metrics.output_tokens),
         }
     is_error = event.status == "failed"
     if is_error:
@@ -140,8 +140,8 @@ def _chat(event: TaskTracedEvent, interaction: LlmInteraction, content: Content)
         gen_ai.PROVIDER: interaction.provider or "_OTHER",
         gen_ai.REQUEST_MODEL: interaction.model,
         gen_ai.AGENT_NAME: event.trace.agent_role,
-        gen_ai.INPUT_TOKENS: _known(interaction.input_tokens),
-        gen_ai.OUTPUT_TOKENS: _known(interaction.output_tokens),
+        gen_ai.INPUT_TOKENS: _drop_unknown(interaction.input_tokens),
+        gen_ai.OUTPUT_TOKENS: _drop_unknown(interaction.output_tokens),
         gen_ai.FINISH_REASONS: (finish_reason(interaction),),
     }
     ended_at = interaction.completed_at.timestamp()
@@ -193,6 +193,6 @@ def _tool(event: TaskTracedEvent, place: tuple[int, int], call: ToolCallTrace, c
     )
 
 
-def _known(tokens: int) -> int | None:
+def _drop_unknown(tokens: int) -> int | None:
     """Return a count that is known."""
     return None if tokens < 0 else tokens

@@ -56,7 +56,7 @@ class Attempts:
             return await send()
         visit = self._visit()
         try:
-            return await self._repeated(self._policy, visit, send, has_begun)
+            return await self._repeat(self._policy, visit, send, has_begun)
         finally:
             if visit is not None:
                 visit.end()
@@ -66,7 +66,7 @@ class Attempts:
         endpoint: object = getattr(self._model, "endpoint_id", "")
         return self._scope.ports.endpoints.visit(endpoint) if isinstance(endpoint, str) and endpoint else None
 
-    async def _repeated(
+    async def _repeat(
         self,
         policy: RetryPolicy,
         visit: Visit | None,
@@ -78,7 +78,7 @@ class Attempts:
         try:
             while True:
                 if visit is not None and not visit.try_go():
-                    left_s -= await _waited(visit, left_s, last)
+                    left_s -= await _wait(visit, left_s, last)
                 self._scope.effects.attempts += 1
                 try:
                     response = await send()
@@ -92,7 +92,7 @@ class Attempts:
                     last = error
                 else:
                     if visit is not None:
-                        visit.answered()
+                        visit.record_answer()
                     return response
                 await self._scope.ports.clock.sleep(delay_s)
                 left_s -= delay_s
@@ -130,7 +130,7 @@ class Attempts:
         )
 
 
-async def _waited(visit: Visit, patience_s: float, last: BaseException | None) -> float:
+async def _wait(visit: Visit, patience_s: float, last: BaseException | None) -> float:
     try:
         return await visit.wait(patience_s)
     except CircuitOpenError as is_open:
@@ -143,12 +143,12 @@ def _notify(visit: Visit | None, error: BaseException, fault: Fault | None) -> N
         return
     if fault is None:
         # A refusal shows that somebody is there; a cancelled call shows nothing, nor does a mistake in a model's code.
-        report = visit.leave if status_of(error) is None else visit.answered
+        report = visit.leave if status_of(error) is None else visit.record_answer
         report()
     elif fault.is_refusal_for_now:
-        visit.refused()
+        visit.record_refusal()
     else:
-        visit.failed(_brief(fault), ago_s=fault.ago_s)
+        visit.record_failure(_brief(fault), ago_s=fault.ago_s)
 
 
 def _brief(fault: Fault) -> str:

@@ -15,7 +15,7 @@ from ensemble_ray.execute.effects import ModelEffect
 from ensemble_ray.values.messages import TokenUsage
 from ensemble_ray.values.metrics import add_tokens
 
-__all__ = ["MOST_REPEATS", "asked_again", "incomplete_text", "joined"]
+__all__ = ["MOST_REPEATS", "asked_again", "incomplete_text", "join_answers"]
 
 #: Further requests for an answer that is not accepted.
 MOST_REPEATS = 2
@@ -36,7 +36,7 @@ def asked_again(role: str, reason: str, repeat: int) -> str:
     return f"Agent '{brief(role)}': {_what(reason)}; asked again ({repeat} of {MOST_REPEATS})"
 
 
-def joined(before: ModelEffect, reason: str, after: ModelEffect) -> ModelEffect:
+def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelEffect:
     """Return the later of two answers to one request, with what both of them took."""
     usage = (before.response.usage or TokenUsage(), after.response.usage or TokenUsage())
     spent = TokenUsage(
@@ -47,7 +47,7 @@ def joined(before: ModelEffect, reason: str, after: ModelEffect) -> ModelEffect:
         after,
         response=replace(after.response, usage=spent),
         attempts_failed=failed,
-        estimated=_estimated(before, after),
+        estimated=_add_estimates(before, after),
     )
 
 
@@ -58,15 +58,15 @@ def _what(reason: str) -> str:
     return f"the model's answer was cut off{by} (finish_reason '{reason}')"
 
 
-def _estimated(before: ModelEffect, after: ModelEffect) -> tuple[int, int] | None:
+def _add_estimates(before: ModelEffect, after: ModelEffect) -> tuple[int, int] | None:
     """Return what a budget counted for both; None where the provider counted all of it."""
     if before.estimated is None and after.estimated is None:
         return None
-    first, second = (_counted(effect) for effect in (before, after))
+    first, second = (_count_tokens(effect) for effect in (before, after))
     return first[0] + second[0], first[1] + second[1]
 
 
-def _counted(effect: ModelEffect) -> tuple[int, int]:
+def _count_tokens(effect: ModelEffect) -> tuple[int, int]:
     if effect.estimated is not None:
         return effect.estimated
     usage = effect.response.usage or TokenUsage()

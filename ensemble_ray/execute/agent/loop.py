@@ -26,7 +26,7 @@ from ensemble_ray.execute.agent.steps import (
 )
 from ensemble_ray.execute.agent.structured import StructuredMachine
 from ensemble_ray.execute.directives import recall_directives
-from ensemble_ray.execute.effects import ToolEffect, captured
+from ensemble_ray.execute.effects import ToolEffect, capture_messages
 from ensemble_ray.execute.memory import recall
 from ensemble_ray.execute.reflection.reflecting import recall_notes
 from ensemble_ray.execute.tools.calls import ToolCalls
@@ -79,7 +79,7 @@ class AgentLoop:
         tools = await ToolCalls.of(self._scope, self._agent)
         self._begin(memory, notes, directives, tools)
         self._announce_input(tools)
-        return await self._answered(self._machine.start())
+        return await self._answer(self._machine.start())
 
     @property
     def may_ask_again(self) -> bool:
@@ -95,13 +95,13 @@ class AgentLoop:
             self._order.agent_role, self._asked_again, most, brief(why),
         )  # fmt: skip
         self._models.begin_anew()
-        return await self._answered(self._machine.ask_again(why, answer=self._latest, turn=len(self._effects.models)))
+        return await self._answer(self._machine.ask_again(why, answer=self._latest, turn=len(self._effects.models)))
 
-    async def _answered(self, step: StepInstruction) -> tuple[str, object]:
-        text = self._latest = self._checked(await self._loop(step))
+    async def _answer(self, step: StepInstruction) -> tuple[str, object]:
+        text = self._latest = self._check(await self._loop(step))
         if self._order.task.output_type is None or self._models.is_answer_lost:
             return text, None
-        return text, await self._structured(text)
+        return text, await self._parse_structured(text)
 
     def _begin(
         self,
@@ -129,10 +129,10 @@ class AgentLoop:
             max_iterations=self._agent.max_iterations,
             has_tools=bool(tools.specs),
         )
-        _, *history, asked = self._fitted(0)
+        _, *history, asked = self._fit(0)
         self._effects.prompt_build_s = clock.now() - began
         self._effects.prompts = TaskPrompts(
-            system_prompt=system_prompt, user_prompt=asked.content or "", history=captured(history)
+            system_prompt=system_prompt, user_prompt=asked.content or "", history=capture_messages(history)
         )
         self._log_prompts(self._effects.prompts)
 
@@ -143,7 +143,7 @@ class AgentLoop:
             elif _log.isEnabledFor(logging.DEBUG):
                 _log.debug("%s prompt (%d characters):\n%s", name, len(text), text)
 
-    def _fitted(self, turn: int) -> Sequence[ChatMessage]:
+    def _fit(self, turn: int) -> Sequence[ChatMessage]:
         """Return the conversation as it is sent in that turn; what a budget cuts of it is told (S-MEM-136)."""
         messages = self._machine.messages
         if self._window is None:
@@ -187,7 +187,7 @@ class AgentLoop:
         while True:
             match step:
                 case CallModel():
-                    sent = self._fitted(step.turn)
+                    sent = self._fit(step.turn)
                     response = await self._models.call(sent, tools.specs, step.turn)
                     step = machine.handle(ModelAnswered(response=response))
                     said = machine.messages if sent is machine.messages else (*sent, machine.messages[-1])
@@ -232,7 +232,7 @@ class AgentLoop:
             )
         return texts
 
-    def _checked(self, text: str | None) -> str:
+    def _check(self, text: str | None) -> str:
         """Apply the empty-text rule (S-ENG-34), and log the answer (S-ENG-30)."""
         if text is None or not text.strip():
             _log.warning(
@@ -244,7 +244,7 @@ class AgentLoop:
         _log.log(logging.INFO if self._is_verbose else TRACE_LEVEL, "Response:\n%s", text)
         return text
 
-    async def _structured(self, text: str) -> object:
+    async def _parse_structured(self, text: str) -> object:
         """Parse, and ask for corrections until it parses or the attempts are used up (S-OUT-30 to S-OUT-38)."""
         machine = StructuredMachine(self._order.task, agent_role=self._order.agent_role, first_response=text)
         while (prompt := machine.next_prompt()) is not None:

@@ -20,10 +20,10 @@ from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import agent_failure, describe
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.execute.agent.attempts import Attempts
-from ensemble_ray.execute.agent.incomplete import MOST_REPEATS, asked_again, incomplete_text, joined
+from ensemble_ray.execute.agent.incomplete import MOST_REPEATS, asked_again, incomplete_text, join_answers
 from ensemble_ray.execute.agent.recorded_model import answer_of, effect_of
 from ensemble_ray.execute.agent.runner_model import RunnerModel
-from ensemble_ray.execute.effects import ModelEffect, captured
+from ensemble_ray.execute.effects import ModelEffect, capture_messages
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -93,7 +93,7 @@ class ModelCalls:
             AgentExecutionError: the model failed, or gave something that is no answer (S-ENG-50, S-ENG-57).
         """
         self._turn = turn
-        self._started(messages, turn)
+        self._announce_start(messages, turn)
         return await self._ask(messages, tools, turn, stream=self._stream)
 
     async def correct(self, system_prompt: str, prompt: str, turn: int) -> str | None:
@@ -101,7 +101,7 @@ class ModelCalls:
         self._turn = turn
         messages = (ChatMessage(role="system", content=system_prompt), ChatMessage(role="user", content=prompt))
         self.begin_anew()
-        self._started(messages, turn)
+        self._announce_start(messages, turn)
         response = await self._ask(messages, (), turn, stream=None)
         self.capture_answer((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
         self.accept()
@@ -116,7 +116,7 @@ class ModelCalls:
         effect = self._effects.models[-1]
         effect.is_final = is_final
         if self._scope.context.capture_mode.is_at_least(CaptureMode.STANDARD):
-            effect.messages = captured(messages)
+            effect.messages = capture_messages(messages)
         order, response, usage = self._order, effect.response, effect.response.usage or TokenUsage()
         self._scope.emit(
             LlmIterationCompletedEvent,
@@ -154,7 +154,7 @@ class ModelCalls:
             self._has_warned = True
             _log.warning("Task '%s': %s It is used as it is.", order.key, text)
 
-    def _started(self, messages: Sequence[ChatMessage], turn: int) -> None:
+    def _announce_start(self, messages: Sequence[ChatMessage], turn: int) -> None:
         order = self._order
         self._scope.emit(
             LlmIterationStartedEvent,
@@ -178,7 +178,7 @@ class ModelCalls:
     ) -> ChatResponse:
         name = effect_name(self._order.instance, turn)
         request_digest = self._request_digest(messages) if self._needs_digest else ""
-        recorded = self._scope.recorded(name, ModelAnswered)
+        recorded = self._scope.find_recorded(name, ModelAnswered)
         if recorded is not None:
             compare = self._scope.ports.compare
             if compare is not None:
@@ -218,7 +218,7 @@ class ModelCalls:
             effects.retry_count += 1
             requests = effects.attempts
             # Not streamed: the pieces that were passed on cannot be taken back.
-            effect = joined(effect, reason, await self._send(f"{name}/again-{repeat}", messages, tools, None))
+            effect = join_answers(effect, reason, await self._send(f"{name}/again-{repeat}", messages, tools, None))
             effects.attempts += requests
         return effect
 
@@ -248,7 +248,7 @@ class ModelCalls:
             with use_effect_key(key), use_permit_wait(wait), self._scope.effect_span(effect):
                 if stream is None:
                     return await self._plain(messages, tools)
-                return await self._streamed(stream, messages, tools, pieces)
+                return await self._read_stream(stream, messages, tools, pieces)
 
         spending, request = self._scope.ports.spending, None
         send = attempt
@@ -260,7 +260,7 @@ class ModelCalls:
             response = await self._attempts.answer(send, lambda: bool(pieces))
         except (asyncio.CancelledError, ExitEarlyError) as stopped:
             if self._runner is not None:
-                self._runner.stopped(stopped)
+                self._runner.note_stop(stopped)
             raise
         except USER_ERRORS as error:
             failure = self._failure(error, is_streaming=stream is not None)
@@ -308,7 +308,7 @@ class ModelCalls:
             raise TypeError(f"model returned {type(response).__name__} instead of a ChatResponse")
         return whole_response(response)
 
-    async def _streamed(
+    async def _read_stream(
         self,
         model: StreamingChatModel,
         messages: Sequence[ChatMessage],

@@ -99,13 +99,13 @@ class ReactMachine:
         """Take what happened, give the next step."""
         match stimulus:
             case ModelAnswered():
-                return self._answered(stimulus)
+                return self._on_answer(stimulus)
             case ToolsReturned():
-                return self._returned(stimulus)
+                return self._on_return(stimulus)
             case _:
                 assert_never(stimulus)
 
-    def _answered(self, stimulus: ModelAnswered) -> StepInstruction:
+    def _on_answer(self, stimulus: ModelAnswered) -> StepInstruction:
         response = stimulus.response
         if not self._has_tools or not response.tool_calls:
             self.messages.append(ChatMessage(role="assistant", content=response.text))
@@ -119,7 +119,7 @@ class ReactMachine:
         self._stops += len(stopped)
         return CallTools(turn=self._turn, allowed=self._asked[: self._allowed], stopped=stopped, stop_count=self._stops)
 
-    def _returned(self, stimulus: ToolsReturned) -> StepInstruction:
+    def _on_return(self, stimulus: ToolsReturned) -> StepInstruction:
         if self._stops >= MAX_STOPS:
             return Fail(tool_calls_made=self._requests)
         stop = stop_text(self._max_iterations)

@@ -63,15 +63,15 @@ class RunnerModel:
     def recall(self, turn: int) -> None:
         """Say whether the recorded answer of that turn is one that was lost."""
         scope, name = self._scope, self._name(turn)
-        returned = scope.recorded(name, ToolReturned)
+        returned = scope.find_recorded(name, ToolReturned)
         is_lost = self._was_confirmed(name) if returned is None else returned.data.is_unknown
         if is_lost:
             self.is_lost = scope.effects.is_outcome_unknown = True
 
     def _was_confirmed(self, name: str) -> bool:
         """Return whether the latest asking was confirmed as done: a process that ended in between noted no return of it."""
-        decided = self._scope.recorded(name, OutcomeDecided)
-        intent = self._scope.recorded(name, ToolIntended)  # none: it is in a part of the record that is lost
+        decided = self._scope.find_recorded(name, OutcomeDecided)
+        intent = self._scope.find_recorded(name, ToolIntended)  # none: it is in a part of the record that is lost
         return decided is not None and decided.data.answer == "done" and (intent is None or decided.seq > intent.seq)
 
     async def settle(self, turn: int) -> ModelEffect | None:
@@ -82,11 +82,11 @@ class RunnerModel:
             UnknownOutcomeError: nobody knows whether it did its work.
         """
         scope, name = self._scope, self._name(turn)
-        returned = scope.recorded(name, ToolReturned)
+        returned = scope.find_recorded(name, ToolReturned)
         if returned is not None and returned.data.outcome == "error":
             role, text = scope.order.agent_role, brief(returned.data.text, _LONGEST)
             raise AgentExecutionError(text, role, scope.order.task.description)
-        intent = scope.recorded(name, ToolIntended) or lost_call(scope, name, RUNNER, "", self._effect)
+        intent = scope.find_recorded(name, ToolIntended) or lost_call(scope, name, RUNNER, "", self._effect)
         if intent is None or effect_of(intent.data, self._effect) != "once":
             return None
         lost = await resolve_unknown(scope, intent)
@@ -114,7 +114,7 @@ class RunnerModel:
         if self._is_asked:
             await self._note(self._turn, "error", text, began=began, took_s=self._scope.ports.clock.now() - began)
 
-    def stopped(self, error: BaseException) -> None:
+    def note_stop(self, error: BaseException) -> None:
         """Say that an asking was stopped: what is recorded of it says that it might have been done."""
         if self._is_asked and isinstance(error, asyncio.CancelledError):
             self._scope.effects.is_outcome_unknown = True
@@ -133,7 +133,7 @@ class RunnerModel:
             TypeError: the runner gave something that is no answer.
         """
         del tools  # a runner has its own
-        answers = [each async for each in self._asked(messages, is_streaming=False) if isinstance(each, ChatResponse)]
+        answers = [each async for each in self._ask(messages, is_streaming=False) if isinstance(each, ChatResponse)]
         return answers[-1]
 
     async def stream(
@@ -145,13 +145,11 @@ class RunnerModel:
             TypeError: the runner gave something that is no answer.
         """
         del tools
-        async with aclosing(self._asked(messages, is_streaming=True)) as pieces:
+        async with aclosing(self._ask(messages, is_streaming=True)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    async def _asked(
-        self, messages: Sequence[ChatMessage], *, is_streaming: bool
-    ) -> AsyncGenerator[str | ChatResponse]:
+    async def _ask(self, messages: Sequence[ChatMessage], *, is_streaming: bool) -> AsyncGenerator[str | ChatResponse]:
         returned = await call_user(self._runner.run, self._request(messages, is_streaming=is_streaming))
         parts: list[str] = []
         last: TaskAnswer | None = None
@@ -198,17 +196,17 @@ async def _pieces(returned: object) -> AsyncGenerator[str | TaskAnswer]:
         TypeError: it is no answer.
     """
     if not isinstance(returned, AsyncIterable):
-        yield _checked(returned)
+        yield _check(returned)
         return
     try:
         async for piece in cast("AsyncIterable[object]", returned):
-            yield _checked(piece)
+            yield _check(piece)
     finally:
         if isinstance(returned, AsyncGenerator):  # one that gave something else is not at its end
             await returned.aclose()
 
 
-def _checked(piece: object) -> str | TaskAnswer:
+def _check(piece: object) -> str | TaskAnswer:
     if isinstance(piece, str | TaskAnswer):
         return piece
     raise TypeError(

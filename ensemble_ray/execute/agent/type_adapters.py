@@ -37,7 +37,7 @@ def _readable(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
     if typing.is_typeddict(annotation):
         # One of the backport's is fine, and one that holds itself is for pydantic to judge.
         is_old = type(annotation).__module__ == "typing" and annotation not in within
-        return _backported(annotation, within) if is_old else annotation
+        return _backport(annotation, within) if is_old else annotation
     arguments = typing.get_args(annotation)
     changed = tuple(_readable(argument, within) for argument in arguments)
     if all(new is old for new, old in zip(changed, arguments, strict=True)):
@@ -50,7 +50,7 @@ def _readable(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
     return annotation.copy_with(changed)
 
 
-def _backported(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
+def _backport(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
     import typing_extensions  # pydantic's own dependency; only types of this kind need it here
 
     fields: dict[str, object] = {}

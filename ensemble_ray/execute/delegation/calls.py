@@ -67,15 +67,15 @@ def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> Asked | 
     try:
         data: object = json.loads(arguments or "{}")
     except (ValueError, RecursionError) as error:  # the latter: nested beyond reason
-        return _malformed(text_field, f"the arguments are no valid JSON ({error})")
+        return _describe_malformed(text_field, f"the arguments are no valid JSON ({error})")
     if not isinstance(data, dict):
-        return _malformed(text_field, "the arguments are no JSON object")
+        return _describe_malformed(text_field, "the arguments are no JSON object")
     fields = cast("Mapping[str, object]", data)
     texts: list[str] = []
     for name in ("agent_role", text_field):
         value = fields.get(name)
         if value is not None and not isinstance(value, str):
-            return _malformed(text_field, f"{name} must be a string")
+            return _describe_malformed(text_field, f"{name} must be a string")
         if value is None or not value.strip():
             return f"Error: {'task_description' if name == text_field else name} must not be None or blank." + (
                 ""
@@ -86,5 +86,5 @@ def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> Asked | 
     return Asked(texts[0], texts[1])
 
 
-def _malformed(text_field: str, what: str) -> str:
+def _describe_malformed(text_field: str, what: str) -> str:
     return f'Error: {what}. Call it with {{"agent_role": "...", "{text_field}": "..."}}.'

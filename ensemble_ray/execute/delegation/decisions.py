@@ -89,21 +89,21 @@ class Decisions:
             if isinstance(asked, str):
                 self._malformed[name] = asked
                 continue
-            fact = self._scope.recorded(name, DelegationDecided)
+            fact = self._scope.find_recorded(name, DelegationDecided)
             if fact is not None:
-                self._decisions[name] = self._recalled(fact, (turn, index))
+                self._decisions[name] = self._recall(fact, (turn, index))
                 continue
-            decision = self._decisions[name] = await self._decided(name, asked, (turn, index))
+            decision = self._decisions[name] = await self._decide(name, asked, (turn, index))
             await self._scope.note(name, _fact_of(decision))
             is_new = True
         if is_new:
-            await self._written()
+            await self._write()
 
-    async def _written(self) -> None:
+    async def _write(self) -> None:
         """Return when everything that the task noted is on record."""
         await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Persistence.COMMITTED)
 
-    async def _decided(self, name: str, asked: Asked, position: tuple[int, int]) -> Decision:
+    async def _decide(self, name: str, asked: Asked, position: tuple[int, int]) -> Decision:
         at = self._scope.ports.clock.now()
         request = DelegationRequest(
             task_id=uuid_of(f"{self._order.run_id}/{name}"),
@@ -122,7 +122,7 @@ class Decisions:
         """Ask the policies in order; the attempt counts for the worker that it ends with (S-DEL-41, S-HIER-46)."""
         charged = worker.role
         if self._context.policies:  # user code depends on the answer, and on what was decided before, from here on
-            await self._written()
+            await self._write()
         for index, name in enumerate(self._context.policies):
             try:
                 verdict = await self._asked_policy(index, request)
@@ -162,7 +162,7 @@ class Decisions:
         answer = await self._scope.ports.callables.evaluate(callable_path("", "policy", index), (request, context))
         return cast("DelegationPolicyResult", answer)
 
-    def _recalled(self, fact: Fact[DelegationDecided], position: tuple[int, int]) -> Decision:
+    def _recall(self, fact: Fact[DelegationDecided], position: tuple[int, int]) -> Decision:
         """Return the decision that is on record; what it counted for counts again."""
         data = fact.data
         worker = next((each for each in self._context.peers if each.key == data.worker), None)

@@ -143,15 +143,15 @@ class Delegations:
             malformed = ToolEffect(call=call, outcome="failure", text=decision, started_at=now, duration_s=0.0)
             return malformed, Persistence.QUEUED
         if decision.worker is None:
-            return self._refused(call, decision), Persistence.QUEUED
+            return self._refuse(call, decision), Persistence.QUEUED
         self._open[name] = (decision, decision.worker)
         async with self._slots:
             if self._beyond is not None:  # what has not begun when a run ends does not begin (S-PAR-30)
                 del self._open[name]
-                self._noted(decision, decision.worker.role, _STOPPED, errors=(_STOPPED,))
+                self._note_failure(decision, decision.worker.role, _STOPPED, errors=(_STOPPED,))
                 raise self._beyond
-            result = await self._performed(name, decision, decision.worker)
-        effect = self._concluded(name, decision, decision.worker, result)
+            result = await self._perform(name, decision, decision.worker)
+        effect = self._conclude(name, decision, decision.worker, result)
         return self._tool_effect(call, effect), Persistence.COMMITTED if effect.output is None else Persistence.QUEUED
 
     async def reapply_recorded(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
@@ -160,11 +160,11 @@ class Delegations:
         if isinstance(decision, str):
             return
         if decision.worker is None:
-            self._refused(call, decision, took_s=recorded.duration_s)
+            self._refuse(call, decision, took_s=recorded.duration_s)
             return
         self._announce_start(decision, decision.worker)
         result = await self._recorded_result(name, decision, decision.worker, recorded)
-        effect = self._concluded(name, decision, decision.worker, result, took_s=recorded.duration_s)
+        effect = self._conclude(name, decision, decision.worker, result, took_s=recorded.duration_s)
         effect.text = recorded.text
 
     async def _recorded_result(self, name: str, decision: Decision, worker: Peer, recorded: ToolEffect) -> TaskResult:
@@ -187,7 +187,7 @@ class Delegations:
             key=order.key, instance=order.instance, status="completed", at=self._scope.ports.clock.now(), output=output
         )
 
-    async def _performed(self, name: str, decision: Decision, worker: Peer) -> TaskResult:
+    async def _perform(self, name: str, decision: Decision, worker: Peer) -> TaskResult:
         order = self._worker_order(name, decision, worker)
         self._announce_start(decision, worker)
         _log.info("Agent '%s' delegates to '%s' (depth %d)", self._order.agent_role, worker.role, order.depth)
@@ -204,13 +204,13 @@ class Delegations:
             work.cancel()  # where this task is cancelled itself; else it is done
         del self._open[name]
         if result.status == "waiting":
-            effect = self._noted(decision, worker.role, _AT_GATE, errors=(_AT_GATE,))
+            effect = self._note_failure(decision, worker.role, _AT_GATE, errors=(_AT_GATE,))
             effect.is_started, effect.instance, effect.trace = True, order.instance, result.trace
             raise ReviewOpenError(result.open_reviews)
         if (beyond := _beyond_the_worker(result)) is not None:
             self._beyond = self._beyond or beyond
             reason = message_of(beyond)
-            effect = self._noted(decision, worker.role, reason, errors=(reason,))
+            effect = self._note_failure(decision, worker.role, reason, errors=(reason,))
             effect.is_started, effect.instance, effect.trace = True, order.instance, result.trace
             if isinstance(beyond, IllegalStateError):  # an early end is no failure (S-DEL-52)
                 self._announce_failure(effect, reason, beyond)
@@ -258,38 +258,38 @@ class Delegations:
         now, failure = self._scope.ports.clock.now(), TaskFailure(error=error, trace=trace)
         return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, failure=failure)
 
-    def stopped(self) -> None:
+    def record_stop(self) -> None:
         """Record in the trace of a cancelled task what it was waiting for."""
         for name, (decision, worker) in self._open.items():
-            effect = self._noted(decision, worker.role, _STOPPED, errors=(_STOPPED,))
+            effect = self._note_failure(decision, worker.role, _STOPPED, errors=(_STOPPED,))
             if name in self._begun:
                 effect.is_started, effect.instance = True, delegated_instance(name)
         self._open.clear()
 
     # What came of it.
 
-    def _refused(self, call: ToolCall, decision: Decision, *, took_s: float | None = None) -> ToolEffect:
+    def _refuse(self, call: ToolCall, decision: Decision, *, took_s: float | None = None) -> ToolEffect:
         refusal = decision.refusal or Refusal("")
         found = self._context.find(decision.request.agent_role)
         role = decision.request.agent_role if found is None else found.role
-        effect = self._noted(decision, role, refusal.text, errors=(refusal.reason,), took_s=took_s)
+        effect = self._note_failure(decision, role, refusal.text, errors=(refusal.reason,), took_s=took_s)
         self._announce_failure(effect, refusal.reason, None)
         # A refusal is an answer of the tool, and no failure of it (S-EVT-14); a policy that broke is one.
         return self._tool_effect(call, effect, "error" if decision.is_error else "success")
 
-    def _concluded(
+    def _conclude(
         self, name: str, decision: Decision, worker: Peer, result: TaskResult, *, took_s: float | None = None
     ) -> DelegationEffect:
         output = result.output
         if output is None:
             error = result.error or RuntimeError("the worker gave no result")
             reason = message_of(error)
-            effect = self._noted(decision, worker.role, f"Error: {reason}", errors=(reason,), took_s=took_s)
+            effect = self._note_failure(decision, worker.role, f"Error: {reason}", errors=(reason,), took_s=took_s)
         else:
             error, reason = None, ""
-            notice = self._gate.succeeded(worker.role, decision.request.task_description)
+            notice = self._gate.record_success(worker.role, decision.request.task_description)
             text = f"{output.raw}\n\n{notice}" if notice else output.raw
-            effect = self._noted(decision, worker.role, text, raw=output.raw, took_s=took_s)
+            effect = self._note_failure(decision, worker.role, text, raw=output.raw, took_s=took_s)
         effect.is_started, effect.instance, effect.output = True, delegated_instance(name), output
         effect.trace = result.trace if output is None else output.trace
         if error is None:
@@ -298,7 +298,7 @@ class Delegations:
             self._announce_failure(effect, reason, error)
         return effect
 
-    def _noted(
+    def _note_failure(
         self,
         decision: Decision,
         worker_role: str,

@@ -59,7 +59,7 @@ class Gate(Protocol):
         """Count an attempt again that the record says was approved for that role."""
         ...
 
-    def succeeded(self, role: str, description: str) -> str:
+    def record_success(self, role: str, description: str) -> str:
         """Note that a worker returned its result; return a notice for the asking model, or nothing."""
         ...
 
@@ -72,11 +72,11 @@ class Gate(Protocol):
         ...
 
 
-def _listed(roles: tuple[str, ...]) -> str:
+def _join_roles(roles: tuple[str, ...]) -> str:
     return f"[{', '.join(roles)}]"
 
 
-def _modified(role: str) -> str:
+def _describe_change(role: str) -> str:
     return f"A policy modified agent_role to '{role}'"
 
 
@@ -99,7 +99,7 @@ class PeerGate:
             )
         if self._is_self(role):
             return Refusal(f"Cannot delegate to yourself (role: '{self._role}'). Choose a different agent.")
-        roles = _listed(self._context.roles)
+        roles = _join_roles(self._context.roles)
         found = self._context.find(role)
         return found or Refusal(f"Agent not found with role '{role.strip()}'. Available roles: {roles}")
 
@@ -111,16 +111,16 @@ class PeerGate:
         """Unknown, then self."""
         found = self._context.find(role)
         if found is None:
-            roles = _listed(self._context.roles)
-            return Refusal(f"{_modified(role)} but no agent found with that role. Available roles: {roles}")
+            roles = _join_roles(self._context.roles)
+            return Refusal(f"{_describe_change(role)} but no agent found with that role. Available roles: {roles}")
         if self._is_self(role):
-            return Refusal(f"{_modified(role)} which results in self-delegation. Choose a different agent.")
+            return Refusal(f"{_describe_change(role)} which results in self-delegation. Choose a different agent.")
         return found
 
     def reapply_recorded(self, charged: str) -> None:
         """Nothing is counted."""
 
-    def succeeded(self, role: str, description: str) -> str:  # noqa: ARG002  nothing is counted
+    def record_success(self, role: str, description: str) -> str:  # noqa: ARG002  nothing is counted
         """No notice."""
         return ""
 
@@ -148,33 +148,33 @@ class ManagerGate:
 
     def find(self, role: str) -> Peer | Refusal:
         """Only whether there is one."""
-        roles = _listed(self._context.roles)
+        roles = _join_roles(self._context.roles)
         found = self._context.find(role)
         return found or Refusal(f"No agent found with role '{role.strip()}'. Available roles: {roles}")
 
     def approve(self, worker: Peer) -> Refusal | None:
         """Check the constraints, by the worker's own role (S-HIER-45)."""
         reason = self._enforcer.approve(worker.role)
-        return None if reason is None else self._rejected(reason)
+        return None if reason is None else self._reject(reason)
 
     def change(self, asked: Peer, role: str) -> Peer | Refusal:
         """Unknown, then the constraints of the new target, which is charged instead (S-HIER-46)."""
         found = self._context.find(role)
         if found is None:
-            roles = _listed(self._context.roles)
-            return Refusal(f"{_modified(role)} but no agent found with that role. Available roles: {roles}")
+            roles = _join_roles(self._context.roles)
+            return Refusal(f"{_describe_change(role)} but no agent found with that role. Available roles: {roles}")
         if found.key != asked.key and (reason := self._enforcer.move(asked.role, found.role)) is not None:
-            return self._rejected(reason)
+            return self._reject(reason)
         return found
 
     def reapply_recorded(self, charged: str) -> None:
         """Count the attempt as when it was approved."""
         self._enforcer.reapply_recorded(charged)
 
-    def succeeded(self, role: str, description: str) -> str:
+    def record_success(self, role: str, description: str) -> str:
         """Tell a manager that repeats itself."""
-        notice = self._enforcer.repeated(role, description)
-        self._enforcer.completed(role, description)
+        notice = self._enforcer.check_repetition(role, description)
+        self._enforcer.record_success(role, description)
         return notice or ""
 
     def turn_ended(self) -> bool:
@@ -185,5 +185,5 @@ class ManagerGate:
         """Once, of required workers that are missing."""
         return self._enforcer.reminder()
 
-    def _rejected(self, reason: str) -> Refusal:
+    def _reject(self, reason: str) -> Refusal:
         return Refusal(f"Delegation rejected by policy: {reason}", self._enforcer.hint())

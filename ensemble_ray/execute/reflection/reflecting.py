@@ -57,7 +57,7 @@ async def recall_notes(scope: TaskScope) -> TaskReflection | None:
     if task.reflection_config is None or not scope.context.has_reflections:
         return None
     name = _name(scope)
-    fact = scope.recorded(name, ReflectionRecalled)
+    fact = scope.find_recorded(name, ReflectionRecalled)
     if fact is not None:
         return fact.data.recalled
     if reflections is None:
@@ -83,7 +83,7 @@ async def reflect(scope: TaskScope, output: TaskOutput, agent: Agent | None, *, 
     if scope.order.task.reflection_config is None or scope.ports.compare is not None:
         return  # a replay performs nothing
     name = _name(scope)
-    made = scope.recorded(name, ReflectionRecorded)
+    made = scope.find_recorded(name, ReflectionRecorded)
     reflections = scope.ports.reflections
     if not scope.context.has_reflections or reflections is None:
         _log.warning("Task '%s' is not reflected on: its run has no reflection_store", scope.order.key)
@@ -131,7 +131,7 @@ async def _learn(
 
 async def _keep(scope: TaskScope, name: str, reflections: RunReflections, learned: ReflectionRecorded) -> None:
     """Store what was learned, unless the record says that it is, and tell of it (S-REFL-15)."""
-    if scope.recorded(name, ReflectionStored) is None:
+    if scope.find_recorded(name, ReflectionStored) is None:
         try:
             await reflections.store(learned.key, learned.made)
         except USER_ERRORS as error:

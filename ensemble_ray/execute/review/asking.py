@@ -54,7 +54,7 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
     """
     clock = scope.ports.clock
     request = request.replace(review_id=review_id_of(scope.order.run_id, name), run_id=scope.order.run_id)
-    asked, decided = scope.recorded(name, ReviewRequested), scope.recorded(name, ReviewDecided)
+    asked, decided = scope.find_recorded(name, ReviewRequested), scope.find_recorded(name, ReviewDecided)
     is_detached = scope.context.is_detached
     question = ReviewRequested.of(request, detached=is_detached) if asked is None else asked.data
     asked_at = clock.now() if asked is None else asked.at
@@ -73,7 +73,7 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
         elif is_detached:
             await _put_down(scope, name, question, asked_at, is_new=asked is None)
         else:
-            answer = await _answered(scope, name, request, question, asked)
+            answer = await _get_answer(scope, name, request, question, asked)
         decision, decided_at = ReviewDecided.of(answer), clock.now()
         # On the disk: a person's decision is asked for once.
         await scope.note(name, decision, until=Persistence.SYNCED)
@@ -81,7 +81,7 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
     return decision.answer.decision
 
 
-async def _answered(
+async def _get_answer(
     scope: TaskScope,
     name: str,
     request: ReviewRequest,
@@ -94,7 +94,7 @@ async def _answered(
     elif asked.data.timeout_s is not None:
         left_s = asked.at + asked.data.timeout_s - scope.ports.clock.now()
         request = request.replace(timeout=timedelta(seconds=left_s))
-    return await _asked(scope, request)
+    return await _ask(scope, request)
 
 
 def _is_expired(asked: Fact[ReviewRequested], now: float) -> bool:
@@ -123,7 +123,7 @@ async def _put_down(scope: TaskScope, name: str, question: ReviewRequested, aske
     raise ReviewOpenError([question.open_since(scope.order.run_id, asked_at)])
 
 
-async def _asked(scope: TaskScope, request: ReviewRequest) -> ReviewAnswer:
+async def _ask(scope: TaskScope, request: ReviewRequest) -> ReviewAnswer:
     """Ask where the run was started or resumed."""
     driver = scope.ports.services.driver
     if driver is not None:

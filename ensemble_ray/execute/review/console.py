@@ -183,14 +183,14 @@ class ConsoleReviewHandler:
             if given_up.is_set():
                 return Continue()
         try:
-            return self._asked(request, given_up)
+            return self._ask_question(request, given_up)
         except (OSError, ValueError) as error:
             _log.warning("The console cannot be read, so the run continues: %s", message_of(error))
             return Continue()
         finally:
             terminal_lock.release()
 
-    def _asked(self, request: ReviewRequest, given_up: threading.Event) -> ReviewDecision:
+    def _ask_question(self, request: ReviewRequest, given_up: threading.Event) -> ReviewDecision:
         question = _Question(request, self._input(), self._output(), self._lines, self._now, given_up)
         return question.ask()
 

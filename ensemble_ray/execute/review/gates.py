@@ -56,9 +56,9 @@ async def ask_before(scope: TaskScope) -> None:
     """
     name = effect_name(scope.order.instance, 0, "before-review")
     review = review_before(scope.order, scope.context)
-    if scope.recorded(name, ReviewDecided) is not None:
+    if scope.find_recorded(name, ReviewDecided) is not None:
         review = review or Review()  # also where nobody would be asked now
-    if review is None or (scope.recorded(name, ReviewDecided) is None and _has_ended(scope)):
+    if review is None or (scope.find_recorded(name, ReviewDecided) is None and _has_ended(scope)):
         return
     decision = await decide_at_gate(scope, name, _request(scope, review, ReviewTiming.BEFORE_EXECUTION, ""))
     if isinstance(decision, ExitEarly):
@@ -69,20 +69,20 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
     """Ask about an output, and return what becomes of it (S-REV-31, S-REV-32)."""
     name = _after(scope)
     review = review_after(scope.order, scope.context)
-    if scope.recorded(name, ReviewDecided) is not None:
+    if scope.find_recorded(name, ReviewDecided) is not None:
         review = review or Review()  # also where nobody would be asked now
     if review is None:
         return Reviewed(output)
     decision = await decide_at_gate(scope, name, _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw))
     match decision:
         case Edit(revised_output=text):
-            edited = _traced(scope, output.replace(raw=text, parsed_output=None))
+            edited = _add_gate_trace(scope, output.replace(raw=text, parsed_output=None))
             await remember_edit(scope, edited)
             return Reviewed(edited)
         case ExitEarly(timed_out=timed_out):
-            return Reviewed(_traced(scope, output), exit_reason_of(timed_out=timed_out))
+            return Reviewed(_add_gate_trace(scope, output), exit_reason_of(timed_out=timed_out))
         case _:
-            return Reviewed(_traced(scope, output))
+            return Reviewed(_add_gate_trace(scope, output))
 
 
 def is_of_work(fact: Fact) -> bool:
@@ -92,7 +92,7 @@ def is_of_work(fact: Fact) -> bool:
 
 def work_ended_at(scope: TaskScope) -> float:
     """Return when the work of a task ended that has just given its text: before it came to its gate, where it came there."""
-    asked = scope.recorded(_after(scope), ReviewRequested)
+    asked = scope.find_recorded(_after(scope), ReviewRequested)
     return scope.ports.clock.now() if asked is None else asked.at
 
 
@@ -131,7 +131,7 @@ def _request(scope: TaskScope, review: Review, timing: ReviewTiming, output: str
     )
 
 
-def _traced(scope: TaskScope, output: TaskOutput) -> TaskOutput:
+def _add_gate_trace(scope: TaskScope, output: TaskOutput) -> TaskOutput:
     """Return the output with a trace that tells of the gate and ends with what it left."""
     if output.trace is None:
         return output

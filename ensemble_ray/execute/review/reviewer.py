@@ -45,13 +45,13 @@ class LocalReviewer:
             BaseException: what the handler raised.
         """
         if not request.ends_run:
-            return await self._answered(request)
+            return await self._answer(request)
         if getattr(self._handler, "is_concurrent", False):
             return await self._ask_beside_others(request)
         async with self._turn:
             if self._ending.is_set():
                 return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
-            answer = await self._answered(request)
+            answer = await self._answer(request)
             if isinstance(answer.decision, ExitEarly):
                 self._ending.set()
             return answer
@@ -61,7 +61,7 @@ class LocalReviewer:
         if self._ending.is_set():
             return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
         loop = asyncio.get_running_loop()
-        asking, ending = loop.create_task(self._answered(request)), loop.create_task(self._ending.wait())
+        asking, ending = loop.create_task(self._answer(request)), loop.create_task(self._ending.wait())
         try:
             await asyncio.wait([asking, ending], return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
@@ -74,14 +74,14 @@ class LocalReviewer:
             asking.cancel()
             ending.cancel()
 
-    async def _answered(self, request: ReviewRequest) -> ReviewAnswer:
+    async def _answer(self, request: ReviewRequest) -> ReviewAnswer:
         try:
-            decision = await self._asked(request)
+            decision = await self._ask(request)
         except ExitEarlyError as exit_early:
             decision = ExitEarly(timed_out=exit_early.timed_out)
         return ReviewAnswer(decision=decision, by=_name_of(self._handler))
 
-    async def _asked(self, request: ReviewRequest) -> ReviewDecision:
+    async def _ask(self, request: ReviewRequest) -> ReviewDecision:
         ask = cast("Callable[[ReviewRequest], object]", getattr(self._handler, "review", self._handler))
         decision = await call_user(ask, request)
         if isinstance(decision, Continue | Edit | ExitEarly):

@@ -38,7 +38,7 @@ def tool_reviews(scope: TaskScope, call: str, limits: Sequence[TimeLimit]) -> To
         call: Name of the call's effect.
         limits: Those of the call.
     """
-    was_asked = scope.recorded(_gate_name(call, 0), ReviewDecided) is not None
+    was_asked = scope.find_recorded(_gate_name(call, 0), ReviewDecided) is not None
     return ToolReviews(scope, call, limits) if was_asked or scope.context.review_policy is not None else None
 
 
@@ -50,18 +50,18 @@ def stands_at_gate(scope: TaskScope, call: str, *, asks_first: bool) -> bool:
         call: Name of the call's effect.
         asks_first: Whether the tool does nothing before its first gate, so that a process that died there did nothing.
     """
-    newest, asked = 0, scope.recorded(_gate_name(call, 0), ReviewRequested)
+    newest, asked = 0, scope.find_recorded(_gate_name(call, 0), ReviewRequested)
     if asked is None:
         return False
-    while (later := scope.recorded(_gate_name(call, newest + 1), ReviewRequested)) is not None:
+    while (later := scope.find_recorded(_gate_name(call, newest + 1), ReviewRequested)) is not None:
         newest, asked = newest + 1, later
     if not asked.data.detached and not (asks_first and newest == 0):
         return False
-    decided = scope.recorded(_gate_name(call, newest), ReviewDecided)
+    decided = scope.find_recorded(_gate_name(call, newest), ReviewDecided)
     if decided is None:
         return True
     # Somebody else decided, and nobody has made the call again since.
-    intent = scope.recorded(call, ToolIntended)
+    intent = scope.find_recorded(call, ToolIntended)
     return decided.data.outside and (intent is None or intent.seq < decided.seq)
 
 

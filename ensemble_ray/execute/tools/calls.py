@@ -141,7 +141,7 @@ class ToolCalls:
         try:
             await self._decide(calls, turn, resolved)
             ended = await call_batch(
-                [partial(self._ended, call, turn, index, resolved.get(index)) for index, call in enumerate(calls)],
+                [partial(self._make_end, call, turn, index, resolved.get(index)) for index, call in enumerate(calls)],
                 agent_role=self._order.agent_role,
                 task_description=self._order.task.description,
                 # A worker or a person may take hours; a worker's limit is the ensemble's, a person's is that of the gate.
@@ -152,7 +152,7 @@ class ToolCalls:
             raise AgentExecutionError(agent_failure(role, error), role, self._order.task.description) from error
         except asyncio.CancelledError:  # here, since the calls of a turn are told of it only later
             if self._delegations is not None:
-                self._delegations.stopped()
+                self._delegations.record_stop()
             raise
         await self._scope.slot.acquire()
         if waiting := [review for each in ended if isinstance(each, ReviewOpenError) for review in each.reviews]:
@@ -185,7 +185,7 @@ class ToolCalls:
         warned: set[tuple[str, str]] = set()
         for index, call in enumerate(calls):
             name = effect_name(self._order.instance, turn, f"call-{index}")
-            recorded = self._scope.recorded(name, ToolReturned)
+            recorded = self._scope.find_recorded(name, ToolReturned)
             if recorded is not None:
                 resolved[index] = effect = _effect_of(call, recorded.data)
                 self._tries[call.name] += effect.asks_again
@@ -193,7 +193,7 @@ class ToolCalls:
                     warned.add((call.name, call.arguments))
                 continue
             bound = self._tools.get(call.name)
-            intent = self._scope.recorded(name, ToolIntended)
+            intent = self._scope.find_recorded(name, ToolIntended)
             if intent is None and bound is not None and (call.name, call.arguments) not in self._warned:
                 intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
                 warned.add((call.name, call.arguments))
@@ -203,7 +203,7 @@ class ToolCalls:
             if intent is not None and effect_of(intent.data, "none" if bound is None else bound.effect) == "once":
                 text = await resolve_unknown(self._scope, intent)
                 if text is not None:
-                    resolved[index] = await self._lost(call, intent, text)
+                    resolved[index] = await self._make_lost(call, intent, text)
                     continue
             if bound is None and not self._is_delegation(call):
                 resolved[index] = self._unknown_tool(call)
@@ -232,7 +232,7 @@ class ToolCalls:
                 name = effect_name(self._order.instance, turn, f"call-{index}")
                 await self._delegations.reapply_recorded(call, name, resolved[index])
 
-    async def _lost(self, call: ToolCall, intent: Fact[ToolIntended], text: str) -> ToolEffect:
+    async def _make_lost(self, call: ToolCall, intent: Fact[ToolIntended], text: str) -> ToolEffect:
         """Return a call that was begun before a crash, and has an unknown outcome for good."""
         effect = ToolEffect(call=call, outcome="unknown", text=text, started_at=intent.at, duration_s=0.0)
         await self._scope.note(intent.name, _result_of(effect), until=Persistence.COMMITTED)
@@ -244,7 +244,7 @@ class ToolCalls:
         now = self._scope.ports.clock.now()
         return ToolEffect(call=call, outcome="failure", text=text, started_at=now, duration_s=0.0)
 
-    async def _ended(
+    async def _make_end(
         self, call: ToolCall, turn: int, index: int, resolved: ToolEffect | None
     ) -> ToolEffect | ReviewOpenError:
         """Return what came of a call, also that it waits at a gate: whatever else ends the turn outranks that."""
@@ -273,7 +273,7 @@ class ToolCalls:
         try:
             with self._scope.effect_span(name):
                 called = await call_tool(bound, call.arguments, context=context)
-            outcome = self._bounded(call, called)
+            outcome = self._bound_retries(call, called)
         except ExitEarlyError as exit_early:
             self._leave(call, name, started_at, exit_early)
             raise
@@ -281,7 +281,7 @@ class ToolCalls:
             if reviews is not None:
                 reviews.close()
             self._open -= 1
-            self._scope.slot.ended()
+            self._scope.slot.end()
         if reviews is not None:
             reviews.check_decided()
         effect = ToolEffect(
@@ -318,7 +318,7 @@ class ToolCalls:
         )
         effects.models[-1].tools.append(effect)
 
-    def _bounded(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
+    def _bound_retries(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
         """Return the outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""
         if not outcome.asks_again:
             return outcome
@@ -334,7 +334,7 @@ class ToolCalls:
             effect, until = await delegations.call(call, name)
         finally:
             self._open -= 1
-            self._scope.slot.ended()
+            self._scope.slot.end()
         await self._scope.note(name, _result_of(effect), until=until)
         return effect
 

@@ -63,7 +63,7 @@ class ToolSampling:
         digest = _digest(messages)
         answer = self._given.get(name)
         if answer is None or answer.request_digest != digest:
-            recorded = scope.recorded(name, SamplingAnswered)
+            recorded = scope.find_recorded(name, SamplingAnswered)
             if recorded is not None and recorded.data.request_digest == digest:
                 answer = recorded.data
             else:

@@ -89,26 +89,26 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
         UnknownOutcomeError: the task fails.
     """
     unknown = _unknown(scope, intent)
-    decided = scope.recorded(intent.name, OutcomeDecided)
+    decided = scope.find_recorded(intent.name, OutcomeDecided)
     # A decision is about the call that was begun before it. One that was begun after it, as a repetition, has an
     # outcome of its own, which nobody has decided of.
     if decided is not None and decided.seq > intent.seq:
-        answer = _checked(decided.data.answer, unknown)
-        _log.info("%s, as was decided: %s", _begun(unknown), answer)
+        answer = _check(decided.data.answer, unknown)
+        _log.info("%s, as was decided: %s", _describe_begun(unknown), answer)
     else:
-        _log.warning("%s, and has no recorded result: nobody knows whether it was done", _begun(unknown))
+        _log.warning("%s, and has no recorded result: nobody knows whether it was done", _describe_begun(unknown))
         how = scope.context.on_unknown
         if how != "ask":
             if how == "fail" or _is_whole_task(unknown):  # then there is no model to tell
                 raise _failure(unknown, "Nobody knows whether it was done")
             return _describe(unknown)
-        answer = await _asked(scope, unknown)
+        answer = await _ask(scope, unknown)
         await scope.note(intent.name, OutcomeDecided(answer=answer), until=Persistence.SYNCED)
     match answer:
         case "repeat":
             return None
         case "done":
-            return _confirmed(unknown)
+            return _describe_confirmed(unknown)
         case "fail":
             raise _failure(unknown, "It was decided that the task fails")
 
@@ -132,16 +132,16 @@ async def ask_unknown(effect: UnknownEffect, ask: Callable[[UnknownEffect], obje
         raise
     except USER_ERRORS as error:
         raise _failure(effect, f"The callable given as on_unknown raised: {message_of(error)}") from error
-    return _checked(answer, effect)
+    return _check(answer, effect)
 
 
-async def _asked(scope: TaskScope, unknown: UnknownEffect) -> Answer:
+async def _ask(scope: TaskScope, unknown: UnknownEffect) -> Answer:
     """Ask where the run was started or resumed."""
     driver = scope.ports.services.driver
     if driver is None:
         return await ask_unknown(unknown, scope.ports.ask_unknown)
     try:
-        return _checked(await driver.ask(_SERVICE, unknown.to_dict()), unknown)
+        return _check(await driver.ask(_SERVICE, unknown.to_dict()), unknown)
     except IllegalStateError as error:
         raise _failure(unknown, f"The process that would be asked cannot be: {message_of(error)}") from error
 
@@ -160,7 +160,7 @@ def _unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> UnknownEffect:
     )
 
 
-def _checked(answer: object, unknown: UnknownEffect) -> Answer:
+def _check(answer: object, unknown: UnknownEffect) -> Answer:
     for option in get_args(Answer):
         if answer == option:
             return cast("Answer", option)
@@ -175,7 +175,7 @@ def _is_whole_task(unknown: UnknownEffect) -> bool:
     return unknown.effect.rpartition("/")[2] in {HANDLER, RUNNER}
 
 
-def _begun(unknown: UnknownEffect) -> str:
+def _describe_begun(unknown: UnknownEffect) -> str:
     what = f"its {unknown.tool_name}" if _is_whole_task(unknown) else f"tool '{unknown.tool_name}'"
     if unknown.is_lost:
         return f"Task '{unknown.task}': {what} may have been called in the part of the run's record that is lost"
@@ -189,7 +189,7 @@ def _when(unknown: UnknownEffect) -> str:
 def _failure(unknown: UnknownEffect, why: str) -> UnknownOutcomeError:
     is_runner = _is_whole_task(unknown) and unknown.tool_name == RUNNER
     text = (
-        f"{_begun(unknown)}. {why}. Check it under its idempotency key {unknown.idempotency_key}; a run with "
+        f"{_describe_begun(unknown)}. {why}. Check it under its idempotency key {unknown.idempotency_key}; a run with "
         f"on_unknown='ask' asks what to do, and calls declared as {'runner_' * is_runner}effect='idempotent' are repeated"
     )
     return UnknownOutcomeError(text, unknown.effect, unknown.tool_name)
@@ -210,7 +210,7 @@ def _describe(unknown: UnknownEffect) -> str:
     )
 
 
-def _confirmed(unknown: UnknownEffect) -> str:
+def _describe_confirmed(unknown: UnknownEffect) -> str:
     if unknown.is_lost:
         return (
             f"This call of '{unknown.tool_name}' was done before a part of the run's record was lost: that was confirmed. "
@@ -230,7 +230,7 @@ def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise _failure(unknown, "There is no terminal to ask at whether it was done")
     question = (
-        f"\n{_begun(unknown)}.\n"
+        f"\n{_describe_begun(unknown)}.\n"
         f"Arguments: {unknown.arguments[:_SHOWN]!r}\n"
         f"Idempotency key: {unknown.idempotency_key}\n"
         "Nobody knows whether it was done. [d]one, [r]epeat it, or [f]ail the task? "

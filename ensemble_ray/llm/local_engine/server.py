@@ -24,7 +24,7 @@ from pathlib import Path
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.llm.local_engine.registry import LocalSpec, Process, ServerRecord, locked_record, registry_file
 
-__all__ = ["Address", "acquire", "held", "release", "release_all"]
+__all__ = ["Address", "acquire", "find_held", "release", "release_all"]
 
 #: Loading a file of many gigabytes from a slow disk takes minutes.
 _START_TIMEOUT_S = 600.0
@@ -45,7 +45,7 @@ _held: dict[tuple[int, LocalSpec], tuple[Address, Process]] = {}
 _lock = threading.Lock()
 
 
-def held(spec: LocalSpec) -> Address | None:
+def find_held(spec: LocalSpec) -> Address | None:
     """Return the server's address if this process holds it and it lives; `acquire` starts a dead one again."""
     address, server = _held.get((os.getpid(), spec), (None, None))
     return address if server is not None and server.is_alive else None

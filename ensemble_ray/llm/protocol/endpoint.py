@@ -108,7 +108,7 @@ class Endpoint:
                 raise CallFailedError(_unusable(answered, error)) from None
 
         try:
-            return await self._retried(send, has_schema=False)
+            return await self._retry(send, has_schema=False)
         except CallFailedError as failed:
             error = await self._provider_error(failed.failure)
         raise error
@@ -128,7 +128,7 @@ class Endpoint:
             asks_usage = self.url not in _without_usage
             spoke = False
             try:
-                async with contextlib.aclosing(self._streamed(body_with(asks_usage))) as parts:
+                async with contextlib.aclosing(self._stream(body_with(asks_usage))) as parts:
                     async for part in parts:
                         spoke = True
                         yield part
@@ -158,8 +158,8 @@ class Endpoint:
 
     async def _send(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
         if self.max_retries:
-            return self._decoded(await self._retried(lambda: self._post(body), has_schema=has_schema))
-        return self._decoded(await self._post(body))
+            return self._decode(await self._retry(lambda: self._post(body), has_schema=has_schema))
+        return self._decode(await self._post(body))
 
     async def _post(self, body: bytes) -> Answered:
         answered = await self.transport.post(
@@ -170,13 +170,13 @@ class Endpoint:
             raise CallFailedError(failure)
         return answered
 
-    def _decoded(self, answered: Answered) -> ChatResponse:
+    def _decode(self, answered: Answered) -> ChatResponse:
         try:
             return decode_completion(answered.body, self.limits)
         except WireError as error:
             raise CallFailedError(_unusable(answered, error)) from None
 
-    async def _streamed(self, body: bytes) -> AsyncGenerator[str | ChatResponse]:
+    async def _stream(self, body: bytes) -> AsyncGenerator[str | ChatResponse]:
         async with self.transport.open_stream(
             self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits
         ) as (
@@ -187,7 +187,7 @@ class Endpoint:
                 raise CallFailedError(answered.failure)
             if answered.body:
                 # The server does not stream; its whole answer is one fragment.
-                whole = self._decoded(answered)
+                whole = self._decode(answered)
                 if whole.text:
                     yield whole.text
                 yield whole
@@ -203,7 +203,7 @@ class Endpoint:
             except (WireError, TooMuchError) as error:
                 raise CallFailedError(_unusable(answered, error)) from error
 
-    async def _retried(self, send: Callable[[], Awaitable[R]], *, has_schema: bool) -> R:
+    async def _retry(self, send: Callable[[], Awaitable[R]], *, has_schema: bool) -> R:
         attempt = 0
         while True:
             attempt += 1

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from ensemble_ray.llm.endpoint_urls import secrets_of, shown_url
 from ensemble_ray.llm.protocol.arrival import mark_arrival
-from ensemble_ray.llm.protocol.wire import WireError, parse_json, shown, shown_data
+from ensemble_ray.llm.protocol.wire import WireError, format_foreign, parse_json, shown_data
 from ensemble_ray.process.threads import threads
 from ensemble_ray.text.foreign_text import one_line, whole_data
 
@@ -87,7 +87,7 @@ async def build_provider_error(failure: Failure, origin: Origin) -> Exception:
     """Return the `openai` error for a failure, its cause set; the caller raises it."""
     arrived_at = time.monotonic()  # answers that come while the package is imported are later ones
     openai = await _sdk()
-    error = _built(openai, failure, origin)
+    error = _build(openai, failure, origin)
     mark_arrival(error, arrived_at)
     if failure.status is None:
         error.__cause__ = failure.cause
@@ -101,7 +101,7 @@ async def _sdk() -> Any:
     return found if is_whole else await threads.run(importlib.import_module, "openai")  # it waits for that thread
 
 
-def _built(openai: Any, failure: Failure, origin: Origin) -> Exception:
+def _build(openai: Any, failure: Failure, origin: Origin) -> Exception:
     # openai 3 speaks httpx2, earlier ones httpx; its errors want a request of that package, here one without headers.
     httpx = cast("Any", sys.modules.get("httpx2") or importlib.import_module("httpx"))
     request = httpx.Request("POST", f"{origin.endpoint}/chat/completions")
@@ -200,7 +200,7 @@ def _provider_text(body: bytes, origin: Origin) -> str:
         words = cast("Mapping[str, object]", found)
         said = words.get("message") or words.get("detail")
         text = said if isinstance(said, str) else shown_data(said) if said else text
-    return shown(text, 500)
+    return format_foreign(text, 500)
 
 
 def _error_object(text: str) -> object:

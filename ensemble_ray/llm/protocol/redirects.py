@@ -57,7 +57,7 @@ def follow_redirect(url: str, status: int, location: str | None, *, followed: in
         ) from None
     if origin != here:
         raise RedirectRefusedError(
-            f"it redirects (HTTP {status}) to another origin, {one_line(_shown(origin), _SHOWN)}, where neither prompt "
+            f"it redirects (HTTP {status}) to another origin, {one_line(_format_origin(origin), _SHOWN)}, where neither prompt "
             "nor key was sent. Set `base_url` to it if it is meant"
         )
     return target
@@ -67,7 +67,7 @@ def _origin(parts: SplitResult) -> tuple[str, str, int | None]:
     return parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme)
 
 
-def _shown(origin: tuple[str, str, int | None]) -> str:
+def _format_origin(origin: tuple[str, str, int | None]) -> str:
     scheme, host, port = origin
     place = f"[{host}]" if ":" in host else host
     return f"{scheme}://{place}" + ("" if port == _DEFAULT_PORTS.get(scheme) else f":{port}")

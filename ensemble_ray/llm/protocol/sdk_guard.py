@@ -23,7 +23,7 @@ from ensemble_ray.llm.protocol.redirects import (
     is_redirect,
 )
 
-__all__ = ["AnswerRefusedError", "guard", "guarded"]
+__all__ = ["AnswerRefusedError", "guard", "guard_answers"]
 
 _FAILED = 400
 
@@ -48,7 +48,7 @@ _guarded_call: ContextVar[_GuardedCall | None] = ContextVar("ensemble_ray_watche
 
 
 @contextmanager
-def guarded(limits: AnswerLimits) -> Generator[None]:
+def guard_answers(limits: AnswerLimits) -> Generator[None]:
     """Keep these limits on the answers of guarded clients in the block."""
     token = _guarded_call.set(_GuardedCall(limits))
     try:

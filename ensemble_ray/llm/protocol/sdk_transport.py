@@ -122,13 +122,13 @@ async def _ask(
     from httpx2 import Response
     from openai import AsyncStream
 
-    from ensemble_ray.llm.protocol.sdk_guard import guarded
+    from ensemble_ray.llm.protocol.sdk_guard import guard_answers
 
     # What else could be unpacked is not bounded.
     sent = {"Accept-Encoding": "gzip, deflate"}
     if IDEMPOTENCY_KEY in headers and IDEMPOTENCY_KEY not in client.default_headers:
         sent[IDEMPOTENCY_KEY] = headers[IDEMPOTENCY_KEY]
-    with guarded(limits):
+    with guard_answers(limits):
         # Asked for as it is, a response is given as it is, also where a stream is asked for.
         answered: object = await client.post(
             _PATH,

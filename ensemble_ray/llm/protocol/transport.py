@@ -69,7 +69,7 @@ class Answered:
         """The failure that its status means; None for success."""
         if self.status < 400:  # noqa: PLR2004  HTTP's own classes
             return None
-        return Failure(status=self.status, body=self.body, headers=_lowered(self.headers))
+        return Failure(status=self.status, body=self.body, headers=_lower_names(self.headers))
 
 
 async def post(
@@ -141,9 +141,9 @@ async def _answer(
     Returns:
         The answer with its head read; whoever gets it reads its body and leaves it, as a context manager.
     """
-    session = _held(url, ends=ends) or await _open(url, ends=ends)
+    session = _get_session(url, ends=ends) or await _open(url, ends=ends)
     followed = 0
-    while is_redirect((response := await _sent(session, url, body, headers, within)).status):
+    while is_redirect((response := await _send(session, url, body, headers, within)).status):
         async with response:
             try:
                 location = response.headers.get("Location")
@@ -154,7 +154,7 @@ async def _answer(
     return response
 
 
-async def _sent(
+async def _send(
     session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], within: aiohttp.ClientTimeout
 ) -> aiohttp.ClientResponse:
     """Send a body and wait for the answer's head.
@@ -210,7 +210,7 @@ def _payload(body: bytes) -> bytes | io.BytesIO:
     return body if len(body) < _LARGE_BODY_BYTES else io.BytesIO(body)
 
 
-def _lowered(headers: Mapping[str, str]) -> Mapping[str, str]:
+def _lower_names(headers: Mapping[str, str]) -> Mapping[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
@@ -272,7 +272,7 @@ def _origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _held(url: str, *, ends: bool = False) -> aiohttp.ClientSession | None:
+def _get_session(url: str, *, ends: bool = False) -> aiohttp.ClientSession | None:
     """Return the running loop's session for that URL; `ends`: the one whose connections are used once."""
     return _sessions[_is_local(url), ends].get()
 
@@ -285,7 +285,7 @@ async def _open(url: str, *, ends: bool = False) -> aiohttp.ClientSession:
 
     import aiohttp
 
-    held = _held(url, ends=ends)  # others may have been waiting for the import too
+    held = _get_session(url, ends=ends)  # others may have been waiting for the import too
     if held is not None:
         return held
     local = _is_local(url)

@@ -25,10 +25,10 @@ __all__ = [
     "decode_completion",
     "encode_request",
     "finish_reason_in",
+    "format_foreign",
     "json_bytes",
     "not_a_completion",
     "parse_json",
-    "shown",
     "shown_data",
     "text_in",
     "text_of_arguments",
@@ -179,7 +179,7 @@ def parse_json(raw: bytes | str, what: str = "it") -> object:
         raise WireError(f"{what} is JSON that is nested too deeply") from None
     except ValueError:
         text = raw if isinstance(raw, str) else raw[: 8 * _SHOWN].decode(errors="replace")
-        raise WireError(f"{what} is not JSON: {shown(text, whole=len(raw))}") from None
+        raise WireError(f"{what} is not JSON: {format_foreign(text, whole=len(raw))}") from None
 
 
 def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS) -> ChatResponse:
@@ -219,7 +219,7 @@ def not_a_completion(body: Mapping[str, Any]) -> WireError:
     found = body.get("error")
     if found:
         words = cast("Mapping[str, object]", found).get("message") if isinstance(found, dict) else found
-        error = WireError(shown(words) if isinstance(words, str) else shown_data(words))
+        error = WireError(format_foreign(words) if isinstance(words, str) else shown_data(words))
         error.is_from_provider = True
         return error
     return WireError(f"it has no choices with a message: {shown_data(body)}")
@@ -232,12 +232,12 @@ _SHOWN = 200
 def shown_data(data: object) -> str:
     """Return JSON data, fit for an error message."""
     try:
-        return shown(data if isinstance(data, str) else _encode(data))
+        return format_foreign(data if isinstance(data, str) else _encode(data))
     except (RecursionError, ValueError):  # numbers of more digits than Python writes
         return "nested too deeply to be shown"
 
 
-def shown(text: str, limit: int = _SHOWN, *, whole: int | None = None) -> str:
+def format_foreign(text: str, limit: int = _SHOWN, *, whole: int | None = None) -> str:
     """Return a text of unknown origin, fit for an error message: one line, cut.
 
     Args:

@@ -92,9 +92,9 @@ def has_tables(connection: Connection, location: str) -> bool:
     Raises:
         EnsembleError: by a later version of the library.
     """
-    if not _asked(connection, _EXISTS):
+    if not _ask(connection, _EXISTS):
         return False
-    version = _asked(connection, "SELECT max(version) FROM ensemble_ray_memory.version")
+    version = _ask(connection, "SELECT max(version) FROM ensemble_ray_memory.version")
     if not isinstance(version, int) or version > _VERSION:
         raise EnsembleError(
             f"The memory in {location} was written by a later version of ensemble_ray: it cannot be read here"
@@ -110,7 +110,7 @@ def ensure_tables(connection: Connection, location: str) -> None:
     """
     if has_tables(connection, location):
         return
-    encoding = _asked(connection, "SELECT current_setting('server_encoding')")
+    encoding = _ask(connection, "SELECT current_setting('server_encoding')")
     if encoding != "UTF8":
         raise EnsembleError(
             f"The database {location} has the encoding {encoding}: memory needs one with the encoding UTF8"
@@ -119,7 +119,7 @@ def ensure_tables(connection: Connection, location: str) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
         if has_tables(connection, location):  # somebody was faster
             return
-        if not _asked(connection, _HAS_SCHEMA):  # else the right to make schemas is not needed
+        if not _ask(connection, _HAS_SCHEMA):  # else the right to make schemas is not needed
             connection.execute("CREATE SCHEMA ensemble_ray_memory")
         extension = _extension(connection)
         vector_type = "bytea" if extension is None else f"{extension}.vector"
@@ -130,11 +130,11 @@ def ensure_tables(connection: Connection, location: str) -> None:
 
 def ensure_reflections(connection: Connection) -> None:
     """Make the table of reflections beside those of memory unless it is there; several processes may do so at once."""
-    if _asked(connection, _HAS_REFLECTIONS):  # else the right to make tables is not needed
+    if _ask(connection, _HAS_REFLECTIONS):  # else the right to make tables is not needed
         return
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-        if not _asked(connection, _HAS_REFLECTIONS):
+        if not _ask(connection, _HAS_REFLECTIONS):
             connection.execute(_REFLECTIONS)
 
 
@@ -148,17 +148,17 @@ def _extension(connection: Connection) -> str | None:
     """Return the quoted schema of pgvector, which is created where the server has it and the user may; None: there is none."""
     import psycopg
 
-    found = _asked(connection, _EXTENSION_SCHEMA)
-    if found is None and _asked(connection, _IS_OFFERED):
+    found = _ask(connection, _EXTENSION_SCHEMA)
+    if found is None and _ask(connection, _IS_OFFERED):
         try:
             with connection.transaction():
                 connection.execute("CREATE EXTENSION vector")
         except psycopg.errors.InsufficientPrivilege:
             return None
-        found = _asked(connection, _EXTENSION_SCHEMA)
+        found = _ask(connection, _EXTENSION_SCHEMA)
     return None if found is None else str(found)
 
 
-def _asked(connection: Connection, query: str) -> object:
+def _ask(connection: Connection, query: str) -> object:
     row = connection.execute(query.encode()).fetchone()
     return None if row is None else row[0]

@@ -67,13 +67,13 @@ class MemoryFile:
     def reading(self) -> Generator[sqlite3.Connection]:
         """Use the connection in the block; one thread at a time."""
         with self._lock:
-            yield self._connected()
+            yield self._connect()
 
     @contextmanager
     def changing(self) -> Generator[sqlite3.Connection]:
         """Make one change in the block: all of it, or nothing where the block raises."""
         with self._lock:
-            connection = self._connected()
+            connection = self._connect()
             connection.execute("begin immediate")
             try:
                 yield connection
@@ -105,20 +105,20 @@ class MemoryFile:
         query = f"select {_COLUMNS} from entries where scope = ? order by id desc limit ?"  # noqa: S608  names of ours
         with self.reading() as connection:
             rows = connection.execute(query, (scope, most)).fetchall()
-        return [_stored(row).entry for row in reversed(rows)]
+        return [_to_stored(row).entry for row in reversed(rows)]
 
     def entries(self, scope: str) -> list[StoredEntry]:
         """Return all entries of a scope, in storing order."""
         query = f"select {_COLUMNS} from entries where scope = ? order by id"  # noqa: S608  names of ours
         with self.reading() as connection:
-            return [_stored(row) for row in connection.execute(query, (scope,))]
+            return [_to_stored(row) for row in connection.execute(query, (scope,))]
 
     def entries_of(self, rows: Sequence[int]) -> list[MemoryEntry]:
         """Return the entries of these rows, in this order; those that are gone are left out."""
         marks = ", ".join("?" * len(rows))
         query = f"select {_COLUMNS} from entries where id in ({marks})"  # noqa: S608  question marks alone
         with self.reading() as connection:
-            found = {stored.row: stored.entry for stored in map(_stored, connection.execute(query, list(rows)))}
+            found = {stored.row: stored.entry for stored in map(_to_stored, connection.execute(query, list(rows)))}
         return [found[row] for row in rows if row in found]
 
     def replace(self, scope: str, old: Sequence[int], new: Sequence[tuple[MemoryEntry, bytes | None]]) -> bool:
@@ -168,7 +168,7 @@ class MemoryFile:
         """Return the entries that were stored without a model."""
         query = f"select {_COLUMNS} from entries where scope = ? and vector is null order by id"  # noqa: S608  names of ours
         with self.reading() as connection:
-            return [_stored(row) for row in connection.execute(query, (scope,))]
+            return [_to_stored(row) for row in connection.execute(query, (scope,))]
 
     def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
         """Add the vectors of rows that have none."""
@@ -223,7 +223,7 @@ class MemoryFile:
 
     # The file.
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         """Return this process's connection; a forked child must not use its parent's."""
         if self._connection is None or self._process_id != os.getpid():
             self._connection, self._process_id = self._open(), os.getpid()
@@ -297,7 +297,7 @@ def _as_stored(text: str) -> str | bytes:
     return text
 
 
-def _stored(row: tuple[int, str | bytes, str | None, str | None, str, str]) -> StoredEntry:
+def _to_stored(row: tuple[int, str | bytes, str | None, str | None, str, str]) -> StoredEntry:
     number, content, structured, stored_at, metadata, entry_id = row
     entry = MemoryEntry(
         content=content if isinstance(content, str) else content.decode("utf-8", "surrogatepass"),

@@ -221,7 +221,7 @@ class RunFollower:
         if self._live is None:
             await asyncio.sleep(timeout_s)
             return
-        is_changed = await self._live.log.changed(self._live_cursor, timeout_s=timeout_s)
+        is_changed = await self._live.log.wait_until_changed(self._live_cursor, timeout_s=timeout_s)
         if is_changed and self._live.is_closed:
             if self._knows_closed:
                 await asyncio.sleep(timeout_s)  # nothing comes any more, but the end

@@ -122,7 +122,7 @@ class EventProjection:
             case RunResumed(is_restart=is_restart):
                 self._end = None
                 wanted = [] if is_restart or self._starts is None else self._starts.resume()
-                return list(self._wanted(wanted, fact.at))
+                return list(self._project_wanted(wanted, fact.at))
             case StimulusRecorded():
                 return list(self._stimulus(cast("Fact[StimulusRecorded]", fact)))
             case _ if fact.is_of_run or is_making_agent(fact):
@@ -154,9 +154,9 @@ class EventProjection:
             yield from self._start(told.instance, fact.at)
             yield self._fail(told.instance, told.message or told.error_type, fact.at)
         if self._starts is not None:
-            yield from self._wanted(self._starts.apply(fact), fact.at)
+            yield from self._project_wanted(self._starts.apply(fact), fact.at)
 
-    def _wanted(self, wanted: list[Start | Announce], at: float) -> Iterator[Message]:
+    def _project_wanted(self, wanted: list[Start | Announce], at: float) -> Iterator[Message]:
         for each in wanted:
             if isinstance(each, Start):
                 yield from self._start(each.instance, at)

@@ -36,9 +36,9 @@ def identity_of(target: object) -> dict[str, object]:
     function = inspect.unwrap(cast("Callable[..., object]", getattr(target, "__func__", target)))
     if not isinstance(function, FunctionType):
         if inspect.isbuiltin(function):
-            return _named(function.__module__ or "builtins", function.__qualname__)
+            return _name_of(function.__module__ or "builtins", function.__qualname__)
         return class_identity(type(target))
-    named = _named(function.__module__, function.__qualname__)
+    named = _name_of(function.__module__, function.__qualname__)
     return named if _is_of(function.__module__, _OWN) else {**named, "source": _source_hash(function.__code__)}
 
 
@@ -48,7 +48,7 @@ def class_identity(cls: type[object]) -> dict[str, object]:
     return named if _is_of(cls.__module__, _OWN) else {**named, "source": _class_hash(cls)}
 
 
-def _named(module: str | None, name: str) -> dict[str, object]:
+def _name_of(module: str | None, name: str) -> dict[str, object]:
     return {"callable": f"{module}.{name}"}
 
 

@@ -143,13 +143,13 @@ def _delegation(planned: Planned, definition: EnsembleDefinition) -> dict[str, o
     """Return what decides whether work may be handed on. Limits of time and of repetitions only say how long to wait for it."""
     data: dict[str, object] = {"max_depth": definition.max_delegation_depth}
     if definition.delegation_policies:
-        data["policies"] = [_asked(policy, "evaluate") for policy in definition.delegation_policies]
+        data["policies"] = [_describe_method(policy, "evaluate") for policy in definition.delegation_policies]
     if planned.plan.hierarchy is not None and definition.manager_prompt_strategy is not None:
         data["manager_prompts"] = class_identity(type(definition.manager_prompt_strategy))
     return data
 
 
-def _asked(target: object, method: str) -> dict[str, object]:
+def _describe_method(target: object, method: str) -> dict[str, object]:
     """Return the code of a callable, or of an object of the user's with that method."""
     return class_identity(type(target)) if hasattr(target, method) else identity_of(target)
 
@@ -288,11 +288,11 @@ def _tools(entries: Sequence[object]) -> dict[str, object]:
         elif isinstance(entry, DynamicToolProvider):
             data[type(entry).__name__] = class_identity(type(entry))
         elif tool_mark(entry) is not None:
-            data[_name_of(entry)] = _marked(entry)
+            data[_name_of(entry)] = _describe_mark(entry)
         else:
             for method in marked_functions(type(entry)):
                 bound = getattr(entry, method)
-                data[_name_of(bound)] = _marked(bound)
+                data[_name_of(bound)] = _describe_mark(bound)
     return data
 
 
@@ -303,7 +303,7 @@ def _name_of(entry: object) -> str:
     return "" if mark is None else mark.name
 
 
-def _marked(entry: object) -> dict[str, object]:
+def _describe_mark(entry: object) -> dict[str, object]:
     from ensemble_ray.tools.decorator import tool_mark
 
     mark = tool_mark(entry)

@@ -15,7 +15,7 @@ from typing import cast
 
 from ensemble_ray.values.trace import jsonable
 
-__all__ = ["FieldDifference", "compared", "differences", "digest_of", "without_object_ids"]
+__all__ = ["FieldDifference", "compare_fields", "differences", "digest_of", "without_object_ids"]
 
 #: The hidden id of a definition: for look-up inside a process, never part of the record.
 _HIDDEN = "object_id"
@@ -26,7 +26,7 @@ _SHOWN = 60
 
 def without_object_ids(data: Mapping[str, object]) -> dict[str, object]:
     """Return the JSON form of some data without the hidden ids in it."""
-    return cast("dict[str, object]", _stripped(jsonable(data)))
+    return cast("dict[str, object]", _strip(jsonable(data)))
 
 
 def digest_of(data: Mapping[str, object]) -> str:
@@ -49,22 +49,22 @@ class FieldDifference:
 
 def differences(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
     """Return what differs, one line per field: `nodes.0.description: 'a' -> 'b'`; empty when nothing does."""
-    return [str(each) for each in compared(recorded, current)]
+    return [str(each) for each in compare_fields(recorded, current)]
 
 
-def compared(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[FieldDifference]:
+def compare_fields(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[FieldDifference]:
     """Return what differs, field by field."""
     found: list[FieldDifference] = []
     _compare(without_object_ids(recorded), without_object_ids(current), "", found)
     return found
 
 
-def _stripped(value: object) -> object:
+def _strip(value: object) -> object:
     if isinstance(value, dict):
         mapping = cast("dict[str, object]", value)
-        return {key: _stripped(each) for key, each in mapping.items() if key != _HIDDEN}
+        return {key: _strip(each) for key, each in mapping.items() if key != _HIDDEN}
     if isinstance(value, list):
-        return [_stripped(each) for each in cast("list[object]", value)]
+        return [_strip(each) for each in cast("list[object]", value)]
     return value
 
 
@@ -78,9 +78,9 @@ def _compare(old: object, new: object, path: str, found: list[FieldDifference]) 
         for position, (left, right) in enumerate(pairs):
             _compare(left, right, f"{path}.{position}" if path else str(position), found)
     elif old != new:
-        found.append(FieldDifference(path or "value", _shown(old), _shown(new)))
+        found.append(FieldDifference(path or "value", _format(old), _format(new)))
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     text = "absent" if value is _ABSENT else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -173,7 +173,7 @@ def item_digest(item: object) -> str:
 
 
 def _json_of(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_named)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_to_named)
 
 
 def _with_named_keys(value: object) -> object:
@@ -188,7 +188,7 @@ def _with_named_keys(value: object) -> object:
     return value
 
 
-def _named(value: object) -> object:
+def _to_named(value: object) -> object:
     """Something that JSON cannot carry, as data that it can."""
     if isinstance(value, set | frozenset):  # in an order that is the same in every process
         return sorted(_text_of(each) for each in cast("Iterable[object]", value))

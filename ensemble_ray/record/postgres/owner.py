@@ -86,7 +86,7 @@ class Claim:
 
         async def once() -> None:
             async with self._using:
-                connection = await self._connected()
+                connection = await self._connect()
                 await connection.execute(
                     f"UPDATE ensemble_ray.runs SET state = %(state)s {_OF_OWNER}",  # noqa: S608  our own constant
                     {**self._values, "state": state.value},
@@ -100,7 +100,7 @@ class Claim:
             return False
         with contextlib.suppress(Exception):  # whoever writes next will tell; only a lost claim is made again here
             async with self._using, asyncio.timeout(self._database.patience_s):
-                connection = await self._connected()
+                connection = await self._connect()
                 cursor = await connection.execute(
                     f"SELECT cancel_asked FROM ensemble_ray.runs {_OF_OWNER}",  # noqa: S608  our own constant
                     self._values,
@@ -128,7 +128,7 @@ class Claim:
             with contextlib.suppress(OSError):
                 os.close(self._connection.fileno())
 
-    async def _connected(self) -> Connection:
+    async def _connect(self) -> Connection:
         """Return the connection; a broken one is made again, and the lock taken again unless a newer owner came."""
         if self._connection is None or self._connection.closed:
             self._connection = await self._database.connect()

@@ -56,15 +56,15 @@ async def read_runs(connection: Connection, location: str, run_id: str | None = 
             run_id=found,
             created_at=created_at.astimezone(UTC),
             origin=origin,
-            state=_shown(_written(state), last_fact, is_owned=is_owned),
+            state=_to_visible(_to_written(state), last_fact, is_owned=is_owned),
             location=location,
-            owner=owner if is_owned and not _written(state).is_final else "",
+            owner=owner if is_owned and not _to_written(state).is_final else "",
         )
         for found, created_at, origin, state, owner, is_owned, last_fact in await cursor.fetchall()
     ]
 
 
-def _written(state: str) -> RunState:
+def _to_written(state: str) -> RunState:
     """Return the state as it is written; what is none says nothing."""
     try:
         return RunState(state)
@@ -72,7 +72,7 @@ def _written(state: str) -> RunState:
         return RunState.INTERRUPTED
 
 
-def _shown(state: RunState, last_fact: str | None, *, is_owned: bool) -> RunState:
+def _to_visible(state: RunState, last_fact: str | None, *, is_owned: bool) -> RunState:
     """How a run stands, of what is written and what its facts tell."""
     if state.is_final:
         return state

@@ -196,7 +196,7 @@ class PostgresWriter:
 
     async def _write_group(self) -> None:
         entries = list(self._queue)
-        group = await self._rendered(entries)
+        group = await self._render(entries)
         taken = entries[: group.size]
         outcome = await self.using(lambda connection: commit_group(connection, group, self._id))
         del self._queue[: group.size]
@@ -206,7 +206,7 @@ class PostgresWriter:
                 self._kept.setdefault(target, set()).update(group.bodies(target))
         self._resolve(taken, outcome)
 
-    async def _rendered(self, entries: Sequence[Append]) -> CommitGroup:
+    async def _render(self, entries: Sequence[Append]) -> CommitGroup:
         if _is_small(entries):
             return render(entries, self._kept)
         if self._threads is None:  # one of our own: users' tools may fill the loop's

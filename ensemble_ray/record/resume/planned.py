@@ -251,7 +251,7 @@ class PlannedRecovery:
             return None
         return self._result(self._fold_of(instance), "exited", exited.at, reason=exited.reason)
 
-    def resumed(
+    def resume(
         self,
         output_of: Callable[[str], Output],
         failure_of: Callable[[TaskFailure], Failure],
@@ -269,12 +269,12 @@ class PlannedRecovery:
             started_at=self.head.started_at,
             stimuli=self.stimuli,
             results=LazyResults(self.ended, lambda instance: self.result(instance, output_of, failure_of)),
-            stopped=cast("dict[str, TaskResult[Output, Failure]]", self._stopped(failure_of)),
+            stopped=cast("dict[str, TaskResult[Output, Failure]]", self._list_stopped(failure_of)),
             is_restart=is_restart,
             directives=self._directives,
         )
 
-    def _stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[TaskOutput, Failure]]:
+    def _list_stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[TaskOutput, Failure]]:
         """Return what tasks did that did not end, each as if it had been stopped."""
         folds = {each: self._fold_of(each) for each in self._stoppable}
         results = {
@@ -298,21 +298,21 @@ class PlannedRecovery:
     ) -> TaskResult[Output, Failure] | None:
         """Return the result of a task; None where no end of it is recorded. Its output stays where it is kept."""
         figures = self._outputs.get(instance)
-        result = self.failure(instance) if figures is None else self._completed(instance, figures)
+        result = self.failure(instance) if figures is None else self._make_completed(instance, figures)
         if result is None:
             return None
         held = cast("TaskResult[Output, Failure]", result)  # of which it has neither yet
         failure = None if result.failure is None else failure_of(result.failure)
-        return replace(held, failure=failure, delegated=self._delegated(instance, output_of))
+        return replace(held, failure=failure, delegated=self._list_delegated(instance, output_of))
 
-    def _delegated(self, instance: str, output_of: Callable[[str], Output]) -> list[tuple[str, Output]]:
+    def _list_delegated(self, instance: str, output_of: Callable[[str], Output]) -> list[tuple[str, Output]]:
         """Return what a manager got from its workers, with their roles, in the order in which they were done."""
         if not self.is_managed:
             return []
         workers = [(each, each.summary()) for each in self._fold_of(instance).workers_that_gave()]
         return [(given.agent_role, output_of(each.instance)) for each, given in workers if given is not None]
 
-    def _completed(self, instance: str, figures: _OutputFigures) -> TaskResult:
+    def _make_completed(self, instance: str, figures: _OutputFigures) -> TaskResult:
         """Return what scheduling needs of a task that gave its output."""
         exited = self._told.exits.get(instance)  # at the gate behind it
         return TaskResult(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "located", "origin_in", "read_head"]
+__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "locate_errors", "origin_in", "read_head"]
 
 #: Kinds of facts that a head is made of.
 HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded)
@@ -115,7 +115,7 @@ async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -
 
 
 @contextlib.contextmanager
-def located(location: str) -> Generator[None]:
+def locate_errors(location: str) -> Generator[None]:
     """Name the place of the record in what goes wrong inside with what was read of it.
 
     Raises:

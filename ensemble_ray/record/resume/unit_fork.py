@@ -55,7 +55,7 @@ def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: st
     cut = _Cut(recorded, plan, outputs, name)
     for group in numbered_groups(facts):
         cut.apply(group)
-    kept = cut.kept()
+    kept = cut.list_kept()
     left = [each for each in executions if each not in kept]
     used = {node_key(each) for each in kept}
     again = [*_shortest(left, kept)]
@@ -180,7 +180,7 @@ class _Cut:
         """Whether a task, or an answer about an execution, belongs to what is done again."""
         return path == self.name or is_named(self.name, path)
 
-    def kept(self) -> dict[str, None]:
+    def list_kept(self) -> dict[str, None]:
         """Return the executions that are used: those that were told, and those whose end nobody had heard of."""
         unheard = [each for each in self._now.source.running if each in self.outputs and self._is_output_used(each)]
         return {**self._kept, **dict.fromkeys(unheard)}

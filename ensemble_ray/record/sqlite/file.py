@@ -22,7 +22,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.rendering import FORMAT
 from ensemble_ray.record.sqlite.commit_count import CountFile, read_count
 from ensemble_ray.record.sqlite.index import abandon, forget, index_of, is_sound, remember
-from ensemble_ray.record.sqlite.losses import RECORD, deleted, log_of
+from ensemble_ray.record.sqlite.losses import RECORD, log_of, make_deleted_error
 from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class SqliteFile:
             RecordError: the file was removed.
         """
         if rows and len(rows) <= _ROWS and not bodies:
-            with self._committed(is_synced=is_synced, has_effect=has_effect):
+            with self._commit(is_synced=is_synced, has_effect=has_effect):
                 self._insert(rows)
             return
         with self.transaction(is_synced=is_synced, has_effect=has_effect):
@@ -185,9 +185,9 @@ class SqliteFile:
             try:
                 found = os.stat(path)  # noqa: PTH116  at each commit: three times as fast as `Path.stat`
             except FileNotFoundError:
-                raise deleted(self.path) from None
+                raise make_deleted_error(self.path) from None
             if (found.st_dev, found.st_ino) != known or found.st_size < least_bytes:
-                raise deleted(self.path)
+                raise make_deleted_error(self.path)
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, "it has become read-only while it was written to", path)
 
@@ -198,7 +198,7 @@ class SqliteFile:
         Raises:
             RecordError: the file was removed.
         """
-        with self._committed(is_synced=is_synced, has_effect=has_effect):
+        with self._commit(is_synced=is_synced, has_effect=has_effect):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -254,7 +254,7 @@ class SqliteFile:
         self._last = cursor.lastrowid or 0
 
     @contextlib.contextmanager
-    def _committed(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
+    def _commit(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
         """Make what is committed inside as safe as asked, and note it."""
         self.check_there()
         self._last = 0

@@ -140,7 +140,7 @@ class SqliteJournal:
             if self._appended - self._done > _MAX_WAITING:
                 await self.flush()
             return
-        await self._pushed(facts, epoch, until)
+        await self._push_and_wait(facts, epoch, until)
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance, by whichever writer: (name, kind) -> its newest fact, stimuli left out.
@@ -164,7 +164,7 @@ class SqliteJournal:
             raise self._refusal(self._failure)
         if self._appended != self._done:
             self._check_usable()
-            await self._pushed((), 0, Persistence.COMMITTED)
+            await self._push_and_wait((), 0, Persistence.COMMITTED)
 
     async def close(self) -> None:
         """Flush, and let go of the file, which takes place in the background.
@@ -180,7 +180,7 @@ class SqliteJournal:
         try:
             await self.flush()
             if self._file is not None:
-                await self._pushed((), 0, Persistence.COMMITTED)  # a last look whether the file is there
+                await self._push_and_wait((), 0, Persistence.COMMITTED)  # a last look whether the file is there
         finally:
             self._is_closed = True
             self._ask()
@@ -200,7 +200,7 @@ class SqliteJournal:
             msg = f"The journal of run '{self.run_id}' was opened before this process was forked: join the run in it"
             raise IllegalStateError(msg)
 
-    async def _pushed(self, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
+    async def _push_and_wait(self, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._is_urgent = True

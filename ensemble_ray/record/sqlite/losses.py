@@ -24,7 +24,7 @@ from ensemble_ray.record.rendering import BODY_MARK, accepted_loss, body_digest,
 from ensemble_ray.record.sqlite.commit_count import CommitCount, read_count
 from ensemble_ray.record.sqlite.wal_scan import LogScan, scan_log
 
-__all__ = ["RECORD", "Loss", "deleted", "find_loss", "is_short", "keep_log", "log_of", "noted"]
+__all__ = ["RECORD", "Loss", "find_loss", "is_short", "keep_log", "log_of", "make_deleted_error", "read_commit_count"]
 
 #: The file in a run's directory.
 RECORD = "record.sqlite"
@@ -53,7 +53,7 @@ class Loss:
     #: whether an effect on the world may have been begun in what is lost
     has_effect: bool = True
 
-    def accepted(self, kept: str | None) -> LossAccepted:
+    def accept(self, kept: str | None) -> LossAccepted:
         """Return the fact of its acceptance; `kept` is the name of the copy of its log."""
         return LossAccepted(
             last=self.last,
@@ -110,7 +110,7 @@ def log_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
-def deleted(path: Path) -> RecordError:
+def make_deleted_error(path: Path) -> RecordError:
     """Make the error that says that a record is gone while somebody writes to it, or facts of it are noted."""
     return RecordError(
         f"The run's record was removed: {path} is not what was written to, or not there. What was recorded is lost with "
@@ -141,7 +141,7 @@ def find_loss(
     number, last = connection.execute("SELECT count(*), coalesce(max(seq), 0) FROM facts").fetchone()
     gap = int(last) - int(number)
     is_cut = is_short(connection, count, path)
-    accepted = _accepted(connection) if gap or is_cut or has_texts else []
+    accepted = _read_accepted(connection) if gap or is_cut or has_texts else []
     texts = _missing_texts(connection) if has_texts and not accepted else 0
     gap -= sum(loss.gap for _, loss in accepted)
     committed = count.committed if count is not None else None
@@ -162,7 +162,7 @@ def find_loss(
     )
 
 
-def _accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccepted]]:
+def _read_accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccepted]]:
     """Positions and data of the losses that are on record, in order."""
     query = "SELECT seq, data FROM facts WHERE instance = ? ORDER BY seq"
     found: list[tuple[int, LossAccepted]] = []
@@ -234,7 +234,7 @@ def _identity(log: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def noted(directory: Path) -> CommitCount | None:
+def read_commit_count(directory: Path) -> CommitCount | None:
     """Return the notes of a run's record.
 
     Raises:

@@ -22,7 +22,15 @@ from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.record.rendering import FORMAT, body_digest, data_of, missing_text, stored_text
 from ensemble_ray.record.sqlite.index import is_dangerous
-from ensemble_ray.record.sqlite.losses import RECORD, Loss, deleted, find_loss, is_short, log_of, noted
+from ensemble_ray.record.sqlite.losses import (
+    RECORD,
+    Loss,
+    find_loss,
+    is_short,
+    log_of,
+    make_deleted_error,
+    read_commit_count,
+)
 
 if TYPE_CHECKING:
     from ensemble_ray.record.rendering import Resolve
@@ -68,7 +76,7 @@ def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
     Raises:
         RecordError: the file is gone or damaged, or of a newer format.
     """
-    count, path = noted(directory), directory / RECORD
+    count, path = read_commit_count(directory), directory / RECORD
 
     def find(connection: sqlite3.Connection) -> Loss | None:
         return find_loss(connection, count, path, has_texts=has_texts)
@@ -247,10 +255,10 @@ def read_from(directory: Path, read: Callable[[sqlite3.Connection], T], nothing:
         RecordError: the file is damaged or gone, or has lost its end and `is_partial` does not say that the rest will do.
     """
     path, log = directory / RECORD, directory / f"{RECORD}-wal"
-    count = noted(directory)  # before the file: whatever was noted then is in it
+    count = read_commit_count(directory)  # before the file: whatever was noted then is in it
     if not path.exists():
         if count is not None and count.committed and directory.is_dir():
-            raise deleted(path)
+            raise make_deleted_error(path)
         return nothing
 
     def whole(connection: sqlite3.Connection) -> T:

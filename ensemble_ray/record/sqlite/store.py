@@ -65,7 +65,7 @@ class SqliteStore:
             ValidationError: the id cannot name a directory.
         """
         directory = RunDirectory(self._home, run_id)
-        await _held(directory, threads.run(directory.begin, origin))
+        await _hold(directory, threads.run(directory.begin, origin))
         journal = self._journal(directory, is_buffered=is_buffered)
         journal.prepare()
         return _OwnedRun(directory, journal, 0)
@@ -79,7 +79,7 @@ class SqliteStore:
             ValidationError: there is no such run.
         """
         directory = existing_run(run_id, self._home)
-        file, epoch = await _held(directory, threads.run(self._claim, directory, by_force=by_force))
+        file, epoch = await _hold(directory, threads.run(self._claim, directory, by_force=by_force))
         return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch)
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
@@ -91,7 +91,7 @@ class SqliteStore:
             ValidationError: there is no such run.
         """
         directory = existing_run(run_id, self._home)
-        return await _held(directory, threads.run(self._accept_loss, directory, by_force=by_force))
+        return await _hold(directory, threads.run(self._accept_loss, directory, by_force=by_force))
 
     async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> SqliteJournal:  # noqa: ARG002  the file needs no names of writers
         """Write to a run that another process owns.
@@ -242,7 +242,7 @@ class SqliteStore:
             if not loss.last:
                 raise loss.error()
             kept = keep_log(loss.path)
-            data = loss.accepted(None if kept is None else kept.name).to_data()
+            data = loss.accept(None if kept is None else kept.name).to_data()
             file = SqliteFile(directory.path, allows_loss=True)
             try:
                 with file.transaction():
@@ -287,7 +287,7 @@ def _raised_epoch(file: SqliteFile) -> int:
     return epoch
 
 
-async def _held(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
+async def _hold(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
     """Do what makes this process the owner; when nobody waits for it any more, the run has no owner."""
 
     def release(job: asyncio.Future[T]) -> None:

@@ -62,7 +62,7 @@ def scan_log(path: Path) -> LogScan:
     is_big = bool(content[3] & 1)
     salts = content[16:24]
     sums = _checksum(content[:24], (0, 0), is_big=is_big)
-    if sums == _stored(content, 24):
+    if sums == _read_checksum(content, 24):
         return _scan_frames(content, page_bytes, salts, sums, is_big=is_big)
     # Nothing of the log counts then. What its frames say among themselves still tells whether there was something.
     salts = content[_HEADER_BYTES + 8 : _HEADER_BYTES + 16]
@@ -79,7 +79,7 @@ def _scan_frames(
     at = _HEADER_BYTES
     while at + frame_bytes <= len(content):
         is_of_round = content[at + 8 : at + 16] == salts
-        stored = _stored(content, at + 16)
+        stored = _read_checksum(content, at + 16)
         if sums is not None and is_of_round:
             found = _checksum(content[at : at + 8], sums, is_big=is_big)
             found = _checksum(content[at + _FRAME_HEADER_BYTES : at + frame_bytes], found, is_big=is_big)
@@ -97,7 +97,7 @@ def _scan_frames(
     return LogScan(commits=commits, broken_at=broken_at, commits_behind=behind)
 
 
-def _stored(content: bytes, at: int) -> tuple[int, int]:
+def _read_checksum(content: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(content[at : at + 4], "big"), int.from_bytes(content[at + 4 : at + 8], "big")
 
 

@@ -88,7 +88,7 @@ class EndedUnits:
 
     # What the caller of a run sees of its outputs.
 
-    def shown(self) -> list[Shown]:
+    def list_visible(self) -> list[Shown]:
         """Return the outputs in the caller's order.
 
         Plain tasks as they completed and then loops as declared (S-LOOP-75); phases as they completed (S-PHASE-41); the

@@ -51,7 +51,7 @@ class RecordedUnits:
         self._stimuli.resume()
         self._replayed = None
 
-    def ended(self, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
+    def collect_ends(self, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
         """Return what became of the units.
 
         Raises:

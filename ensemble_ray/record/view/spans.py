@@ -119,7 +119,7 @@ def _tell_of_tasks(beginnings: Sequence[_Beginning]) -> None:
         call_ids = _call_ids(taken)
         for task in (*fold.tasks.values(), *fold.delegated.values()):
             if task.is_recorded and (last := untold.get(task.instance)) is not None:
-                event = _traced(fold, task, last, roles)
+                event = _make_traced(fold, task, last, roles)
                 last.tasks.append(replace(event, call_ids=call_ids.get(task.instance, ())))
         untold.clear()
 
@@ -135,7 +135,7 @@ def _call_ids(facts: Iterable[Fact]) -> dict[str, list[tuple[str, ...]]]:
     return {instance: [turns.get(turn, ()) for turn in range(max(turns) + 1)] for instance, turns in found.items()}
 
 
-def _traced(fold: RunFold, task: TaskFold, beginning: _Beginning, roles: Mapping[str, str]) -> TaskTracedEvent:
+def _make_traced(fold: RunFold, task: TaskFold, beginning: _Beginning, roles: Mapping[str, str]) -> TaskTracedEvent:
     """Return the end of an execution, as it was told of or would have been."""
     state = RunState.INTERRUPTED if beginning.end is None else beginning.end.state or RunState.INTERRUPTED
     if task.instance in roles:

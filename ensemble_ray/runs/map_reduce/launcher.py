@@ -46,8 +46,8 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import assemble
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
-from ensemble_ray.runs.map_reduce.opening import opened, rules_of, window_of
-from ensemble_ray.runs.map_reduce.recorded_end import finished
+from ensemble_ray.runs.map_reduce.opening import open_items, rules_of, window_of
+from ensemble_ray.runs.map_reduce.recorded_end import load_end
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
 from ensemble_ray.runs.map_reduce.result import conclude
 from ensemble_ray.runs.map_reduce.unit_events import UnitEvents
@@ -135,7 +135,7 @@ class MapReduceLauncher:
         async def open_results(*, is_direct: bool) -> ItemResultWriter:
             return await self._open_results(scope, is_direct=is_direct, is_continued=True)
 
-        ended = await finished(
+        ended = await load_end(
             scope.store,
             scope.run_id,
             self.definition,
@@ -279,7 +279,7 @@ class MapReduceLauncher:
 
     async def _open_items(self, scope: RunScope) -> tuple[ItemReader, bool] | None:
         """Return the items, and whether all of them are one task; None where the run was cancelled meanwhile."""
-        self._opening = asyncio.get_running_loop().create_task(opened(self.definition))
+        self._opening = asyncio.get_running_loop().create_task(open_items(self.definition))
         if scope.cancelled.is_set():
             self._opening.cancel()
         await asyncio.wait([self._opening])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.items.pulling import ItemEntry
 
-__all__ = ["opened", "rules_of", "window_of"]
+__all__ = ["open_items", "rules_of", "window_of"]
 
 #: Tasks in flight per process where nothing limits them (S-MR-140).
 _PER_PROCESS = 256
@@ -67,7 +67,7 @@ def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapR
     )
 
 
-async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:
+async def open_items(definition: MapDefinition) -> tuple[ItemReader, bool]:
     """Open the items: return the reader of a run's items, and whether all of them are one task (S-MR-81).
 
     Raises:
@@ -78,13 +78,13 @@ async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:
     if not isinstance(definition, MapReduceDefinition) or definition.direct_task is None or definition.budget is None:
         return reader, False
     try:
-        return await _probed(definition, reader, definition.budget)
+        return await _probe(definition, reader, definition.budget)
     except BaseException:
         await reader.close()
         raise
 
 
-async def _probed(definition: MapReduceDefinition, reader: ItemReader, budget: int) -> tuple[ItemReader, bool]:
+async def _probe(definition: MapReduceDefinition, reader: ItemReader, budget: int) -> tuple[ItemReader, bool]:
     """Read until it is known whether all items fit the budget."""
     entries: list[ItemEntry] = []
     total, is_exhausted = 0, False

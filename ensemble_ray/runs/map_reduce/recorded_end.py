@@ -14,7 +14,7 @@ from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
 from ensemble_ray.record.rerun import is_answered
 from ensemble_ray.record.resume.run_head import read_head
-from ensemble_ray.runs.map_reduce.opening import opened
+from ensemble_ray.runs.map_reduce.opening import open_items
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.values.outputs import ExitReason, RunState
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.items.pulling import ItemReader, RefusedItem
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["OpenResults", "finished"]
+__all__ = ["OpenResults", "load_end"]
 
 #: Items that are compared at a time.
 _BATCH = 256
@@ -41,7 +41,7 @@ class OpenResults(Protocol):
         ...
 
 
-async def finished(
+async def load_end(
     store: RunStore,
     run_id: str,
     definition: MapDefinition,
@@ -75,7 +75,7 @@ async def finished(
         return None
     record = await RecoveredRun.read(store, run_id, outputs, output_types)
     async with contextlib.AsyncExitStack() as stack:
-        reader, is_direct = await opened(definition)
+        reader, is_direct = await open_items(definition)
         stack.push_async_callback(reader.close)
         writer = await open_results(is_direct=is_direct)
         stack.push_async_exit(writer.leave)
@@ -93,12 +93,12 @@ async def _recorded_end(
         wanted = _BATCH if recorded.are_all else min(_BATCH, recorded.count - items.count)
         pulled = await items.pull(wanted)
         for number in range(items.count - pulled.count, items.count):
-            index, item = items.index(number), items.done(number)
+            index, item = items.index(number), items.pop(number)
             if (failed := _failure(record, number, pulled.refused.get(number))) is not None:
-                writer.failed(index, item, *failed)
+                writer.write_failure(index, item, *failed)
             elif outputs.has(0, number):
-                writer.completed(number, index, item, outputs.output(0, number))
-        await writer.written()  # of a large run not all outputs are to be in memory at once
+                writer.write_output(number, index, item, outputs.output(0, number))
+        await writer.wait_until_written()  # of a large run not all outputs are to be in memory at once
         is_exhausted = pulled.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
     reason = (head.end and head.end.exit_reason) or ExitReason.COMPLETED

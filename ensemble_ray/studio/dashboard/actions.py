@@ -41,23 +41,23 @@ class DashboardActions:
 
     async def cancel(self, run_id: str) -> None:
         """Ask for the end of a run."""
-        await self._recorded(run_id).cancel(run_id)
+        await self._make_recorded(run_id).cancel(run_id)
 
     async def preview_resume(self, run_id: str) -> RunPreview:
         """Return what the run would take from its record, if it went on."""
-        return await self._recorded(run_id).preview_resume(run_id)
+        return await self._make_recorded(run_id).preview_resume(run_id)
 
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
         """Return the same of a fork."""
-        return await self._recorded(run_id).preview_fork(run_id, from_step)
+        return await self._make_recorded(run_id).preview_fork(run_id, from_step)
 
     async def resume(self, run_id: str) -> str:
         """Let a run go on in a process of its own."""
-        return await self._recorded(run_id).resume(run_id)
+        return await self._make_recorded(run_id).resume(run_id)
 
     async def fork(self, run_id: str, asked: NewFork) -> str:
         """Begin a fork in a process of its own."""
-        return await self._recorded(run_id).fork(run_id, asked)
+        return await self._make_recorded(run_id).fork(run_id, asked)
 
     async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> Review:
         """Decide at a gate, of this process or in the record, and return it.
@@ -69,7 +69,7 @@ class DashboardActions:
         detail = await self._reader.run(run_id, ANYBODY)
         shown = next((each for each in detail.reviews if each.gate_id == gate_id), None)
         if shown is None or not self._reviews.decide(gate_id, decision.decision, decision.text):
-            return await self._recorded(run_id).decide(run_id, gate_id, decision, by=by)
+            return await self._make_recorded(run_id).decide(run_id, gate_id, decision, by=by)
         change = {
             "decision": decision.decision,
             "text": decision.text if decision.decision == "edit" else None,
@@ -79,7 +79,7 @@ class DashboardActions:
         }
         return shown.model_copy(update=change)
 
-    def _recorded(self, run_id: str) -> StudioActions:
+    def _make_recorded(self, run_id: str) -> StudioActions:
         """Return what acts on a run's record.
 
         Raises:

@@ -89,7 +89,7 @@ class WebReviewHandler(ReviewHandler):
         gate = _Open(request=request, created_at=self._clock.now(), decided=loop.create_future(), loop=loop)
         with self._lock:  # a decision in this moment is told behind the request
             self._open[review_id] = gate
-            self._hub.publish(request.run_id, _requested(review_id, request))
+            self._hub.publish(request.run_id, _make_request(review_id, request))
         try:
             answered, _ = await asyncio.wait([gate.decided], timeout=request.timeout_s)
             self._expire(review_id)  # nothing where somebody decided, perhaps in this moment: then that is on its way
@@ -137,7 +137,7 @@ class WebReviewHandler(ReviewHandler):
         """Return the gates that wait, oldest first, as data (S-WEB-21)."""
         with self._lock:
             waiting = list(self._open.items())
-        return [_shown(review_id, gate) for review_id, gate in waiting]
+        return [_to_json(review_id, gate) for review_id, gate in waiting]
 
     def is_open(self, review_id: str) -> bool:
         """Return whether a gate waits here for a decision."""
@@ -159,7 +159,7 @@ class WebReviewHandler(ReviewHandler):
         return True
 
 
-def _requested(review_id: str, request: ReviewRequest) -> Message:
+def _make_request(review_id: str, request: ReviewRequest) -> Message:
     return messages.review_requested(
         review_id=review_id,
         task_description=request.task_description,
@@ -172,7 +172,7 @@ def _requested(review_id: str, request: ReviewRequest) -> Message:
     )
 
 
-def _shown(review_id: str, gate: _Open) -> Mapping[str, object]:
+def _to_json(review_id: str, gate: _Open) -> Mapping[str, object]:
     request, timeout_s = gate.request, gate.request.timeout_s
     return {
         "review_id": review_id,

@@ -93,7 +93,7 @@ async def _stream(
         if live is None or live.is_closed:
             await asyncio.sleep(_POLL_S)
         else:
-            await bridge(live.log.changed(tokens, timeout_s=_POLL_S))
+            await bridge(live.log.wait_until_changed(tokens, timeout_s=_POLL_S))
 
 
 def _token(event: TokenEvent) -> str:

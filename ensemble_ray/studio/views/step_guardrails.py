@@ -42,11 +42,11 @@ def guardrail_checks(
     has_output = any(isinstance(fact.data, OutputRecorded) for fact in facts)
     is_past_input = has_output or any(isinstance(fact.data, ModelAnswered) for fact in facts)
     is_past_input = is_past_input or GuardrailType.OUTPUT in [each.kind for each in refused]
-    found = _accepted(task, "input") if is_past_input else []
-    return [*found, *(_accepted(task, "output") if has_output else []), *([] if has_output else refused)]
+    found = _list_accepted(task, "input") if is_past_input else []
+    return [*found, *(_list_accepted(task, "output") if has_output else []), *([] if has_output else refused)]
 
 
-def _accepted(task: Mapping[str, object], stage: Literal["input", "output"]) -> list[GuardrailCheck]:
+def _list_accepted(task: Mapping[str, object], stage: Literal["input", "output"]) -> list[GuardrailCheck]:
     names = (as_text(as_mapping(each).get("callable")) for each in as_sequence(task.get(f"{stage}_guardrails")))
     return [GuardrailCheck(kind=stage, name=name, accepted=True) for name in names]
 

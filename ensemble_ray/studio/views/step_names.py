@@ -52,7 +52,7 @@ class StepNames:
         #: levels of groups of a dynamic run, by key
         self.levels: dict[str, int] = {}
 
-    def declared(self) -> Iterator[StepState]:
+    def list_declared(self) -> Iterator[StepState]:
         """Yield the steps that are known before anything runs: tasks and units that are in no unit, in declared order."""
         inside = {member for unit in self.units.values() for member in self.members_of(unit)}
         for key in self.nodes:

@@ -178,7 +178,7 @@ class StepState:
             spans.append(("person", as_millis(asked), as_millis(asked)))  # noqa: PERF401  a list would lose the kind's type
         tokens = None
         if self.model_calls:
-            tokens = StepTokens(input=_known(self.input_tokens), output=_known(self.output_tokens))
+            tokens = StepTokens(input=_drop_unknown(self.input_tokens), output=_drop_unknown(self.output_tokens))
         return Step(
             id=self.id,
             node=self.node,
@@ -208,5 +208,5 @@ class StepState:
         return None
 
 
-def _known(tokens: int) -> int | None:
+def _drop_unknown(tokens: int) -> int | None:
     return None if tokens < 0 else tokens

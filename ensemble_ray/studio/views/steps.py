@@ -128,7 +128,7 @@ class StepsView:
         self.names = StepNames(plan, is_dynamic=header.is_dynamic)
         if not header.is_dynamic and plan:
             self._source = ReplayedSource(plan)
-        for state in self.names.declared():
+        for state in self.names.list_declared():
             self._add(state)
         del at
 
@@ -155,14 +155,14 @@ class StepsView:
         match told:
             case Failed(instance=instance) if not (state := self.state_of(instance)).is_ended:
                 state.end("failed", at, told.message or told.error_type)
-                self.changed(state)
+                self.mark_changed(state)
             case Cancelled(instance=instance) if not (state := self.state_of(instance)).is_ended:
                 state.end("cancelled", at)
-                self.changed(state)
+                self.mark_changed(state)
             case Waiting(instance=instance):
                 state = self.state_of(instance)
                 state.status = "waiting"
-                self.changed(state)
+                self.mark_changed(state)
             case Evaluated() as evaluated:
                 self._units.evaluate(evaluated)
             case _:
@@ -178,12 +178,12 @@ class StepsView:
                     state = self.state_of(instance)
                     if state.status not in {"completed", "failed", "exited"}:
                         state.want(at)
-                        self.changed(state)
+                        self.mark_changed(state)
                 case Skip(instance=instance):
                     state = self.state_of(instance)
                     if not state.is_ended:
                         state.end("skipped", at, each.reason)
-                        self.changed(state)
+                        self.mark_changed(state)
                 case Announce(what=IterationEnded() | StepEnded() as what):
                     self._units.announce(what, at)
                 case End():
@@ -208,7 +208,7 @@ class StepsView:
                 state.begin(fact.data.started_at)
             case _:
                 apply_effect(state, fact)
-        self.changed(state)
+        self.mark_changed(state)
 
     def _delegate(self, fact: Fact[DelegationDecided]) -> None:
         if fact.data.worker is None:
@@ -218,7 +218,7 @@ class StepsView:
         state.title = title_of(read_request(fact).task_description) or state.title
         state.agent = worker_role(fact, self.names.roles)
         state.want(fact.data.started_at)
-        self.changed(state)
+        self.mark_changed(state)
 
     def _end(self, state: RunState, at: float) -> None:
         if state is RunState.WAITING:
@@ -258,7 +258,7 @@ class StepsView:
             self.states.get(parent, made).title = name
         return made
 
-    def changed(self, state: StepState) -> None:
+    def mark_changed(self, state: StepState) -> None:
         """Take notice that a step changed, and all that it is part of."""
         state.touch(self._seq)
         self._units.child_changed(state)

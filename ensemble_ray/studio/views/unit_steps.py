@@ -38,7 +38,7 @@ class _Steps(Protocol):
 
     def state_of(self, step: str) -> StepState: ...
 
-    def changed(self, state: StepState) -> None: ...
+    def mark_changed(self, state: StepState) -> None: ...
 
 
 class UnitSteps:
@@ -68,7 +68,7 @@ class UnitSteps:
         else:
             self._round_changed(parent, child)
         if is_new or before != (parent.status, parent.started_at, parent.ended_at, parent.attempts):
-            self._steps.changed(parent)
+            self._steps.mark_changed(parent)
 
     def _round_changed(self, parent: StepState, child: StepState) -> None:
         match child.status:
@@ -113,7 +113,7 @@ class UnitSteps:
         number = what.iteration if isinstance(what, IterationEnded) else what.step
         state = self._steps.state_of(instance_of(what.unit, occurrence=number - 1))
         self._set(state, "completed", at)
-        self._steps.changed(state)
+        self._steps.mark_changed(state)
         unit = self._steps.names.units.get(what.unit.rpartition("/")[2], {})
         if isinstance(what, IterationEnded):
             if what.iteration == unit.get("max_iterations"):
@@ -136,7 +136,7 @@ class UnitSteps:
             self._close_rounds(state, status, at, state.changed)
             self._set(state, status, state.ended_at or at)
             state.error = failed[result.unit].message if result.unit in failed else state.error
-            self._steps.changed(state)
+            self._steps.mark_changed(state)
 
     def close(self, at: float, begun: StepStatus) -> None:
         """Take notice that nothing runs any more."""
@@ -146,12 +146,12 @@ class UnitSteps:
             if state.started_at is None:
                 if begun != "interrupted":
                     self._set(state, "skipped", at)
-                    self._steps.changed(state)
+                    self._steps.mark_changed(state)
                 continue
             children = [self._steps.states[each].status for each in self._children.get(state.id, ())]
             is_done = bool(children) and all(each == "completed" for each in children)
             self._set(state, "completed" if is_done and begun != "interrupted" else begun, at)
-            self._steps.changed(state)
+            self._steps.mark_changed(state)
 
     def _phases_before(self, phase: StepState) -> list[StepState]:
         """Return the phases that have to be completed before one begins."""
@@ -174,7 +174,7 @@ class UnitSteps:
     def _finish(self, path: str, at: float) -> None:
         state = self._steps.state_of(path)
         self._set(state, "completed", at)
-        self._steps.changed(state)
+        self._steps.mark_changed(state)
 
     def _last_end(self, parent: StepState) -> float | None:
         """Return when the last thing in a unit or an execution ended; None: nothing did."""

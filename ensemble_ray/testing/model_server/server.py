@@ -258,7 +258,7 @@ class ModelServer:
                 self.counts[request.digest] += 1
             self._changed.notify_all()
         try:
-            return await self._answer(http, request, self._refusal(request) or self._scripted(request))
+            return await self._answer(http, request, self._refusal(request) or self._next_scripted(request))
         except (asyncio.CancelledError, ConnectionError):
             self.abandoned += 1  # the client has gone
             raise
@@ -282,7 +282,7 @@ class ModelServer:
             return self._format_fault
         return None
 
-    def _scripted(self, request: ServedRequest) -> Reply | Fault:
+    def _next_scripted(self, request: ServedRequest) -> Reply | Fault:
         script = self._script
         if is_for_embeddings(request.path) and (script is _echo or not callable(script)):
             return Reply(text="")

@@ -22,8 +22,8 @@ from ensemble_ray.tools.a2a.connecting import (
     RemoteAgentError,
     cause_of,
     connect,
-    connected,
     is_refusal,
+    open_http_client,
     says_nothing_of_the_work,
     sdk_errors,
     was_not_taken,
@@ -121,21 +121,21 @@ class _Question:
             RemoteAgentError: the agent refuses, or is lost.
         """
         task = self._task
-        async with connected(self._address, self._timeout_s) as http:
+        async with open_http_client(self._address, self._timeout_s) as http:
             client = await connect(self._address, http, losses)
             try:
                 while not task.is_settled:
                     if task.task_id is not None:
                         await self._look(client, losses)
                         break
-                    async with aclosing(self._sent(client, losses)) as pieces:
+                    async with aclosing(self._send(client, losses)) as pieces:
                         async for piece in pieces:
                             yield piece
             finally:
                 if task.task_id is not None and not task.is_over:
                     await _cancel(client, task.task_id)
 
-    async def _sent(self, client: Client, losses: Losses) -> AsyncGenerator[str]:
+    async def _send(self, client: Client, losses: Losses) -> AsyncGenerator[str]:
         """Send the message and yield what is said; return also where it is to be sent again, or is lost once its task is known.
 
         Raises:
@@ -147,7 +147,7 @@ class _Question:
         may_have_begun_before, task.may_have_begun = task.may_have_begun, True
         is_first = True
         try:
-            async with aclosing(_coming(client, self._message(), task)) as coming:
+            async with aclosing(_receive(client, self._message(), task)) as coming:
                 async for each in coming:
                     losses.forget()
                     piece = task.take(each)
@@ -174,7 +174,7 @@ class _Question:
         if task.task_id is None and (is_refusal(error) or was_not_taken(error)):
             task.may_have_begun = may_have_begun_before
         if (task.task_id is None and self._is_last(error)) or not await losses.wait():
-            raise self.failure(_told(error)) from error
+            raise self.failure(_describe_error(error)) from error
 
     def _is_last(self, error: A2AError) -> bool:
         """Return whether a message that has led to no task is not sent again."""
@@ -231,7 +231,7 @@ class _Question:
             pause_s = min(pause_s * 2, _LAST_LOOK_S)
 
 
-async def _coming(client: Client, request: SendMessageRequest, task: RemoteTask) -> AsyncGenerator[StreamResponse]:
+async def _receive(client: Client, request: SendMessageRequest, task: RemoteTask) -> AsyncGenerator[StreamResponse]:
     """Yield what the agent tells of a message."""
     async with aclosing(cast("AsyncGenerator[StreamResponse]", client.send_message(request))) as coming:
         while True:
@@ -261,7 +261,7 @@ async def _cancel(client: Client, task_id: str) -> None:
         raise
 
 
-def _told(error: A2AError) -> str:
+def _describe_error(error: A2AError) -> str:
     """Return what is told of the agent that gave an error in place of an answer."""
     from a2a.client.errors import A2AClientError
 

@@ -28,9 +28,9 @@ __all__ = [
     "RemoteAgentError",
     "cause_of",
     "connect",
-    "connected",
     "fetch_card",
     "is_refusal",
+    "open_http_client",
     "says_nothing_of_the_work",
     "sdk_errors",
     "was_not_taken",
@@ -89,8 +89,8 @@ class Losses:
 
 
 @asynccontextmanager
-async def connected(address: AgentAddress, timeout_s: float) -> AsyncGenerator[httpx.AsyncClient]:
-    """Give a client of HTTP whose requests are part of the span of the work here (S-INT-37).
+async def open_http_client(address: AgentAddress, timeout_s: float) -> AsyncGenerator[httpx.AsyncClient]:
+    """Open a client of HTTP whose requests are part of the span of the work here (S-INT-37).
 
     Args:
         address: Where it is used.
@@ -120,7 +120,7 @@ async def fetch_card(address: AgentAddress) -> AgentCard:
     """
     from a2a.utils.errors import A2AError
 
-    async with connected(address, ANSWER_S) as http:
+    async with open_http_client(address, ANSWER_S) as http:
         try:
             return await _card(address, http)
         except A2AError as error:
@@ -242,7 +242,7 @@ def cause_of(error: A2AError) -> str:
     cause = error.__cause__
     if isinstance(cause, httpx.HTTPStatusError):
         status = cause.response.status_code
-        return f"HTTP {status} {cause.response.reason_phrase}{_explained(status)}"
+        return f"HTTP {status} {cause.response.reason_phrase}{_explain(status)}"
     if isinstance(cause, httpx.ConnectTimeout):
         return "no connection in time"
     if isinstance(cause, httpx.RequestError):
@@ -267,7 +267,7 @@ def _status_of(error: A2AError) -> int | None:
     return cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else None
 
 
-def _explained(status: int) -> str:
+def _explain(status: int) -> str:
     match status:
         case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
             return ". It wants a key that it knows: give it in headers"

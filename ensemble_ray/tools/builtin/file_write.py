@@ -65,7 +65,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
         if not path.strip():
             return ToolResult.failure("Path must not be blank")
         try:
-            content = self._approved(path, arguments.content)
+            content = self._approve(path, arguments.content)
             if content is None:
                 return ToolResult.failure(f"File write rejected by reviewer: {path}")
             data = content.encode("utf-8")
@@ -79,7 +79,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
         self._emit_change(path, lines_before, _line_count([data]))
         return ToolResult.success(f"Successfully wrote to: {path}")
 
-    def _approved(self, path: str, content: str) -> str | None:
+    def _approve(self, path: str, content: str) -> str | None:
         """Return the content that may be written; None: none. Nobody is asked about a path outside of the directory."""
         if not self.require_approval:
             return content

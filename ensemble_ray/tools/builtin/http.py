@@ -63,12 +63,12 @@ class HttpAgentTool(AbstractAgentTool):
         max_response_bytes: int = _DEFAULT_MAX_BYTES,
         require_approval: bool = False,
     ) -> None:
-        self.name = _required("name", name)
+        self.name = _require("name", name)
         if description is None:
             raise ValueError("HttpAgentTool description must not be None")
         self.description = description
-        self._url = _required("url", url)
-        self._method = _required("method", method).upper()
+        self._url = _require("url", url)
+        self._method = _require("method", method).upper()
         self._headers = {_header_name(key): _header_value(key, value) for key, value in (headers or {}).items()}
         self._limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
         if not self._limit_s > 0:
@@ -127,7 +127,7 @@ class HttpAgentTool(AbstractAgentTool):
         return ToolResult.success(body)
 
 
-def _required(what: str, value: str | None) -> str:
+def _require(what: str, value: str | None) -> str:
     if value is None or not value.strip():
         raise ValueError(f"HttpAgentTool {what} must not be blank")
     return value

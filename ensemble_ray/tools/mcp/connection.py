@@ -22,7 +22,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, library_loop
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.delivery import Delivery, current_delivery, is_lost
-from ensemble_ray.tools.mcp.opening import ErrorLines, opened
+from ensemble_ray.tools.mcp.opening import ErrorLines, open_session
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -141,7 +141,7 @@ class _Session:
         try:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._address.connect_timeout_s):
-                    client = await stack.enter_async_context(opened(self._address, stderr))
+                    client = await stack.enter_async_context(open_session(self._address, stderr))
                 is_open = True
                 await self._serve(client)
         except (Exception, asyncio.CancelledError) as ended:  # noqa: BLE001  told to all who wait
@@ -151,13 +151,13 @@ class _Session:
             stderr.close()
         failure = None if is_open else self._unreachable(error, await stderr.last())
         for request in self._running.values():
-            request.fail(failure or self._lost(error, may_be_done=request.delivery.sent > 0))
+            request.fail(failure or self._make_lost(error, may_be_done=request.delivery.sent > 0))
         for task in self._running:
             task.cancel()
         while not self._inbox.empty():
             request_left = self._inbox.get_nowait()
             if request_left is not None:
-                request_left.fail(failure or self._lost(error, may_be_done=False))
+                request_left.fail(failure or self._make_lost(error, may_be_done=False))
 
     async def _serve(self, client: Client) -> None:
         """Begin work as it comes, until there shall be no more."""
@@ -195,7 +195,7 @@ class _Session:
                 request.fail(error)
                 return
             self._release()  # first: work that is done again must find a new session
-            request.fail(self._lost(error, may_be_done=request.delivery.sent > 0))
+            request.fail(self._make_lost(error, may_be_done=request.delivery.sent > 0))
             self._inbox.put_nowait(None)
         except Exception as error:  # noqa: BLE001  what the SDK makes of an answer belongs to who asked
             request.fail(error)
@@ -208,7 +208,7 @@ class _Session:
         if _sessions.get(self._address) is self:
             del _sessions[self._address]
 
-    def _lost(self, error: BaseException | None, *, may_be_done: bool) -> ServerLostError:
+    def _make_lost(self, error: BaseException | None, *, may_be_done: bool) -> ServerLostError:
         why = "" if error is None else f": {_reason(error)}"
         return ServerLostError(f"MCP server '{self._address.shown}' went away{why}", may_be_done=may_be_done)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams, WriteStream
     from mcp.shared.message import SessionMessage
 
-__all__ = ["Delivery", "current_delivery", "is_lost", "watched"]
+__all__ = ["Delivery", "current_delivery", "is_lost", "watch_transport"]
 
 #: What the SDK makes of an answer of HTTP that is no answer of the protocol; it has the same text for every status.
 _NO_ANSWER = "Server returned an error response"
@@ -57,7 +57,7 @@ def is_lost(error: MCPError) -> bool:
 
 
 @asynccontextmanager
-async def watched(transport: AbstractAsyncContextManager[TransportStreams]) -> AsyncGenerator[TransportStreams]:
+async def watch_transport(transport: AbstractAsyncContextManager[TransportStreams]) -> AsyncGenerator[TransportStreams]:
     """Open a program's transport; each message that its writer takes is told."""
     async with transport as (received, sent):
         yield received, _WatchedStream(sent)

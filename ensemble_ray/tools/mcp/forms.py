@@ -24,7 +24,7 @@ def form_prompt(schema: Mapping[str, object]) -> str:
     fields = _fields(schema)
     if not fields:
         return "Approve to accept, exit to decline"
-    needed, single = _needed(schema), _single(schema)
+    needed, single = _list_needed(schema), _single(schema)
     how = "a JSON object" if single is None else "the value" if len(fields) == 1 else f"{single}, or a JSON object"
     lines = [f"Edit: write {how}. Exit: decline"]
     for name, field in fields.items():
@@ -43,7 +43,7 @@ def form_prompt(schema: Mapping[str, object]) -> str:
 def approved_values(schema: Mapping[str, object]) -> dict[str, FormValue] | None:
     """Return what an approval means: each field's default, and true for a question that has none; None: it is not enough."""
     values: dict[str, FormValue] = {}
-    needed = _needed(schema)
+    needed = _list_needed(schema)
     for name, field in _fields(schema).items():
         if "default" in field:
             values[name] = cast("FormValue", field["default"])
@@ -61,7 +61,7 @@ def read_values(text: str, schema: Mapping[str, object]) -> dict[str, FormValue]
         ValidationError: it is neither, or does not fit a field.
     """
     fields = _fields(schema)
-    given = _parsed(text)
+    given = _parse(text)
     if not isinstance(given, dict):
         name = _single(schema)
         if name is None:
@@ -70,12 +70,12 @@ def read_values(text: str, schema: Mapping[str, object]) -> dict[str, FormValue]
     known = cast("Mapping[str, object]", given)
     if spare := [name for name in known if name not in fields]:
         raise ValidationError(f"There are no fields {spare[:5]}. There are: {list(fields)}")
-    if missing := [name for name in _needed(schema) if name in fields and name not in known]:
+    if missing := [name for name in _list_needed(schema) if name in fields and name not in known]:
         raise ValidationError(f"Fields are missing: {missing}")
-    return {name: _checked(name, value, fields[name]) for name, value in known.items()}
+    return {name: _check(name, value, fields[name]) for name, value in known.items()}
 
 
-def _parsed(text: str) -> object:
+def _parse(text: str) -> object:
     try:
         return cast("object", json.loads(text))
     except (ValueError, RecursionError):
@@ -90,13 +90,13 @@ def _value_of(text: str, field: Mapping[str, object]) -> object:
     if kind == "string":
         return text
     if kind == "array":
-        parsed = _parsed(text)
+        parsed = _parse(text)
         return parsed if isinstance(parsed, list) else [each.strip() for each in text.split(",")]
-    parsed = _parsed(text)
+    parsed = _parse(text)
     return text if parsed is None else parsed
 
 
-def _checked(name: str, value: object, field: Mapping[str, object]) -> FormValue:
+def _check(name: str, value: object, field: Mapping[str, object]) -> FormValue:
     """Return a value that fits its field.
 
     Raises:
@@ -138,12 +138,12 @@ def _fields(schema: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
 def _single(schema: Mapping[str, object]) -> str | None:
     """Return the field that a value alone is for: the only one, or the only one that is required; None: there is none."""
     fields = list(_fields(schema))
-    needed = [name for name in _needed(schema) if name in fields]
+    needed = [name for name in _list_needed(schema) if name in fields]
     found = needed if len(fields) > 1 else fields
     return found[0] if len(found) == 1 else None
 
 
-def _needed(schema: Mapping[str, object]) -> Sequence[str]:
+def _list_needed(schema: Mapping[str, object]) -> Sequence[str]:
     needed = schema.get("required")
     return [str(each) for each in cast("list[object]", needed)] if isinstance(needed, list) else []
 

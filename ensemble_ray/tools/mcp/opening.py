@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, TextIO
 from ensemble_ray.errors import ToolConfigurationError
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.delivery import watched
+from ensemble_ray.tools.mcp.delivery import watch_transport
 from ensemble_ray.tools.mcp.questions import elicitation_callback, sampling_callback
 
 if TYPE_CHECKING:
     from mcp import Client
 
-__all__ = ["ErrorLines", "opened"]
+__all__ = ["ErrorLines", "open_session"]
 
 _log = bounded_logger(__name__)
 #: Lines of a program's standard error that an error shows.
@@ -31,7 +31,7 @@ _INSTALL = "MCP needs the package mcp, which is not installed: pip install 'ense
 
 
 @asynccontextmanager
-async def opened(address: ServerAddress, stderr: ErrorLines) -> AsyncGenerator[Client]:
+async def open_session(address: ServerAddress, stderr: ErrorLines) -> AsyncGenerator[Client]:
     """Open a session, which is closed in the same task.
 
     Raises:
@@ -48,7 +48,7 @@ async def opened(address: ServerAddress, stderr: ErrorLines) -> AsyncGenerator[C
         if address.command:
             program, *arguments = address.command
             parameters = StdioServerParameters(command=program, args=arguments, env=dict(address.env), cwd=address.cwd)
-            transport = watched(stdio_client(parameters, errlog=stderr.open()))
+            transport = watch_transport(stdio_client(parameters, errlog=stderr.open()))
         else:
             http = await stack.enter_async_context(http_client(address))
             transport = streamable_http_client(address.url, http_client=http)

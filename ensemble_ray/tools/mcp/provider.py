@@ -119,13 +119,15 @@ class MCP(DynamicToolProvider):
         except ServerLostError as error:
             raise ToolConfigurationError(str(error)) from error
         offered = [
-            remote_tool(address, tool, name=self._named(tool.name), effect=self._effect_of(tool), timeout=self._timeout)
-            for tool in self._chosen(tools)
+            remote_tool(
+                address, tool, name=self._name_of(tool.name), effect=self._effect_of(tool), timeout=self._timeout
+            )
+            for tool in self._choose(tools)
         ]
         if has_resources:
             offered += resource_tools(address, prefix=self._prefix, timeout=self._timeout)
         offered += [
-            prompt_tool(address, prompt, name=self._named(f"prompt_{prompt.name}"), timeout=self._timeout)
+            prompt_tool(address, prompt, name=self._name_of(f"prompt_{prompt.name}"), timeout=self._timeout)
             for prompt in prompts
         ]
         return offered
@@ -152,7 +154,7 @@ class MCP(DynamicToolProvider):
             ) from error
         return tools, prompts, self._has_resources and can.resources is not None
 
-    def _chosen(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+    def _choose(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         known = [tool.name for tool in tools]
         named = [*(self._tools or ()), *(self._effect if isinstance(self._effect, dict) else ())]
         for name in named:
@@ -160,7 +162,7 @@ class MCP(DynamicToolProvider):
                 raise ToolConfigurationError(f"MCP server '{self._address.shown}' has no tool '{name}'. Known: {known}")
         return tools if self._tools is None else [tool for tool in tools if tool.name in self._tools]
 
-    def _named(self, name: str) -> str:
+    def _name_of(self, name: str) -> str:
         """Return what the model calls it by: letters, digits and underscores."""
         return self._prefix + re.sub(r"[^A-Za-z0-9_]", "_", name)
 

@@ -81,7 +81,7 @@ class CallQuestions:
         for asked in (self._context.review_handler, self._context.sampler):
             if isinstance(asked, _BeginsAgain):
                 asked.begin_again()
-        async with self._registered(client.session) as failure:
+        async with self._register(client.session) as failure:
             calling = asyncio.ensure_future(work())
             try:
                 both: set[asyncio.Future[Any]] = {calling, failure}
@@ -95,7 +95,7 @@ class CallQuestions:
                     await asyncio.wait({calling})
 
     @asynccontextmanager
-    async def _registered(self, session: ClientSession) -> AsyncGenerator[asyncio.Future[None]]:
+    async def _register(self, session: ClientSession) -> AsyncGenerator[asyncio.Future[None]]:
         self._failure = asyncio.get_running_loop().create_future()
         calls = _open.setdefault(session, set())
         calls.add(self)

@@ -24,7 +24,7 @@ __all__ = ["prompt_text", "resource_list_text", "resource_text", "result_of"]
 
 def result_of(answer: CallToolResult) -> ToolResult:
     """Return a tool's answer: its texts, else its structured content; what it calls an error is a failure."""
-    text = _joined(answer.content)
+    text = _join(answer.content)
     if not text and answer.structured_content is not None:
         text = json.dumps(answer.structured_content, ensure_ascii=False)
     if answer.is_error:
@@ -51,7 +51,7 @@ def resource_list_text(resources: Iterable[Resource]) -> str:
     return "\n".join(lines) or "There are no resources."
 
 
-def _joined(content: Iterable[ContentBlock]) -> str:
+def _join(content: Iterable[ContentBlock]) -> str:
     return "\n".join(_content_text(block) for block in content)
 
 

@@ -168,14 +168,14 @@ class ProgramRun:
     @property
     def stdout(self) -> str:
         """What it wrote, as much as is kept."""
-        return self._kept(self._stdout)
+        return self._decode_kept(self._stdout)
 
     @property
     def stderr(self) -> str:
         """What it wrote as errors, as much as is kept."""
-        return self._kept(self._stderr)
+        return self._decode_kept(self._stderr)
 
-    def _kept(self, data: bytearray) -> str:
+    def _decode_kept(self, data: bytearray) -> str:
         if len(data) <= self._max_bytes:
             return data.decode("utf-8", "replace")
         # a character cut in two by the limit is dropped, not shown as damage

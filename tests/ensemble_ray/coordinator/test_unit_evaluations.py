@@ -110,7 +110,7 @@ class Run:
 
     def foresee(self, agent: str = "beside") -> FollowingQuestions[str] | None:
         """What the process of the task that runs is to ask."""
-        (start,) = self.nest.source.unanswered()
+        (start,) = self.nest.source.list_unanswered()
         assert isinstance(start, Start)
         return self.units.foresee(start, agent)
 

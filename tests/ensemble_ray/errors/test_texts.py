@@ -10,10 +10,10 @@ from ensemble_ray.errors.texts import (
     agent_failure,
     brief,
     describe,
+    format_with_class,
     remote_note,
     task_failure,
     tasks_failure,
-    titled,
     user_frames,
     user_traceback,
 )
@@ -54,10 +54,10 @@ def test_error_is_described_with_its_class(error: Exception, told: str) -> None:
 
 def test_error_is_titled_as_python_prints_it() -> None:
     """S-ENG-51, S-ENG-61: whole, for a model; our own without their class."""
-    assert titled(KeyError("zzz")) == "KeyError: 'zzz'"
-    assert titled(ValueError("x" * 900)) == "ValueError: " + "x" * 900
-    assert titled(ValueError()) == "ValueError"
-    assert titled(EnsembleError("the worker died")) == "the worker died"
+    assert format_with_class(KeyError("zzz")) == "KeyError: 'zzz'"
+    assert format_with_class(ValueError("x" * 900)) == "ValueError: " + "x" * 900
+    assert format_with_class(ValueError()) == "ValueError"
+    assert format_with_class(EnsembleError("the worker died")) == "the worker died"
 
 
 def test_failed_task_is_told_with_its_cause() -> None:

@@ -134,8 +134,8 @@ def test_shelf_keeps_what_is_in_use_and_what_was_used_last() -> None:
     assert (shelf.use("a"), shelf.use("a"), shelf.use("x"), shelf.get("a"), len(shelf)) == (0, 0, None, 0, 3)
     shelf.trim()
     assert dropped == [("b", 1)]
-    shelf.done("a")
+    shelf.release("a")
     assert dropped == [("b", 1)]
-    shelf.done("a")
+    shelf.release("a")
     assert dropped == [("b", 1), ("c", 2)]
     assert ("a" in shelf, "c" in shelf) == (True, False)

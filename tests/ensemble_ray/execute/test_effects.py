@@ -2,7 +2,7 @@
 
 import pytest
 
-from ensemble_ray.execute.effects import ModelEffect, TaskEffects, ToolEffect, captured
+from ensemble_ray.execute.effects import ModelEffect, TaskEffects, ToolEffect, capture_messages
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall
 from ensemble_ray.values.metrics import MemoryOperationCounts, TaskMetrics
 from ensemble_ray.values.trace import CapturedMessage, CaptureMode, TaskTrace
@@ -30,7 +30,7 @@ def _effects(mode: CaptureMode) -> TaskEffects:
                 response=ChatResponse(text="thinking", tool_calls=(call,), usage=TokenUsage(10, 2)),
                 is_final=False,
                 tools=[tool],
-                messages=() if mode is CaptureMode.OFF else captured(messages),
+                messages=() if mode is CaptureMode.OFF else capture_messages(messages),
             ),
             ModelEffect(started_at=1.5, latency_s=0.1, response=ChatResponse(text="Found"), is_final=True),
         ],
@@ -108,7 +108,7 @@ def test_captured_messages_have_their_form() -> None:
 def test_captured_messages_stay_when_the_live_list_changes() -> None:
     """S-CAP-13: they are copies."""
     live = [ChatMessage(role="user", content="u")]
-    kept = captured(live)
+    kept = capture_messages(live)
     live.append(ChatMessage(role="assistant", content="a"))
     assert kept == (CapturedMessage(role="user", content="u"),)
 

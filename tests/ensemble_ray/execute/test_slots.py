@@ -24,12 +24,12 @@ async def test_place_is_given_back_while_all_open_calls_wait() -> None:
         slot.begin(3)
         async with slot.waiting():
             assert places.locked()  # two others are at work
-            slot.ended()
+            slot.end()
             async with slot.waiting():
                 assert not places.locked()
-            slot.ended()
+            slot.end()
             assert not places.locked()  # one more waits still
-        slot.ended()
+        slot.end()
         await slot.acquire()
         assert places.locked()
     assert not places.locked()
@@ -44,7 +44,7 @@ async def test_place_is_taken_again_after_another_task_let_go() -> None:
             again = asyncio.create_task(slot.acquire())
             await asyncio.sleep(0)
             assert not again.done()
-        slot.ended()
+        slot.end()
         await again
         assert places.locked()
 
@@ -71,5 +71,5 @@ async def test_task_without_a_limit_needs_no_place() -> None:
         slot.begin(1)
         async with slot.waiting():
             pass
-        slot.ended()
+        slot.end()
         await slot.acquire()

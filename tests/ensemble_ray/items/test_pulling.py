@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from ensemble_ray.items import pulling
-from ensemble_ray.items.pulling import AsyncReader, ThreadReader, numbered
+from ensemble_ray.items.pulling import AsyncReader, ThreadReader, number_items
 from ensemble_ray.items.sources import source_of
 from tests.ensemble_ray.items.reading import entries_of, read_all
 
@@ -104,7 +104,7 @@ async def test_pull_goes_on_waiting_when_it_is_woken_for_an_item_that_another_to
         may_go.wait()
         yield "a"
 
-    reader = ThreadReader(lambda: numbered(source()))
+    reader = ThreadReader(lambda: number_items(source()))
     pull = asyncio.ensure_future(reader.next(1))
     await inside.wait()
     reader._wake()  # as a thread does that was held up between giving an item and telling of it
@@ -209,7 +209,7 @@ async def test_failure_is_told_when_it_happens_in_the_clean_up(caplog: pytest.Lo
         finally:
             raise OSError("no way back")
 
-    reader = ThreadReader(lambda: numbered(source()))
+    reader = ThreadReader(lambda: number_items(source()))
     await reader.next(1)
     await reader.close()
     assert "The source of items failed as it was let go: OSError: no way back" in caplog.text

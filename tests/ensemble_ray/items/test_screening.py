@@ -8,7 +8,7 @@ import pytest
 
 from ensemble_ray.items.dead_letters import DeadLetters
 from ensemble_ray.items.pulling import RefusedItem
-from ensemble_ray.items.screening import screened
+from ensemble_ray.items.screening import screen_source
 from ensemble_ray.items.sources import ItemSource, source_of
 
 
@@ -35,14 +35,14 @@ async def test_only_the_first_items_are_read_when_there_is_a_limit(limit: int, c
             read.append(number)
             yield number
 
-    source = screened(source_of(items()), limit=limit)
+    source = screen_source(source_of(items()), limit=limit)
     assert await _all(source, at_once) == [(number, number) for number in range(count)]
     assert len(read) == count
 
 
 async def test_items_that_do_not_pass_are_refused_in_their_places() -> None:
     """S-MR-171: with the place, what is wrong, and the item as it stands."""
-    source = screened(source_of([{"a": 1}, {"b": 2}]), problem=lambda item: None if "a" in str(item) else "no 'a'")
+    source = screen_source(source_of([{"a": 1}, {"b": 2}]), problem=lambda item: None if "a" in str(item) else "no 'a'")
     passed, refused = await _all(source, 10)
     assert passed == (0, {"a": 1})
     assert isinstance(refused, RefusedItem)
@@ -68,7 +68,7 @@ def test_a_file_tells_how_many_items_it_has_when_it_is_looked_through(
     assert source.count is None
     assert source.look is not None
     assert source.look() == count
-    limited = screened(source, limit=1)
+    limited = screen_source(source, limit=1)
     assert limited.look is not None
     assert limited.look() == min(1, count)
 

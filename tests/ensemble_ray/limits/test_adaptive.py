@@ -11,7 +11,7 @@ from ensemble_ray.limits.adaptive import AdaptiveLimit
 def lowered(sent: int) -> AdaptiveLimit:
     """A limit after the first refusal, with so many calls on their way."""
     limit = AdaptiveLimit()
-    assert limit.refused(sent, limit.generation)
+    assert limit.record_refusal(sent, limit.generation)
     return limit
 
 
@@ -32,9 +32,9 @@ def test_the_limit_is_lowered_once_when_a_whole_crowd_is_refused() -> None:
     """S-DUR-65: those sent before it was lowered belong to the same crowd; those sent after do not."""
     limit = AdaptiveLimit()
     before = limit.generation
-    assert [limit.refused(64 - n, before) for n in range(3)] == [True, False, False]
+    assert [limit.record_refusal(64 - n, before) for n in range(3)] == [True, False, False]
     assert limit.limit == 32
-    assert limit.refused(20, limit.generation)
+    assert limit.record_refusal(20, limit.generation)
     assert limit.limit == 10
 
 
@@ -43,7 +43,7 @@ def test_one_more_may_go_when_as_many_as_the_limit_were_answered() -> None:
     limit = lowered(4)
     seen = []
     for _ in range(9):
-        limit.answered(wanted=100)
+        limit.record_answer(wanted=100)
         seen.append(limit.limit)
     assert seen == [2, 3, 3, 3, 4, 4, 4, 4, 5]
 
@@ -51,12 +51,12 @@ def test_one_more_may_go_when_as_many_as_the_limit_were_answered() -> None:
 def test_the_limit_is_lifted_when_it_hinders_nobody() -> None:
     """S-DUR-65: when it exceeds what is asked for."""
     limit = lowered(2)
-    limit.answered(wanted=2)
+    limit.record_answer(wanted=2)
     assert limit.limit == 2
-    limit.answered(wanted=2)
-    limit.answered(wanted=2)
+    limit.record_answer(wanted=2)
+    limit.record_answer(wanted=2)
     assert limit.is_calm
-    limit.answered(wanted=0)
+    limit.record_answer(wanted=0)
     assert limit.is_calm
 
 
@@ -67,7 +67,7 @@ def test_the_calls_here_are_halved_when_another_process_was_refused() -> None:
     assert limit.limit == 4
     limit.refused_elsewhere(4)
     assert limit.limit == 4
-    limit.answered(wanted=9)
+    limit.record_answer(wanted=9)
     limit.refused_elsewhere(4)
     assert limit.limit == 2
 
@@ -87,13 +87,13 @@ def test_some_call_may_always_go_when_anything_happened(steps: list[tuple[str, i
         before = limit.limit
         match kind:
             case "refused":
-                limit.refused(number, limit.generation)
+                limit.record_refusal(number, limit.generation)
                 assert limit.limit is not None
                 assert limit.limit <= max(1, number // 2)
             case "elsewhere":
                 limit.refused_elsewhere(number)
             case _:
-                limit.answered(wanted=number)
+                limit.record_answer(wanted=number)
                 assert before is None or limit.limit in {before, before + 1, None}
         assert limit.lets_in(0)
         if before is not None and limit.limit is not None and kind != "answered":

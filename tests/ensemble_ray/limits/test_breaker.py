@@ -12,7 +12,7 @@ def opened(at: float = 0.0) -> Breaker:
     """A breaker that has just opened."""
     breaker = Breaker()
     for _ in range(FAILURES_TO_OPEN):
-        breaker.failed(at, "HTTP 500")
+        breaker.record_failure(at, "HTTP 500")
     return breaker
 
 
@@ -20,35 +20,35 @@ def test_calls_go_when_fewer_than_five_failed_in_a_row() -> None:
     """S-DUR-64: a success between them counts the failures anew."""
     breaker = Breaker()
     for _ in range(4):
-        breaker.failed(0.0, "HTTP 500")
-    breaker.answered()
+        breaker.record_failure(0.0, "HTTP 500")
+    breaker.record_answer()
     for _ in range(4):
-        breaker.failed(0.0, "HTTP 500")
+        breaker.record_failure(0.0, "HTTP 500")
     assert breaker.enter(0.0) is Admission.GO
     assert not breaker.is_calm
-    breaker.answered()
+    breaker.record_answer()
     assert breaker.is_calm
 
 
 def test_calls_go_when_failures_are_few_among_answers() -> None:
     """S-DUR-64: five in a row are not enough; half of the last twenty are."""
     breaker = Breaker()
-    breaker.answered(0.0, count=1000)
+    breaker.record_answer(0.0, count=1000)
     for _ in range(9):
-        breaker.failed(1.0, "HTTP 500")
+        breaker.record_failure(1.0, "HTTP 500")
         assert not breaker.is_open
-    breaker.failed(1.0, "HTTP 500")
+    breaker.record_failure(1.0, "HTTP 500")
     assert breaker.is_open
 
 
 def test_failures_that_arrived_before_the_last_answer_are_no_row() -> None:
     """S-DUR-64: the order of arrival counts, not that in which calls say what came."""
     breaker = Breaker()
-    breaker.answered(5.0)
+    breaker.record_answer(5.0)
     for at in (1.0, 2.0, 3.0, 4.0, 4.9, 5.1, 5.2, 5.3, 5.4):
-        breaker.failed(at, "HTTP 500")
+        breaker.record_failure(at, "HTTP 500")
     assert not breaker.is_open
-    breaker.failed(5.5, "HTTP 500")
+    breaker.record_failure(5.5, "HTTP 500")
     assert breaker.is_open
 
 
@@ -68,13 +68,13 @@ def test_the_breaker_closes_when_its_probe_is_answered() -> None:
     """S-DUR-64: and the next opening begins with 5 s again."""
     breaker = opened()
     assert breaker.enter(5.0) is Admission.PROBE
-    breaker.failed(6.0, "HTTP 500", is_probe=True)
+    breaker.record_failure(6.0, "HTTP 500", is_probe=True)
     assert breaker.enter(16.0) is Admission.PROBE
-    breaker.answered()
+    breaker.record_answer()
     assert breaker.is_calm
     assert breaker.enter(16.0) is Admission.GO
     for _ in range(FAILURES_TO_OPEN):
-        breaker.failed(20.0, "HTTP 500")
+        breaker.record_failure(20.0, "HTTP 500")
     assert breaker.wakes_at() == 25.0
 
 
@@ -87,7 +87,7 @@ def test_the_wait_doubles_up_to_a_minute_when_probes_fail() -> None:
         waits.append(wakes_at - at)
         at = wakes_at
         assert breaker.enter(at) is Admission.PROBE
-        breaker.failed(at, "HTTP 502", is_probe=True)
+        breaker.record_failure(at, "HTTP 502", is_probe=True)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     assert breaker.last_failure == "HTTP 502"
 
@@ -103,9 +103,9 @@ def test_the_next_call_probes_when_a_probe_left_without_an_answer() -> None:
 def test_an_answer_closes_the_breaker_when_its_call_was_sent_before_it_opened() -> None:
     """S-DUR-64: the endpoint is there; a late failure, though, tells nothing new."""
     breaker = opened()
-    breaker.failed(4.0, "late")
+    breaker.record_failure(4.0, "late")
     assert breaker.wakes_at() == 5.0
-    breaker.answered()
+    breaker.record_answer()
     assert breaker.enter(4.0) is Admission.GO
 
 
@@ -128,7 +128,7 @@ def test_the_one_that_told_probes_first_when_others_heard_of_the_opening() -> No
     """S-DUR-64: who heard waits longer."""
     breaker = Breaker()
     for _ in range(FAILURES_TO_OPEN):
-        breaker.failed(0.0, "HTTP 500", extra_s=0.5)
+        breaker.record_failure(0.0, "HTTP 500", extra_s=0.5)
     assert breaker.wakes_at() == FIRST_OPEN_S + 0.5
 
 
@@ -154,13 +154,13 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule(extra_s=st.floats(0, 1))
     def a_call_fails(self, extra_s: float) -> None:
-        self.breaker.failed(self.at, "HTTP 500", extra_s=extra_s)
+        self.breaker.record_failure(self.at, "HTTP 500", extra_s=extra_s)
 
     @rule()
     def the_probe_fails(self) -> None:
         if self.probes:
             self.probes = 0
-            self.breaker.failed(self.at, "HTTP 500", is_probe=True)
+            self.breaker.record_failure(self.at, "HTTP 500", is_probe=True)
 
     @rule()
     def the_probe_leaves(self) -> None:
@@ -171,7 +171,7 @@ class AnyLife(RuleBasedStateMachine):
     @rule()
     def a_call_is_answered(self) -> None:
         self.probes = 0
-        self.breaker.answered()
+        self.breaker.record_answer()
         assert self.breaker.is_calm
 
     @rule()

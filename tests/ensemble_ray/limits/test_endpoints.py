@@ -38,7 +38,7 @@ class Process:
         """So many calls go and fail."""
         for _ in range(times):
             visit = self.sent()
-            visit.failed("HTTP 503: busy")
+            visit.record_failure("HTTP 503: busy")
             visit.end()
 
     def is_let_in(self, endpoint: str = HOME) -> bool:
@@ -84,7 +84,7 @@ async def test_one_call_goes_as_a_probe_when_the_breaker_was_open_for_five_secon
     await settle()
     assert [wait.done() for wait in waits] == [True, False, False]
     assert not here.is_let_in()
-    visits[0].answered()
+    visits[0].record_answer()
     assert await asyncio.gather(*waits) == [5.0, 5.0, 5.0]
     assert here.is_let_in()
 
@@ -97,7 +97,7 @@ async def test_calls_wait_twice_as_long_when_the_probe_failed(here: Process) -> 
     await settle()
     here.clock.advance(5)
     await settle()
-    first.failed("HTTP 500: down")
+    first.record_failure("HTTP 500: down")
     here.clock.advance(9.5)
     await settle()
     assert [wait.done() for wait in waits] == [True, False, False]
@@ -107,7 +107,7 @@ async def test_calls_wait_twice_as_long_when_the_probe_failed(here: Process) -> 
     second.leave()
     await settle()
     assert waits[2].done()
-    third.answered()
+    third.record_answer()
     assert here.categories == [*["failed"] * 5, "probing", "probe_failed", "probing", "probing", "answered"]
 
 
@@ -139,7 +139,7 @@ def test_the_breaker_stays_closed_when_calls_are_refused_for_now(here: Process) 
     """S-DUR-64: 429 is no failure of the endpoint."""
     for _ in range(10):
         visit = here.sent()
-        visit.refused()
+        visit.record_refusal()
         visit.end()
     assert here.is_let_in()
 
@@ -150,19 +150,19 @@ def test_a_refused_probe_closes_the_breaker_when_the_endpoint_is_there(here: Pro
     here.clock.advance(5)
     probe = here.sent()
     assert not here.is_let_in()
-    probe.refused()
+    probe.record_refusal()
     assert here.is_let_in()
 
 
 async def test_the_calls_on_their_way_are_halved_when_one_is_refused(here: Process) -> None:
     """S-DUR-65: further ones wait for a place, first come first served; cancelled ones take none."""
     sent = [here.sent() for _ in range(4)]
-    sent[0].refused()
+    sent[0].record_refusal()
     waiting = [here.visit() for _ in range(3)]
     assert not waiting[0].try_go()
     waits = [asyncio.create_task(visit.wait(0)) for visit in waiting]
     await settle()
-    sent[1].answered()
+    sent[1].record_answer()
     await settle()
     assert not any(wait.done() for wait in waits)
     waits[0].cancel()
@@ -170,14 +170,14 @@ async def test_the_calls_on_their_way_are_halved_when_one_is_refused(here: Proce
     sent[2].leave()
     await settle()
     assert [wait.done() for wait in waits] == [True, True, False]
-    sent[3].answered()
+    sent[3].record_answer()
     assert await waits[2] == 0.0
 
 
 async def test_a_place_is_given_on_when_its_call_was_cancelled_before_it_heard(here: Process) -> None:
     """S-DUR-65: no place is kept by a call that left."""
     first, second = here.sent(), here.sent()
-    first.refused()
+    first.record_refusal()
     waiting = [here.visit(), here.visit()]
     waits = [asyncio.create_task(visit.wait(0)) for visit in waiting]
     await settle()
@@ -192,13 +192,13 @@ def test_nothing_is_limited_when_enough_calls_were_answered(here: Process) -> No
     """S-DUR-65: the limit is lifted when it exceeds what is asked for."""
     sent = [here.sent() for _ in range(2)]
     for visit in sent:
-        visit.refused()
+        visit.record_refusal()
     assert here.is_let_in()
     alone = here.sent()
     assert not here.is_let_in()
     for visit in sent:
         visit.end()
-    alone.answered()
+    alone.record_answer()
     alone.end()
     many = [here.sent() for _ in range(50)]
     assert len(many) == 50
@@ -214,12 +214,12 @@ def test_others_know_what_happened_when_they_hear_of_it(here: Process) -> None:
     there.clock.advance(6.1)
     probe = there.sent()
     here.endpoints.on_update(EndpointUpdate(endpoint=HOME, category="probing"))
-    probe.answered()
+    probe.record_answer()
     for update in there.updates[-1:]:
         here.endpoints.on_update(update)
     assert here.is_let_in()
     sent = [there.sent() for _ in range(4)]
-    here.sent().refused()
+    here.sent().record_refusal()
     sent[0].leave()
     sent[1].leave()
     assert not there.is_let_in()
@@ -238,7 +238,7 @@ def test_no_probe_goes_here_when_one_goes_elsewhere(here: Process) -> None:
     probe = here.sent()
     there.clock.advance(1.1)
     assert not there.is_let_in()
-    probe.failed("HTTP 503: busy")
+    probe.record_failure("HTTP 503: busy")
     there.clock.advance(10)
     assert not there.is_let_in()
     there.clock.advance(1.1)
@@ -249,17 +249,17 @@ def test_calls_go_when_failures_are_told_late_and_answers_came_since(here: Proce
     """S-DUR-64: an error whose making took a second is as old as its arrival."""
     late = [here.sent() for _ in range(5)]
     here.clock.advance(1)
-    here.sent().answered()
+    here.sent().record_answer()
     here.clock.advance(1)
     for visit in late:
-        visit.failed("HTTP 503: busy", ago_s=2.0)
+        visit.record_failure("HTTP 503: busy", ago_s=2.0)
     assert here.is_let_in()
 
 
 def test_calls_go_when_failures_are_few_among_answers(here: Process) -> None:
     """S-DUR-64: answers that came while all was well are counted too, in whichever process they came."""
     for _ in range(100):
-        here.sent().answered()
+        here.sent().record_answer()
     here.failing(5)
     assert here.is_let_in()
     for _ in range(5):
@@ -271,11 +271,11 @@ def test_nothing_is_told_when_calls_are_answered(here: Process) -> None:
     """S-DUR-64: an endpoint that is well costs no messages."""
     for _ in range(3):
         visit = here.sent()
-        visit.answered()
+        visit.record_answer()
         visit.end()
     here.failing(1)
     recovered = here.sent()
-    recovered.answered()
+    recovered.record_answer()
     assert here.categories == ["failed", "answered"]
 
 
@@ -284,7 +284,7 @@ def test_failures_are_not_told_when_the_breaker_is_open_already(here: Process) -
     late = [here.sent() for _ in range(3)]
     here.failing(5)
     for visit in late:
-        visit.failed("late")
+        visit.record_failure("late")
     assert here.categories == ["failed"] * 5
 
 
@@ -315,7 +315,7 @@ def test_calls_of_several_threads_share_one_breaker_when_they_wait(here: Process
 def test_a_waiter_is_passed_over_when_its_loop_is_gone(here: Process) -> None:
     """S-DUR-65: the place goes to whoever is still there."""
     first, second = here.sent(), here.sent()
-    first.refused()
+    first.record_refusal()
     gone = asyncio.new_event_loop()
     lost = gone.create_task(here.visit().wait(0))
     gone.run_until_complete(settle())
@@ -355,5 +355,5 @@ async def test_endpoints_are_described_those_that_make_trouble_first() -> None:
     assert process.endpoints.describe()[0].state == "half_open"
     asking = [process.visit("http://asks m") for _ in range(4)]
     assert all(each.try_go() for each in asking)
-    asking[0].refused()
+    asking[0].record_refusal()
     assert {each.name: each.limit for each in process.endpoints.describe()}["http://asks m"] == 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ensemble_ray.coordinator.outputs import HeldOutputs, recalled
+from ensemble_ray.coordinator.outputs import HeldOutputs, recall_output
 from ensemble_ray.errors import AgentExecutionError, RecordError
 from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.execute.outcomes import Resumed
@@ -57,11 +57,11 @@ class Kept:
 
     def output(self, instance: str) -> TaskOutput:
         """Return one."""
-        return recalled(self._outputs, instance)
+        return recall_output(self._outputs, instance)
 
     def resumed(self, recovery: PlannedRecovery) -> Resumed:
         """What its coordinator gets."""
-        return recovery.resumed(self.output, lambda failure: failure)
+        return recovery.resume(self.output, lambda failure: failure)
 
 
 def resumed(recovery: PlannedRecovery) -> Resumed:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray.coordinator.coordinator import Coordinator
-from ensemble_ray.coordinator.outputs import HeldOutputs, SpooledOutputs, recalled
+from ensemble_ray.coordinator.outputs import HeldOutputs, SpooledOutputs, recall_output
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.outcomes import Resumed
@@ -100,8 +100,8 @@ async def test_bodies_are_not_kept_in_memory_when_a_run_is_read_that_goes_on() -
     )
     assert store.most <= 1
     assert store.asked == [None]
-    assert len(recovery.resumed(lambda _: b"", lambda failure: failure).results) == len(TASKS)
-    assert recalled(outputs, "t7#0") == b"x" * 2000
+    assert len(recovery.resume(lambda _: b"", lambda failure: failure).results) == len(TASKS)
+    assert recall_output(outputs, "t7#0") == b"x" * 2000
 
 
 async def test_recorded_outputs_are_made_objects_when_a_task_asks_for_them() -> None:
@@ -119,7 +119,7 @@ async def test_recorded_outputs_are_made_objects_when_a_task_asks_for_them() -> 
     plan = plan_of("parallel", {**dict.fromkeys(TASKS, ()), "last": ("t3", "t5")})
     memory = MemoryJournal("run")
     journal = RunJournal(run_id="run", epoch=1, journal=memory, clock=ManualClock(start=200.0))
-    resumed = recovery.resumed(outputs.get, lambda failure: Failure(failure.message))
+    resumed = recovery.resume(outputs.get, lambda failure: Failure(failure.message))
     tasks: PlannedTasks[str, str, Failure] = PlannedTasks(
         plan, journal, outputs, body_of, header=PlanRecorded(workflow="parallel"), resumed=resumed
     )
@@ -151,7 +151,7 @@ def test_executions_of_one_task_are_known_apart(instance: str) -> None:
         [in_json_form(each) for each in facts],
         lambda name, given: kept.update({name: given.output_data()["raw"]}),
     )
-    results = recovery.resumed(lambda _: "", lambda failure: failure).results
+    results = recovery.resume(lambda _: "", lambda failure: failure).results
     assert kept == {instance: "this"}
     assert set(results) == {instance, other}
     assert (results[instance].status, results[instance].key) == ("completed", "writer")
@@ -180,7 +180,7 @@ def test_text_that_the_source_reads_is_there_when_it_was_not_told() -> None:
         read,
     ]
     recovery = PlannedRecovery.of([in_json_form(each) for each in facts])
-    results = recovery.resumed(lambda _: "", lambda failure: failure).results
+    results = recovery.resume(lambda _: "", lambda failure: failure).results
     assert [results[f"{key}#0"].text for key in "abc"] == [None, "REVISE: shorter", "APPROVE"]
 
 

@@ -66,7 +66,7 @@ async def test_writer_is_told_when_its_fact_comes_while_the_failure_is_told(tmp_
         await journal.append([fact()], until=Persistence.COMMITTED)
     async with asyncio.timeout(60):
         with pytest.raises(RecordError, match="Free space or correct the rights there"):
-            await journal._pushed([fact()], 0, Persistence.COMMITTED)  # pyright: ignore[reportPrivateUsage]  behind the check, as in that race
+            await journal._push_and_wait([fact()], 0, Persistence.COMMITTED)  # pyright: ignore[reportPrivateUsage]  behind the check, as in that race
 
 
 @pytest.fixture(scope="module")

@@ -172,7 +172,7 @@ class Nest:
         for _ in range(most):
             if self.ends:
                 return self
-            todo = self.source.unanswered()
+            todo = self.source.list_unanswered()
             first = todo[-1] if isinstance(todo[-1], Evaluate) else todo[0]
             if isinstance(first, Evaluate):
                 self.answer(first.question, verdict(first.question))

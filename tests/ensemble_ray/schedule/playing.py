@@ -72,7 +72,7 @@ def play(draw: st.DrawFn, plan: Plan, *, trouble: int = 3, most: int = 3000) -> 
     played = Played(nest=CheckedNest(plan))
     nest = played.nest
     nest.begin()
-    played.open_words.append(nest.source.unanswered())
+    played.open_words.append(nest.source.list_unanswered())
     for at in range(1, most):
         if nest.ends:
             return played
@@ -80,12 +80,12 @@ def play(draw: st.DrawFn, plan: Plan, *, trouble: int = 3, most: int = 3000) -> 
             played.is_cancelled = True
             group: list[Stimulus] = [CancelRequested(at=at)]
         else:
-            group = _words(draw, nest.source.unanswered(), at, played, trouble)
+            group = _words(draw, nest.source.list_unanswered(), at, played, trouble)
         nest.handle(*group)
-        played.open_words.append(nest.source.unanswered())
+        played.open_words.append(nest.source.list_unanswered())
         if draw(st.integers(0, 9)) == 0:
             assert nest.handle(*(each for each in group if not isinstance(each, CancelRequested))) == []
-            played.open_words.append(nest.source.unanswered())
+            played.open_words.append(nest.source.list_unanswered())
     raise AssertionError(f"it does not end: {nest.wanted[-5:]}")
 
 

@@ -20,7 +20,7 @@ def succeed(machine: DelegationEnforcer, *roles: str) -> None:
     """Each is approved and succeeds."""
     for role in roles:
         assert machine.approve(role) is None
-        machine.completed(role, f"work of {role}")
+        machine.record_success(role, f"work of {role}")
 
 
 def test_everything_is_approved_when_no_rule_is_set() -> None:
@@ -59,7 +59,7 @@ def test_worker_is_refused_when_an_earlier_stage_is_not_complete() -> None:
     expected = "Cannot delegate to '{}': stage {} is not yet complete"
     assert machine.approve("Editor") == expected.format("Editor", 1)
     assert [machine.approve("Researcher"), machine.approve("Analyst")] == [None, None]
-    machine.completed("Researcher", "a")
+    machine.record_success("Researcher", "a")
     assert machine.approve("Writer") == expected.format("Writer", 1)  # the analyst failed
     succeed(machine, "Analyst", "Researcher")  # back to an earlier stage
     assert machine.approve("Editor") == expected.format("Editor", 2)
@@ -240,19 +240,19 @@ def test_notice_is_given_when_the_same_was_done_already() -> None:
     """S-HIER-83: same worker, same words, white space apart; in an earlier turn, as who is first in one is chance."""
     machine = enforcer()
     assert machine.approve("Writer") is None
-    assert machine.repeated("Writer", "Write it") is None
-    machine.completed("Writer", " Write\n it ")
-    assert machine.repeated("Writer", "Write it") is None
+    assert machine.check_repetition("Writer", "Write it") is None
+    machine.record_success("Writer", " Write\n it ")
+    assert machine.check_repetition("Writer", "Write it") is None
     machine.turn_ended()
-    once = machine.repeated("Writer", "Write  it")
+    once = machine.check_repetition("Writer", "Write  it")
     assert once is not None
     assert "'Writer'" in once
     assert "completed it once" in once
-    machine.completed("Writer", "Write it")
+    machine.record_success("Writer", "Write it")
     machine.turn_ended()
-    assert "completed it 2 times" in (machine.repeated("Writer", "Write it") or "")
-    assert machine.repeated("Writer", "write it") is None
-    assert machine.repeated("Editor", "Write it") is None
+    assert "completed it 2 times" in (machine.check_repetition("Writer", "Write it") or "")
+    assert machine.check_repetition("Writer", "write it") is None
+    assert machine.check_repetition("Editor", "Write it") is None
 
 
 # A manager that wants to finish.
@@ -317,10 +317,10 @@ def test_manager_is_ended_when_turns_bring_nothing_new() -> None:
     succeed(machine, "Writer")
     assert not machine.turn_ended()
     assert [machine.turn_ended(), machine.turn_ended()] == [False, False]
-    machine.completed("Writer", "something else")
-    machine.completed("Writer", "something  else")
+    machine.record_success("Writer", "something else")
+    machine.record_success("Writer", "something  else")
     assert [machine.turn_ended() for _ in range(3)] == [False] * 3
-    machine.completed("Writer", "something else")
+    machine.record_success("Writer", "something else")
     assert machine.turn_ended()
     assert machine.turn_ended()
 

@@ -92,7 +92,7 @@ def test_rules_hold_exactly_when_turns_are_interleaved_at_random(
         ends.shuffle(running)
         for worker, succeeds in running:
             if succeeds:
-                machine.completed(worker, "work")
+                machine.record_success(worker, "work")
                 book.completed.add(worker)
             machine.validate()
         machine.turn_ended()
@@ -117,8 +117,8 @@ def test_same_decisions_follow_when_a_run_is_recalled(
             second.reapply_recorded(role)
         for role, succeeds in approved:
             if succeeds:
-                first.completed(role, "work")
-                second.completed(role, "work")
+                first.record_success(role, "work")
+                second.record_success(role, "work")
         assert first.turn_ended() == second.turn_ended()
     assert [second.approve(role) for role in WORKERS] == [first.approve(role) for role in WORKERS]
     assert (second.hint(), second.violations()) == (first.hint(), first.violations())

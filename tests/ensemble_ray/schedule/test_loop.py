@@ -78,7 +78,7 @@ def test_iteration_is_announced_and_then_the_predicate_is_asked() -> None:
 def test_last_task_of_an_iteration_says_what_will_be_asked() -> None:
     """S-LOOP-189: the question and whose outputs it is about; no other task of the body does."""
     nest = begun()
-    wanted = {each.instance: each.asks_after for each in nest.source.unanswered() if isinstance(each, Start)}
+    wanted = {each.instance: each.asks_after for each in nest.source.list_unanswered() if isinstance(each, Start)}
     assert wanted == {written(0): None}
     (start,) = nest.complete(written(0))
     assert isinstance(start, Start)

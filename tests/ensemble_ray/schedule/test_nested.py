@@ -240,8 +240,8 @@ def test_run_that_goes_on_wants_what_has_no_answer() -> None:
     again = Nest(plan=plan)
     for group in first.told:
         again.handle(*group)
-    assert again.source.unanswered() == first.source.unanswered()
-    assert [each.instance for each in again.source.unanswered() if isinstance(each, Start)] == [
+    assert again.source.list_unanswered() == first.source.list_unanswered()
+    assert [each.instance for each in again.source.list_unanswered() if isinstance(each, Start)] == [
         "task#0",
         "loop:b#1/y#0",
     ]

@@ -103,7 +103,7 @@ def plays(draw: st.DrawFn) -> Played:
             played.is_cancelled = True
             nest.handle(CancelRequested(at=at))
             continue
-        open_words = nest.source.unanswered()
+        open_words = nest.source.list_unanswered()
         assert open_words, "something is waited for"
         played.most_at_once = max(played.most_at_once, len(nest.source.running))
         chosen = draw(st.lists(st.sampled_from(range(len(open_words))), min_size=1, max_size=3, unique=True))
@@ -140,7 +140,7 @@ def test_run_ends_once_and_every_loop_ends_once(played: Played) -> None:
     assert len(set(units)) == len(units)
     assert {each.partition("#")[0] for each in nest.started if each.startswith("loop:")} <= set(units)
     assert nest.source.running == ()
-    assert nest.source.unanswered() == []
+    assert nest.source.list_unanswered() == []
 
 
 @SEEDED

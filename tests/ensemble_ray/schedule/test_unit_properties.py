@@ -184,7 +184,7 @@ def test_run_ends_once_and_nothing_is_started_twice(played: Played) -> None:
     assert isinstance(nest.wanted[-1], End)
     assert len(nest.ends) == 1
     assert len(set(nest.started)) == len(nest.started)
-    assert nest.source.unanswered() == []
+    assert nest.source.list_unanswered() == []
     stopped = [each.instance for each in nest.all(Cancel)]
     assert len(set(stopped)) == len(stopped)
     assert set(stopped) <= set(nest.started)
@@ -229,7 +229,7 @@ def test_same_words_give_the_same_run(played: Played) -> None:
     again = CheckedNest(Plan.from_dict(played.nest.plan.to_dict()))
     for group, open_words in zip(played.nest.told, played.open_words, strict=True):
         again.handle(*group)
-        assert again.source.unanswered() == open_words
+        assert again.source.list_unanswered() == open_words
     assert again.wanted == played.nest.wanted
 
 

@@ -131,7 +131,7 @@ def _play(draw: st.DrawFn, plan: Plan, *, most_waits: int) -> Played:
             wanted = tell(Continued(at=at))
             continue
         played.most_at_once = max(played.most_at_once, len(source.running))
-        words = source.unanswered()
+        words = source.list_unanswered()
         group: list[Stimulus] = []
         for word in draw(st.lists(st.sampled_from(words), min_size=1, max_size=3, unique_by=repr)):
             if isinstance(word, Evaluate):
@@ -173,10 +173,10 @@ def test_a_source_that_is_told_the_same_again_stands_where_it_stood(data: st.Dat
     first, again = machine_for(plan), machine_for(plan)
     for stimuli in played.told[:cut]:
         assert first.handle(*stimuli) == again.handle(*stimuli)
-    assert first.unanswered() == again.unanswered()
+    assert first.list_unanswered() == again.list_unanswered()
     for source in (first, again):
         source.handle(Continued(at=9999.0))
-    assert first.unanswered() == again.unanswered()
+    assert first.list_unanswered() == again.list_unanswered()
 
 
 def test_a_loop_does_not_hear_that_its_task_waits() -> None:

@@ -114,7 +114,7 @@ def test_result_of_a_worker_that_differs_is_told(kind: Kind, tmp_path: Path, mon
     def louder(_: object, text: str | None) -> str:
         return f"{text}!"
 
-    monkeypatch.setattr("ensemble_ray.execute.agent.loop.AgentLoop._checked", louder)
+    monkeypatch.setattr("ensemble_ray.execute.agent.loop.AgentLoop._check", louder)
     where, what = _difference(replay(kind, _team(kind), home=tmp_path))
     assert what == "the output"
     assert where.endswith("(Writer), its end")

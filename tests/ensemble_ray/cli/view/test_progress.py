@@ -290,7 +290,7 @@ def test_delegations_are_counted_by_what_came_of_them() -> None:
     assert progress.pace(1.0).endswith(", 2 delegations (1 refused, 1 failed)")
     assert progress.agents == 2
     (task,) = progress.running
-    assert progress.delegated(task) == ()
+    assert progress.list_delegations(task) == ()
 
 
 def test_who_works_for_a_task_is_known_until_that_ends() -> None:
@@ -300,13 +300,13 @@ def test_who_works_for_a_task_is_known_until_that_ends() -> None:
     for event in (BEGIN, _started("draft"), _started("other"), _asks("Editor", 1, instance="draft#0"), inner):
         progress.receive(event, 1.0)
     draft, other = progress.running
-    assert [(each.asker_role, each.worker_role, each.depth) for each in progress.delegated(draft)] == [
+    assert [(each.asker_role, each.worker_role, each.depth) for each in progress.list_delegations(draft)] == [
         ("Manager", "Editor", 1),
         ("Editor", "Writer", 2),
     ]
-    assert progress.delegated(other) == ()
+    assert progress.list_delegations(other) == ()
     progress.receive(_failed("draft", OSError("x")), 2.0)
-    assert progress.delegated(draft) == ()
+    assert progress.list_delegations(draft) == ()
 
 
 def test_lines_tell_who_asks_whom_and_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,14 +112,14 @@ class Watch:
         """Return more than anybody wants."""
         return 1_000 - in_flight()
 
-    def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
+    def write_output(self, number: int, index: int, item: object, output: TaskOutput) -> None:
         """Keep it, or raise."""
         del number
         if self.error is not None:
             raise self.error
         self.completed_items.append((index, item, output.raw))
 
-    def failed(self, index: int, item: object, error: BaseException, attempts: int) -> None:
+    def write_failure(self, index: int, item: object, error: BaseException, attempts: int) -> None:
         """Keep it."""
         self.failed_items.append((index, item, str(error), attempts))
 

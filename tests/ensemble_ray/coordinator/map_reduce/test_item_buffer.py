@@ -51,5 +51,5 @@ async def test_items_are_held_until_their_maps_are_done() -> None:
     items = ItemBuffer(ListReader(["a", "b"]), None)
     await items.pull(2)
     assert (items.in_flight, items.item(1)) == (2, "b")
-    assert items.done(1) == "b"
+    assert items.pop(1) == "b"
     assert (items.in_flight, items.count) == (1, 2)

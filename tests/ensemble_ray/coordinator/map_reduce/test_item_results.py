@@ -34,7 +34,7 @@ async def test_rows_that_cannot_be_written_are_told_of_at_the_end(tmp_path: Path
     watch = ItemResultWriter(log_of(done), results=results)
     watch.on_error = errors.append
     await results.close()  # as a disk that is gone
-    watch.completed(0, 0, 0, done)
+    watch.write_output(0, 0, 0, done)
     with pytest.raises(IllegalStateError, match="is closed") as caught:
         await watch.close()
     assert errors == [caught.value]
@@ -44,8 +44,8 @@ async def test_short_circuit_is_no_items_result(tmp_path: Path) -> None:
     """S-MR-82."""
     log = log_of(output("a"))
     watch = ItemResultWriter(log, is_direct=True)
-    watch.completed(0, 0, ["all"], output("a"))
-    watch.failed(0, ["all"], RecordError("no"), 1)
+    watch.write_output(0, 0, ["all"], output("a"))
+    watch.write_failure(0, ["all"], RecordError("no"), 1)
     await watch.close()
     assert list(log.failed_items) == []
     assert await log.come(1, 0) == 0
@@ -56,10 +56,10 @@ async def test_room_is_what_the_slowest_reader_leaves() -> None:
     log = log_of(output("a"), output("b"))
     watch = ItemResultWriter(log)
     assert await watch.free_slots(lambda: 0) == 2
-    watch.completed(0, 0, 0, output("a"))
+    watch.write_output(0, 0, 0, output("a"))
     assert await log.come(1, 0) == 1  # it is at work on the first one
     assert await watch.free_slots(lambda: 0) == 1
-    watch.completed(1, 1, 1, output("b"))
+    watch.write_output(1, 1, 1, output("b"))
     waiting = asyncio.create_task(watch.free_slots(lambda: 0))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -75,7 +75,7 @@ async def test_reader_is_told_of_a_part_of_the_window_at_a_time() -> None:
     log = log_of(*outputs)
     log.window = 80
     for number in range(40):
-        log.completed(number, number)
+        log.add_output(number, number)
     assert await log.come(1, 0) == 10
     assert log.result(9).index == 9
     assert await log.free_slots(lambda: 0) == 40
@@ -91,7 +91,7 @@ def test_all_results_are_read_in_their_order_when_they_come_in_parts() -> None:
     log = log_of(*outputs)
     log.window = 80
     for number in reversed(range(40)):
-        log.completed(number, number)
+        log.add_output(number, number)
     log.close()
 
     async def read() -> list[int]:
@@ -104,8 +104,8 @@ def test_all_results_are_read_in_their_order_when_they_come_in_parts() -> None:
 def test_only_failures_are_kept_where_nobody_reads() -> None:
     """S-MR-132, S-MR-150: `run` gives the output alone; each number that is kept counts, with a hundred thousand items."""
     log = ItemLog(MapReduceOutputs(), is_read=False)
-    log.completed(0, 0)
-    log.failed(1, "item", ValueError("no"), 1)
+    log.add_output(0, 0)
+    log.add_failure(1, "item", ValueError("no"), 1)
     log.close()
     assert [failed.index for failed in log.failed_items] == [1]
     assert list(log.stream()) == []
@@ -118,7 +118,7 @@ async def test_rows_of_a_run_that_is_broken_off_stay_lines(tmp_path: Path) -> No
     for error in (RecordError("no"), None):
         results = await ResultsFile.open(path, is_resumed=error is None)
         watch = ItemResultWriter(log_of(done), results=results)
-        watch.completed(0, 0, 0, done)
+        watch.write_output(0, 0, 0, done)
         await watch.leave(type(error), error, None)
         assert path.exists() is (error is None)
         assert (tmp_path / "results.parquet.rows.jsonl").exists() is (error is not None)

@@ -23,7 +23,7 @@ from tests.builders import agent, task
 def nothing_made() -> Iterator[None]:
     """What the switch made in a test ends with it."""
     yield
-    switch._made.cache_clear()
+    switch._make_exporter.cache_clear()
 
 
 def _listener() -> tuple[OpenTelemetryListener, InMemorySpanExporter]:
@@ -74,7 +74,7 @@ def test_sdk_that_is_switched_off_gets_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_switch_adds_a_listener_to_runs_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-INT-30: a run that is traced already is sent once; other listeners do not count."""
     listener, kept = _listener()
-    monkeypatch.setattr(switch, "_made", lambda _said: listener)
+    monkeypatch.setattr(switch, "_make_exporter", lambda _said: listener)
     _team(EnsembleListener()).run(runtime="inline")
     assert kept.get_finished_spans() == (), "it is off"
     monkeypatch.setenv("ENSEMBLE_RAY_OTEL", "1")

@@ -59,7 +59,7 @@ def test_peer_finds_and_changes() -> None:
     assert reason(gate.change(DIGGER, "writer ")).startswith(
         "A policy modified agent_role to 'writer ' which results in self-delegation."
     )
-    assert (gate.approve(DIGGER), gate.succeeded("Digger", "dig"), gate.reminder(), gate.turn_ended()) == (
+    assert (gate.approve(DIGGER), gate.record_success("Digger", "dig"), gate.reminder(), gate.turn_ended()) == (
         None,
         "",
         None,
@@ -110,8 +110,8 @@ def test_recalled_attempts_count() -> None:
 def test_notice_stands_behind_a_repetition_alone() -> None:
     """S-HIER-83, S-HIER-84: asked of successes; a repetition is no progress."""
     gate = manager_gate(stall_turns=1)
-    assert gate.succeeded("Writer", "write it") == ""
+    assert gate.record_success("Writer", "write it") == ""
     assert not gate.turn_ended()
-    assert gate.succeeded("Writer", "write  it ").startswith("Notice: ")
+    assert gate.record_success("Writer", "write  it ").startswith("Notice: ")
     assert gate.turn_ended()
     assert gate.depth == 0

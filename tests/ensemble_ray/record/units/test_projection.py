@@ -30,7 +30,7 @@ ALL = outputs(["facts#0", *TWO[0], *TWO[1]])
 
 
 def _raws(ended: EndedUnits) -> list[str]:
-    return [each.output.raw for each in ended.shown()]
+    return [each.output.raw for each in ended.list_visible()]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_loop_shows_what_its_mode_says(mode: str, shown: list[str]) -> None:
     plan = loop_plan(replace(REFINE, output_mode=mode))
     ended = EndedUnits(plan=plan, results=[RAN], outputs=ALL)
     assert _raws(ended) == shown
-    assert [each.key for each in ended.shown()] == (
+    assert [each.key for each in ended.list_visible()] == (
         ["facts", "critic"] if mode == "final_task_only" else ["facts", "write", "critic"]
     )
 
