@@ -23,7 +23,7 @@ from ensemble_ray.actors.worker.callable_host import CallableHost
 from ensemble_ray.actors.worker.manager import ManagerActor
 from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.limits.steps import HolderGone
-from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements, least_used
+from ensemble_ray.plan.requirements import NOTHING, ClusterNode, ResourceRequirements, least_used
 from ensemble_ray.plan.sharing import SharedProcess, choose_shared
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.descriptions import RunDescription, TaskDescription
@@ -149,7 +149,7 @@ class ProcessPool:
         process_type: ProcessType = "agent",
         *,
         requirements: ResourceRequirements = NOTHING,
-        nodes: Sequence[Node] = (),
+        nodes: Sequence[ClusterNode] = (),
         sharing: Sharing | None = None,
     ) -> Lease:
         """Lease a process of that type to a run; never waits, since calls queue up until it has started.
@@ -192,7 +192,9 @@ class ProcessPool:
         name = choose_shared(run_id, map(_seen, shared.values()), most=sharing.most)
         return None if name is None else shared[name]
 
-    def _start(self, process_type: ProcessType, requirements: ResourceRequirements, nodes: Sequence[Node]) -> Process:
+    def _start(
+        self, process_type: ProcessType, requirements: ResourceRequirements, nodes: Sequence[ClusterNode]
+    ) -> Process:
         if requirements:  # what idle ones reserve may be just what it would wait for
             for process in [each for each in self._idle if each.requirements]:
                 self._expire(process)
@@ -208,7 +210,7 @@ class ProcessPool:
         self._watches.start(self._watch(process))
         return process
 
-    def _trusted(self, nodes: Sequence[Node]) -> Sequence[Node]:
+    def _trusted(self, nodes: Sequence[ClusterNode]) -> Sequence[ClusterNode]:
         """Return the nodes that lost no process lately; all, where each did. Ray knows of a lost node only after some time."""
         now = asyncio.get_running_loop().time()
         return [node for node in nodes if self._doubted.get(node.node_id, 0.0) <= now] or nodes

@@ -52,7 +52,7 @@ from ensemble_ray.testing.replay_ports import (
     request_difference,
     shown,
 )
-from ensemble_ray.testing.replay_units import Asked, RepeatedPredicates, steps_of
+from ensemble_ray.testing.replay_units import AskedQuestion, RepeatedPredicates, steps_of
 from ensemble_ray.testing.replay_workers import ReplayedWorkers
 from ensemble_ray.testing.sink import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
@@ -225,7 +225,7 @@ class _Repetition:
         completed = {instance for instance, fold in self._tasks.items() if fold.output is not None}
         try:
             for step in steps_of(self._planned.plan, self._facts, completed):
-                if isinstance(step, Asked):
+                if isinstance(step, AskedQuestion):
                     found = await predicates.difference(step)
                 elif step.instance in self._tasks:
                     self.tasks += 1

@@ -12,10 +12,10 @@ from ensemble_ray.actors.scheduler.processes import Lease, Process, ProcessPool,
 from ensemble_ray.actors.scheduler.requirements import check_comer
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
-from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements
+from ensemble_ray.plan.requirements import NOTHING, ClusterNode, ResourceRequirements
 from ensemble_ray.values.ids import instance_of
 
-NODES = (Node(node_id="a", resources={"CPU": 2, "GPU": 2}),)
+NODES = (ClusterNode(node_id="a", resources={"CPU": 2, "GPU": 2}),)
 GPU = ResourceRequirements(num_gpus=1)
 
 
@@ -67,7 +67,7 @@ class Pool:
         process_type: ProcessType = "agent",
         *,
         requirements: ResourceRequirements = NOTHING,
-        nodes: Sequence[Node] = (),
+        nodes: Sequence[ClusterNode] = (),
         sharing: Sharing | None = None,
     ) -> Lease:
         """Start one more."""
