@@ -20,7 +20,7 @@ from ensemble_ray.studio.schemas.actors import TaskHere
 from ensemble_ray.studio.views.actors_view import ActorsQuestion, OwnedRun, actors_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.studio.reading import StudioReader
     from ensemble_ray.studio.schemas.actors import Actors
     from ensemble_ray.studio.visitors import Visitor
@@ -112,7 +112,7 @@ class RunProcesses:
             notes.append(_OTHERS)
         return told.model_copy(update={"note": " ".join(each for each in notes if each) or None})
 
-    async def _owned(self, run: RunSummary, visitor: Visitor) -> OwnedRun:
+    async def _owned(self, run: RecordedRun, visitor: Visitor) -> OwnedRun:
         """Return the owner of a run, and what its steps do."""
         named = _OWNER.fullmatch(run.owner)
         pid, host = (int(named["pid"]), named["host"]) if named else (None, "somewhere")

@@ -29,7 +29,7 @@ from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.record.stores import RunReader, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunReader
     from ensemble_ray.studio.flows import FlowView
     from ensemble_ray.studio.run_list import RunSearch
     from ensemble_ray.studio.run_views import SeenRun
@@ -236,7 +236,7 @@ class StudioReader:
         """
         await self._summary(run_id, visitor)
 
-    async def _summary(self, run_id: str, visitor: Visitor) -> RunSummary:
+    async def _summary(self, run_id: str, visitor: Visitor) -> RecordedRun:
         """Return how a run stands that the visitor may know of.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from ensemble_ray.actors.link.packing import unpack_binding, unpack_dispatch
 from ensemble_ray.actors.link.wire import AgentTemplate, Dispatch, SessionOpening, WireOrder, WireResult
-from ensemble_ray.actors.scheduler.processes import Lease, Process, ProcessPool, ProcessType, Sharing
+from ensemble_ray.actors.scheduler.processes import AgentProcess, Lease, ProcessPool, ProcessType, Sharing
 from ensemble_ray.actors.scheduler.requirements import check_comer
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
@@ -75,7 +75,7 @@ class Pool:
         if requirements:
             self.handles[-1].placed.clear()
         name = str(len(self.handles))
-        process = Process(handle=self.handles[-1], name=name, type=process_type, requirements=requirements)
+        process = AgentProcess(handle=self.handles[-1], name=name, type=process_type, requirements=requirements)
         return Lease(process=process, run_id=run_id)
 
     def put_back(self, lease: Lease, *, keep: bool, is_clean: bool) -> None:

@@ -22,7 +22,7 @@ from ensemble_ray.facts.effects import DelegationDecided, RecordedRefusal, read_
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
-from ensemble_ray.text.foreign_text import Line
+from ensemble_ray.text.foreign_text import TextLine
 from ensemble_ray.values.delegation import (
     DelegationPolicyContext,
     DelegationPolicyResult,
@@ -130,7 +130,7 @@ class Decisions:
                 raise
             except USER_ERRORS as error:
                 # What it raised is told with the delegation's failure; here is where it did.
-                where = Line(f"\n{user_traceback(error)}")
+                where = TextLine(f"\n{user_traceback(error)}")
                 _log.warning("Delegation policy '%s' raised %s%s", name, type(error).__name__, where)
                 reason = DelegationRefusal(f"Error: {message_of(error)}")
                 return DelegationDecision(

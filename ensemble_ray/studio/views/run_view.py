@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.open_reviews import Gate
-    from ensemble_ray.record.stores import RunSummary
+    from ensemble_ray.record.stores import RecordedRun
 
 __all__ = ["RunView", "review_of"]
 
@@ -101,12 +101,12 @@ class RunView:
             self.totals.apply(fact)
             self.steps.apply(fact)
 
-    def settle(self, summary: RunSummary) -> None:
+    def settle(self, summary: RecordedRun) -> None:
         """Take notice of how the run stands: where nobody works on it, what had begun is interrupted."""
         if self.totals.state(summary) is RunState.INTERRUPTED:
             self.steps.interrupt(self.totals.last_at)
 
-    def reviews(self, summary: RunSummary, *, at: float, can_decide: bool) -> list[Review]:
+    def reviews(self, summary: RecordedRun, *, at: float, can_decide: bool) -> list[Review]:
         """Return its review gates, oldest first, with their texts whole; see `detail`."""
         totals = self.totals
         return [
@@ -122,7 +122,7 @@ class RunView:
 
     def detail(
         self,
-        summary: RunSummary,
+        summary: RecordedRun,
         *,
         at: float,
         can_decide: bool,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import RecordedBudget
     from ensemble_ray.record.open_reviews import Gate
-    from ensemble_ray.record.stores import RunSummary
+    from ensemble_ray.record.stores import RecordedRun
     from ensemble_ray.values.outputs import RunState
 
 __all__ = ["TOTAL_KINDS", "RunTotals"]
@@ -137,11 +137,11 @@ class RunTotals:
         """What its budget counts, estimates included."""
         return self._spent.total.tokens
 
-    def state(self, summary: RunSummary) -> RunState:
+    def state(self, summary: RecordedRun) -> RunState:
         """Return how the run stands: as its record says, where it has an end."""
         return summary.state if self.head.end is None else self.head.state
 
-    def row(self, summary: RunSummary) -> RunRow:
+    def row(self, summary: RecordedRun) -> RunRow:
         """Return its row."""
         state = self.state(summary)
         created = round(summary.created_at.timestamp() * 1000)
