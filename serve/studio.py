@@ -35,7 +35,7 @@ from ensemble_ray.studio.service import Studio
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun
-    from ensemble_ray.studio.schemas.runs import Review
+    from ensemble_ray.studio.schemas.runs import ReviewSchema
     from ensemble_ray.values.descriptions import ClusterDescription
 
 __all__ = ["BASE", "add_studio", "is_page"]
@@ -233,7 +233,7 @@ class _EndpointActions:
         del asked
         return await self.resume(run_id)
 
-    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> Review:
+    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
         """Decide at a gate, and return it.
 
         Raises:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, StoreAddress
     from ensemble_ray.studio.run_views import SeenRun
     from ensemble_ray.studio.schemas.actions import Decision, NewFork
-    from ensemble_ray.studio.schemas.runs import Review
+    from ensemble_ray.studio.schemas.runs import ReviewSchema
     from ensemble_ray.studio.views.step_state import StepState
 
 __all__ = ["LocalActions"]
@@ -127,7 +127,7 @@ class LocalActions:
         await self._processes.begin(arguments, new_id, has_begun)
         return new_id
 
-    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> Review:
+    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
         """Decide at a gate, and return it.
 
         Raises:
