@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.studio.schemas.steps import StepSchema
     from ensemble_ray.values.unit_traces import GraphTrace
-    from ensemble_ray.visualization.flow import FlowSchema as Graph
+    from ensemble_ray.visualization.flow import Flow
     from ensemble_ray.visualization.layout import Layout
 
 __all__ = ["FlowDrawer", "FlowView", "graph_trace_of"]
@@ -80,7 +80,7 @@ class FlowDrawer:
         ]
         return FlowSchema.model_validate(flow_data(self._place(ran_flow(shown, plan, workflow=header.workflow or ""))))
 
-    def _place(self, graph: Graph) -> PlacedFlow:
+    def _place(self, graph: Flow) -> PlacedFlow:
         """Return a graph with places; those of one with the same nodes and edges are used again."""
         key = (
             tuple((node.id, node.group) for node in graph.nodes),
