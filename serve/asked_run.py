@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunEvent
     from ensemble_ray.serve.run_service import RunService
 
-__all__ = ["AskedRun", "Token", "token_of"]
+__all__ = ["AskedRun", "DoneTask", "Token", "token_of"]
 
 #: One look at a run lasts so long, s.
 _LOOK_S = 600.0
@@ -44,6 +44,13 @@ class Token(BaseModel):
     token: str
     instance: str | None
     iteration_index: int
+
+
+class DoneTask(BaseModel):
+    """Data of the event of a task that is done or failed, as far as it matters here."""
+
+    agent_role: str
+    task_description: str
 
 
 class AskedRun:

@@ -16,7 +16,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.control_schemas import NewDirective, NewModel
 from ensemble_ray.serve.failures import describe_refusal
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.socket_schemas import RunControl, RunRequest, Subscribe, problems_of
+from ensemble_ray.serve.socket_schemas import RunControl, RunRequestMessage, Subscribe, problems_of
 
 if TYPE_CHECKING:
     from ensemble_ray.serve.run_schemas import RunDetail
@@ -72,7 +72,7 @@ class SocketControl:
         """Begin a run, and send its result when it has ended."""
         answer: dict[str, Any] = {"type": "run_ack", "request_id": _text(message, "request_id")}
         try:
-            asked = RunRequest.model_validate(message)
+            asked = RunRequestMessage.model_validate(message)
             taken = await self._service.start(asked.new_run)
         except (pydantic.ValidationError, Refusal) as error:
             await client.send({**answer, "status": "rejected", "error": _data(_failure(error))})

@@ -16,7 +16,7 @@ from ensemble_ray.serve.run_schemas import NewRun
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.directives import LONGEST_DIRECTIVE
 
-__all__ = ["MESSAGE_TYPES", "RunControl", "RunRequest", "Subscribe", "problems_of"]
+__all__ = ["MESSAGE_TYPES", "RunControl", "RunRequestMessage", "Subscribe", "problems_of"]
 
 #: What clients can subscribe to: the messages to everybody of file 27, and ends of runs that they asked for.
 MESSAGE_TYPES = frozenset({
@@ -38,7 +38,7 @@ class _Message(BaseModel):
     request_id: _Name | None = None
 
 
-class RunRequest(_Message):
+class RunRequestMessage(_Message):
     """`run_request`: the fields of a body of `POST /runs`."""
 
     new_run: NewRun

@@ -34,8 +34,8 @@ from ensemble_ray.studio.schemas.actions import Decision, NewFork, RunPreview
 from ensemble_ray.studio.service import Studio
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunSummary
-    from ensemble_ray.studio.schemas.runs import Review
+    from ensemble_ray.record.stores import RecordedRun
+    from ensemble_ray.studio.schemas.runs import ReviewSchema
     from ensemble_ray.values.descriptions import ClusterDescription
 
 __all__ = ["BASE", "add_studio", "is_page"]
@@ -91,7 +91,7 @@ class _CallerOfEndpoint:
         """Whether every recorded run is the caller's to see."""
         return self.run_ids is None
 
-    def may_see(self, run: RunSummary) -> bool:
+    def may_see(self, run: RecordedRun) -> bool:
         """Whether a run was accepted for one of the caller's teams."""
         return self.run_ids is None or run.run_id in self.run_ids
 
@@ -233,7 +233,7 @@ class _EndpointActions:
         del asked
         return await self.resume(run_id)
 
-    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> Review:
+    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
         """Decide at a gate, and return it.
 
         Raises:

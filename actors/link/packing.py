@@ -196,7 +196,7 @@ def _dumps(value: TaskOutput | TaskFailure) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedOutput:
+class PackedRecordedOutput:
     """An output as the record has it, with the task's bytes: whoever may run user code makes it one of its type."""
 
     data: Mapping[str, object]
@@ -205,13 +205,13 @@ class RecordedOutput:
 
 def pack_recorded(data: Mapping[str, object], task: bytes) -> bytes:
     """Return a recorded output as the bytes that a scheduler holds of any output."""
-    return pickle.dumps(RecordedOutput(data, task), protocol=5)
+    return pickle.dumps(PackedRecordedOutput(data, task), protocol=5)
 
 
 def unpack_output(body: bytes) -> TaskOutput:
     """Return the output behind its bytes."""
     held: object = pickle.loads(body)  # noqa: S301  bytes of our own cluster
-    if isinstance(held, RecordedOutput):
+    if isinstance(held, PackedRecordedOutput):
         if not held.task:  # of a manager's worker, whose task declares no type
             return typed_output(held.data)
         task = cast("Task", pickle.loads(held.task))  # noqa: S301  bytes of our own driver

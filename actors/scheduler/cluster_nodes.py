@@ -19,7 +19,7 @@ from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.errors import message_of
 from ensemble_ray.plan.placement import max_own_processes, most_replicas
-from ensemble_ray.plan.requirements import Node
+from ensemble_ray.plan.requirements import ClusterNode
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
 
@@ -80,7 +80,7 @@ class ClusterNodes:
             await asyncio.sleep(_LOOK_S)
 
 
-def limits_of(nodes: Sequence[Node]) -> SessionLimits:
+def limits_of(nodes: Sequence[ClusterNode]) -> SessionLimits:
     """Return what the processes of a run are held to on a cluster of these nodes."""
     total: Counter[str] = Counter()
     for node in nodes:
@@ -93,10 +93,10 @@ def limits_of(nodes: Sequence[Node]) -> SessionLimits:
     )
 
 
-def _living() -> list[Node]:
+def _living() -> list[ClusterNode]:
     nodes = cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
     return [
-        Node(node_id=node["NodeID"], resources=node["Resources"], labels=node["Labels"])
+        ClusterNode(node_id=node["NodeID"], resources=node["Resources"], labels=node["Labels"])
         for node in nodes
         if node["Alive"]
     ]

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
+from ensemble_ray.actors.scheduler.processes import AgentProcess, ProcessPool
 from ensemble_ray.values.descriptions import (
     MOST_PROCESSES,
     MOST_TASKS,
@@ -43,7 +43,7 @@ class ProcessSurvey:
         described = [self._merge(each, answers) for each in chosen if each.is_alive]
         return described, len(living) - len(chosen)
 
-    async def _ask(self, processes: Sequence[Process]) -> Mapping[str, ProcessDescription]:
+    async def _ask(self, processes: Sequence[AgentProcess]) -> Mapping[str, ProcessDescription]:
         """Return what those processes say that answer in time."""
         names = {each.name for each in processes}
         self._asked = {name: asked for name, asked in self._asked.items() if name in names}
@@ -58,7 +58,7 @@ class ProcessSurvey:
             self._asked.pop(name, None)
         return {name: answer for name, answer in answered.items() if answer is not None}
 
-    def _merge(self, process: Process, answers: Mapping[str, ProcessDescription]) -> ProcessDescription:
+    def _merge(self, process: AgentProcess, answers: Mapping[str, ProcessDescription]) -> ProcessDescription:
         leases = [lease.describe() for lease in process.leases if lease.describe is not None]
         answer = answers.get(process.name)
         state: ActorState = "ready"
@@ -118,16 +118,16 @@ def merge_description(
     )
 
 
-def _load(process: Process) -> int:
+def _load(process: AgentProcess) -> int:
     return sum(lease.count_tasks() for lease in process.leases)
 
 
-def _has_begun(process: Process) -> bool:
+def _has_begun(process: AgentProcess) -> bool:
     """Return whether a process answers, as far as is known: one that has no run any more did."""
     return not process.leases or any(lease.is_ready for lease in process.leases)
 
 
-async def _answer_of(process: Process) -> ProcessDescription | None:
+async def _answer_of(process: AgentProcess) -> ProcessDescription | None:
     """Return what a process says; None: it died, which the pool hears of by itself, or cannot say it."""
     try:
         return load_actor(await process.handle.describe.remote()).process

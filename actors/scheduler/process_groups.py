@@ -26,7 +26,7 @@ from ensemble_ray.actors.scheduler.processes import Lease, LeaseDescription, Pro
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
-from ensemble_ray.plan.requirements import Node
+from ensemble_ray.plan.requirements import ClusterNode
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.descriptions import MOST_AGENTS, MOST_TASKS, RunDescription, TaskDescription
 
@@ -59,7 +59,7 @@ class ProcessGroups:
         *,
         hub: Any,
         is_recorded: bool,
-        nodes: Sequence[Node] = (),
+        nodes: Sequence[ClusterNode] = (),
         sharing: Sharing | None = None,
     ) -> None:
         self._owner = owner
@@ -83,7 +83,7 @@ class ProcessGroups:
         self._failed_starts = 0
         self.is_closed = False
 
-    def use_cluster(self, nodes: Sequence[Node], *, most: int) -> None:
+    def use_cluster(self, nodes: Sequence[ClusterNode], *, most: int) -> None:
         """Start processes on these nodes from now on, and share them when there are `most`."""
         self._nodes = nodes
         if self._sharing is not None:

@@ -23,13 +23,13 @@ from ensemble_ray.actors.worker.callable_host import CallableHost
 from ensemble_ray.actors.worker.manager import ManagerActor
 from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.limits.steps import HolderGone
-from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements, least_used
+from ensemble_ray.plan.requirements import NOTHING, ClusterNode, ResourceRequirements, least_used
 from ensemble_ray.plan.sharing import SharedProcess, choose_shared
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.descriptions import RunDescription, TaskDescription
 from ensemble_ray.values.ids import new_object_id
 
-__all__ = ["Lease", "LeaseDescription", "Process", "ProcessPool", "ProcessType", "Sharing"]
+__all__ = ["AgentProcess", "Lease", "LeaseDescription", "ProcessPool", "ProcessType", "Sharing"]
 
 _log = bounded_logger(__name__)
 #: How long an unused process is kept, s.
@@ -55,7 +55,7 @@ class Sharing:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Process:
+class AgentProcess:
     """One agent process."""
 
     handle: Any
@@ -94,7 +94,7 @@ class LeaseDescription:
 class Lease:
     """A run's use of a process."""
 
-    process: Process
+    process: AgentProcess
     run_id: str
     #: whether it has been bound to the run
     is_ready: bool = False
@@ -136,8 +136,8 @@ class ProcessPool:
     def __init__(self, scheduler: str = spawn.SCHEDULER) -> None:
         """Make it without processes; `scheduler` is the name of the one that has it."""
         self._scheduler = scheduler
-        self._idle: list[Process] = []
-        self._living: set[Process] = set()
+        self._idle: list[AgentProcess] = []
+        self._living: set[AgentProcess] = set()
         #: id of a node that lost a process -> until when others are taken before it
         self._doubted: dict[str, float] = {}
         self._board = EndpointBoard()
@@ -149,7 +149,7 @@ class ProcessPool:
         process_type: ProcessType = "agent",
         *,
         requirements: ResourceRequirements = NOTHING,
-        nodes: Sequence[Node] = (),
+        nodes: Sequence[ClusterNode] = (),
         sharing: Sharing | None = None,
     ) -> Lease:
         """Lease a process of that type to a run; never waits, since calls queue up until it has started.
@@ -174,7 +174,7 @@ class ProcessPool:
         process.leases.append(lease)
         return lease
 
-    def _take_idle(self, wanted: tuple[ProcessType, ResourceRequirements, bool]) -> Process | None:
+    def _take_idle(self, wanted: tuple[ProcessType, ResourceRequirements, bool]) -> AgentProcess | None:
         for process in self._idle:
             if (process.type, process.requirements, bool(process.node_id)) == wanted and process.is_alive:
                 self._idle.remove(process)
@@ -183,7 +183,7 @@ class ProcessPool:
                 return process
         return None
 
-    def _find_shared(self, run_id: str, process_type: ProcessType, sharing: Sharing) -> Process | None:
+    def _find_shared(self, run_id: str, process_type: ProcessType, sharing: Sharing) -> AgentProcess | None:
         shared = {
             each.name: each
             for each in self._living
@@ -192,7 +192,9 @@ class ProcessPool:
         name = choose_shared(run_id, map(_to_shared, shared.values()), most=sharing.most)
         return None if name is None else shared[name]
 
-    def _start(self, process_type: ProcessType, requirements: ResourceRequirements, nodes: Sequence[Node]) -> Process:
+    def _start(
+        self, process_type: ProcessType, requirements: ResourceRequirements, nodes: Sequence[ClusterNode]
+    ) -> AgentProcess:
         if requirements:  # what idle ones reserve may be just what it would wait for
             for process in [each for each in self._idle if each.requirements]:
                 self._expire(process)
@@ -201,14 +203,14 @@ class ProcessPool:
         handle = spawn.disposable(
             _CLASSES[process_type], name, self._scheduler, requirements=requirements, node_id=node_id
         )
-        process = Process(handle=handle, name=name, type=process_type, node_id=node_id, requirements=requirements)
+        process = AgentProcess(handle=handle, name=name, type=process_type, node_id=node_id, requirements=requirements)
         self._living.add(process)
         for update in self._board.current(asyncio.get_running_loop().time()):
             process.handle.on_endpoint_update.remote(update)
         self._watches.start(self._watch(process))
         return process
 
-    def _list_trusted(self, nodes: Sequence[Node]) -> Sequence[Node]:
+    def _list_trusted(self, nodes: Sequence[ClusterNode]) -> Sequence[ClusterNode]:
         """Return the nodes that lost no process lately; all, where each did. Ray knows of a lost node only after some time."""
         now = asyncio.get_running_loop().time()
         return [node for node in nodes if self._doubted.get(node.node_id, 0.0) <= now] or nodes
@@ -234,17 +236,17 @@ class ProcessPool:
         else:
             self.end(process)
 
-    def retire(self, process: Process) -> bool:
+    def retire(self, process: AgentProcess) -> bool:
         """Give a process to no more runs, since something is stuck in it; False: only one run has it, which may end it."""
         process.is_retired = True
         return process.is_shared
 
     @property
-    def living(self) -> Sequence[Process]:
+    def living(self) -> Sequence[AgentProcess]:
         """All processes, those that wait for the next run too."""
         return tuple(self._living)
 
-    def is_idle(self, process: Process) -> bool:
+    def is_idle(self, process: AgentProcess) -> bool:
         """Return whether a process waits for the next run."""
         return process in self._idle
 
@@ -260,13 +262,13 @@ class ProcessPool:
             if process.name != source:
                 process.handle.on_endpoint_update.remote(update)
 
-    def end(self, process: Process) -> None:
+    def end(self, process: AgentProcess) -> None:
         """End a process now."""
         self._living.discard(process)
         process.is_alive = False
         ray.kill(process.handle)
 
-    def lose(self, process: Process, error: BaseException) -> None:
+    def lose(self, process: AgentProcess, error: BaseException) -> None:
         """Give up a process that failed a call, and tell the runs that have it; it may only be out of reach, so it is ended.
 
         Its watch may hear of a death later than this, and tells nobody then.
@@ -278,12 +280,12 @@ class ProcessPool:
             self._doubt(process.node_id)
             _broadcast_death(process, error)
 
-    def _expire(self, process: Process) -> None:
+    def _expire(self, process: AgentProcess) -> None:
         if process in self._idle:
             self._idle.remove(process)
             self.end(process)
 
-    async def _watch(self, process: Process) -> None:
+    async def _watch(self, process: AgentProcess) -> None:
         """Notice its death; `watch` never returns while it lives."""
         try:
             await process.handle.watch.remote()
@@ -302,7 +304,7 @@ class ProcessPool:
             self._doubted[node_id] = asyncio.get_running_loop().time() + _DOUBT_S
 
 
-def _to_shared(process: Process) -> SharedProcess:
+def _to_shared(process: AgentProcess) -> SharedProcess:
     """Return a process as the choice of one to share sees it."""
     return SharedProcess(
         name=process.name,
@@ -311,7 +313,7 @@ def _to_shared(process: Process) -> SharedProcess:
     )
 
 
-def _broadcast_death(process: Process, error: BaseException) -> None:
+def _broadcast_death(process: AgentProcess, error: BaseException) -> None:
     """Tell the runs that have a process of its death."""
     for lease in list(process.leases):
         _notify(lease, error)

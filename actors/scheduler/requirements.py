@@ -9,7 +9,7 @@ import ray
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.placement import Placement
-from ensemble_ray.plan.requirements import Node, ProcessDemand, find_obstacle
+from ensemble_ray.plan.requirements import ClusterNode, ProcessDemand, find_obstacle
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.link.wire import AgentTemplate
@@ -52,12 +52,12 @@ def check_comer(template: AgentTemplate, limits: SessionLimits) -> None:
     check_requirements((template,), limits)
 
 
-def _nodes_to_come() -> list[Node]:
+def _nodes_to_come() -> list[ClusterNode]:
     """Return the kinds of nodes that the cluster's autoscaler may add; none where it has none."""
     config = cast("Any", ray)._private.state.state.get_cluster_config()  # noqa: SLF001  there is no public way
     groups: Iterable[Any] = () if config is None else config.node_group_configs
     return [
-        Node(
+        ClusterNode(
             resources={str(name): float(amount) for name, amount in group.resources.items()},
             labels=None,
             count=float("inf") if group.max_count < 0 else float(group.max_count),

@@ -1,4 +1,4 @@
-"""RunEnd: how a planned run ended, for its driver: waited for, then read a page at a time.
+"""RunEndBuffer: how a planned run ended, for its driver: waited for, then read a page at a time.
 
 In: the end, of which outputs lie in a file. Out: its pages, each as often as it is asked for, so that a page that was lost
 on its way, or a driver that begins anew, misses nothing. Must never happen: a message with all outputs of a run.
@@ -14,7 +14,7 @@ from typing import TypeVar
 from ensemble_ray.actors.link.wire import EndPage, WireOutcome
 from ensemble_ray.values.ids import new_object_id
 
-__all__ = ["RunEnd"]
+__all__ = ["RunEndBuffer"]
 
 Entry = TypeVar("Entry")
 #: A page holds at most so many entries, and not many more bytes than that.
@@ -24,7 +24,7 @@ _PAGE_BYTES = 1_000_000
 _READ_S = 60.0
 
 
-class RunEnd:
+class RunEndBuffer:
     """The end of one planned run."""
 
     def __init__(self) -> None:

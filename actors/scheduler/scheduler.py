@@ -29,7 +29,7 @@ from ensemble_ray.actors.scheduler.loading import load_everywhere
 from ensemble_ray.actors.scheduler.planned_run import PlannedRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.requirements import check_requirements
-from ensemble_ray.actors.scheduler.run_end import RunEnd
+from ensemble_ray.actors.scheduler.run_end import RunEndBuffer
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
@@ -84,7 +84,7 @@ class SchedulerActor(LineService, SessionService):
         self._name = name
         self._store = SubmissionStore(scheduler=name)
         self._planned: dict[str, PlannedRun] = {}
-        self._ends: dict[str, RunEnd] = {}
+        self._ends: dict[str, RunEndBuffer] = {}
         self._waiting = WaitingRuns(self._go_on, self._store.drop)
         self._survey = ProcessSurvey(self._pool)
         self._describing: asyncio.Task[bytes] | None = None
@@ -282,7 +282,7 @@ class SchedulerActor(LineService, SessionService):
         """Own the run's record and know the run from now on; `begin` of it starts its tasks."""
         run_id, before = submission.run_id, self._ends.get(submission.run_id)
         self._waiting.forget(run_id)
-        ended = self._ends[run_id] = RunEnd()
+        ended = self._ends[run_id] = RunEndBuffer()
         owned, outputs, tasks = None, SpooledOutputs(), submission.tasks
         try:
             if submission.store is not None and submission.reason is SubmissionReason.RESUBMITTED:

@@ -29,7 +29,7 @@ from ensemble_ray.execute.agent_templates import MOST_TEMPLATES, RefCountedCache
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.placement import Placement
 from ensemble_ray.plan.plan import MANAGER_KEY
-from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements, room_for, show_nodes
+from ensemble_ray.plan.requirements import NOTHING, ClusterNode, ResourceRequirements, room_for, show_nodes
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.runs.ownership import GRACE_S
 
@@ -50,10 +50,10 @@ class SessionLimits:
     #: how many a group may get whose agents say nothing
     most_replicas: int
     #: what the cluster has
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[ClusterNode, ...] = ()
 
     @property
-    def spread_over(self) -> tuple[Node, ...]:
+    def spread_over(self) -> tuple[ClusterNode, ...]:
         """The nodes that processes are spread over; none where there is no choice."""
         return self.nodes if len(self.nodes) > 1 else ()
 

@@ -53,7 +53,7 @@ class EventPage:
     life: str
 
 
-class EventLog:
+class HubEventLog:
     """A run's events in order; bounded in memory, complete in sum."""
 
     def __init__(self, kept_in_memory: int = KEPT_IN_MEMORY) -> None:
@@ -103,7 +103,7 @@ class EventLog:
 
 @dataclass(slots=True)
 class _HubRun:
-    log: EventLog = field(default_factory=EventLog)
+    log: HubEventLog = field(default_factory=HubEventLog)
     requests: list[DriverRequest] = field(default_factory=list["DriverRequest"])
     waiting: dict[int, asyncio.Future[bytes]] = field(default_factory=dict[int, "asyncio.Future[bytes]"])
     changed: asyncio.Event = field(default_factory=asyncio.Event)

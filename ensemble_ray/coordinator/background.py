@@ -12,10 +12,10 @@ from typing import Any
 
 from ensemble_ray.process.threads import USER_ERRORS
 
-__all__ = ["BackgroundTasks", "as_error"]
+__all__ = ["RunBackgroundTasks", "as_error"]
 
 
-class BackgroundTasks:
+class RunBackgroundTasks:
     """The background tasks of one run."""
 
     def __init__(self, break_off: Callable[[BaseException], None]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ensemble_ray.coordinator.announcements import instances_of
-from ensemble_ray.coordinator.background import BackgroundTasks
+from ensemble_ray.coordinator.background import RunBackgroundTasks
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.orders import FailureSummary
 from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions, HistoryPart
@@ -75,7 +75,7 @@ class UnitEvaluations(Generic[Output, Failure]):
         self._notify: Callable[[Stimulus], None]
         self._break_off: Callable[[BaseException], None]
         self._now: Callable[[], float]
-        self._background: BackgroundTasks | None = None
+        self._background: RunBackgroundTasks | None = None
         #: by unit path: how many parts of its history those who are asked have
         self._sent: dict[str, int] = {}
         #: by instance: what the process that does that task will ask, and how long the history of the unit is by then
@@ -119,7 +119,7 @@ class UnitEvaluations(Generic[Output, Failure]):
             case _:
                 raise TypeError(f"a planned run has no code that answers {question}")
         if self._background is None:
-            self._background = BackgroundTasks(self._break_off)
+            self._background = RunBackgroundTasks(self._break_off)
         self._background.start(work)
 
     def foresee(self, start: Start, agent_key: str | None) -> FollowingQuestions[Output] | None:

@@ -22,7 +22,7 @@ from collections import deque
 from enum import Enum, auto
 from typing import Literal
 
-__all__ = ["FAILURES_TO_OPEN", "FIRST_OPEN_S", "LONGEST_OPEN_S", "SHARE_TO_OPEN", "WINDOW", "Admission", "Breaker"]
+__all__ = ["FAILURES_TO_OPEN", "FIRST_OPEN_S", "LONGEST_OPEN_S", "SHARE_TO_OPEN", "WINDOW", "Breaker", "CallAdmission"]
 
 FAILURES_TO_OPEN = 5
 #: Share of failures among the last calls that opens it, at least.
@@ -33,7 +33,7 @@ FIRST_OPEN_S = 5.0
 LONGEST_OPEN_S = 60.0
 
 
-class Admission(Enum):
+class CallAdmission(Enum):
     """What a call may do."""
 
     GO = auto()
@@ -74,14 +74,14 @@ class Breaker:
             return "closed"
         return "half_open" if self._is_probing or at >= self._probe_at else "open"
 
-    def enter(self, at: float) -> Admission:
+    def enter(self, at: float) -> CallAdmission:
         """Whether a call may go; the call that gets `PROBE` is the probe."""
         if self._open_s is None:
-            return Admission.GO
+            return CallAdmission.GO
         if self._is_probing or at < self._probe_at:
-            return Admission.WAIT
+            return CallAdmission.WAIT
         self._is_probing = True
-        return Admission.PROBE
+        return CallAdmission.PROBE
 
     def wakes_at(self) -> float | None:
         """Return when a waiting call should ask again; None: when the probe of this process has ended."""

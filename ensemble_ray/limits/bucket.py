@@ -28,7 +28,6 @@ from typing import assert_never
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.limits.steps import (
-    Cancelled,
     Dismiss,
     Expire,
     Grant,
@@ -41,6 +40,7 @@ from ensemble_ray.limits.steps import (
     Stimulus,
     Ticked,
     Used,
+    WaiterCancelled,
     WakeAt,
 )
 
@@ -179,7 +179,7 @@ class TokenBucket:
         match stimulus:
             case Requested():
                 self._request(stimulus, done)
-            case Cancelled():
+            case WaiterCancelled():
                 if self._queue.pop(stimulus.waiter, None) is not None:
                     done.append(Dismiss(waiter=stimulus.waiter))
             case Refunded():

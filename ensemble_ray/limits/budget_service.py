@@ -22,11 +22,11 @@ from ensemble_ray.values.ids import new_object_id
 __all__ = [
     "Balance",
     "BalanceRequired",
+    "BudgetClaim",
     "BudgetMessage",
     "BudgetReply",
     "BudgetService",
     "Charged",
-    "Claim",
     "CloseAccount",
     "MayGo",
     "MayNot",
@@ -49,7 +49,7 @@ class Balance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class BudgetClaim:
     """A request is about to be sent; answered by `MayGo`, `MayNot`, `BalanceRequired`, or None when it was charged meanwhile."""
 
     budget: RunBudget
@@ -80,7 +80,7 @@ class CloseAccount:
     account: str
 
 
-BudgetMessage = Claim | Charged | CloseAccount
+BudgetMessage = BudgetClaim | Charged | CloseAccount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class BudgetService:
     async def receive(self, message: BudgetMessage) -> BudgetReply:
         """Take a message."""
         match message:
-            case Claim():
+            case BudgetClaim():
                 return await self._claim(message)
             case Charged():
                 self._charge(message)
@@ -151,7 +151,7 @@ class BudgetService:
             account.base += account.spent.pop(holder, NOTHING)
             account.queue.change(lambda budget: budget.leave(holder))
 
-    async def _claim(self, asked: Claim) -> BudgetReply:
+    async def _claim(self, asked: BudgetClaim) -> BudgetReply:
         if asked.balance is None and asked.life != self._life:
             return BalanceRequired()
         account = self._account_of(asked.budget)

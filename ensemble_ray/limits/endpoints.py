@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.limits.adaptive import AdaptiveLimit
-from ensemble_ray.limits.breaker import Admission, Breaker
+from ensemble_ray.limits.breaker import Breaker, CallAdmission
 from ensemble_ray.limits.waiting import MonotonicClock, Wakeup
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.descriptions import MOST_ENDPOINTS, EndpointDescription
@@ -167,9 +167,9 @@ class Visit:
         if self._is_probe:
             self._service.publish(EndpointUpdate(endpoint=self._endpoint.name, category="probing"))
 
-    def begin_attempt(self, endpoint: _Endpoint, entry: Admission) -> None:
+    def begin_attempt(self, endpoint: _Endpoint, entry: CallAdmission) -> None:
         """Begin the attempt; called by the service alone, under its lock."""
-        self._is_probe = entry is Admission.PROBE
+        self._is_probe = entry is CallAdmission.PROBE
         self._generation = endpoint.limit.generation
         endpoint.sent.add(self)
 
@@ -232,7 +232,7 @@ class EndpointService:
             if endpoint.waiters:
                 return False
             entry = self._entry(endpoint, self._clock.now())
-            if entry is Admission.WAIT:
+            if entry is CallAdmission.WAIT:
                 return False
             visit.begin_attempt(endpoint, entry)
         visit.announce_probe()
@@ -339,15 +339,15 @@ class EndpointService:
     # Under the lock.
 
     @staticmethod
-    def _entry(endpoint: _Endpoint, at: float) -> Admission:
+    def _entry(endpoint: _Endpoint, at: float) -> CallAdmission:
         # The limit first: asking the breaker may make the call its probe.
-        return endpoint.breaker.enter(at) if endpoint.limit.lets_in(len(endpoint.sent)) else Admission.WAIT
+        return endpoint.breaker.enter(at) if endpoint.limit.lets_in(len(endpoint.sent)) else CallAdmission.WAIT
 
     def _admit_waiters(self, endpoint: _Endpoint, at: float) -> None:
         """Admit the waiters that may go now, and wake those for whom waiting changed."""
         while endpoint.waiters:
             entry = self._entry(endpoint, at)
-            if entry is Admission.WAIT:
+            if entry is CallAdmission.WAIT:
                 break
             waiter = endpoint.waiters.popleft()
             waiter.may_go = True
@@ -355,7 +355,7 @@ class EndpointService:
             if not waiter.wakeup.wake():  # nobody is there any more
                 endpoint.sent.discard(waiter.visit)
                 endpoint.wanted.discard(waiter.visit)
-                if entry is Admission.PROBE:
+                if entry is CallAdmission.PROBE:
                     endpoint.breaker.probe_left()
         opening = (endpoint.breaker.is_open, endpoint.breaker.wakes_at())
         if opening != endpoint.announced:

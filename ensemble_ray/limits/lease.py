@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.limits.bucket import LEASE_S
 from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, Message, Reply
-from ensemble_ray.limits.steps import Cancelled, Expire, Grant, HolderGone, Refunded, Requested, Returned, Used
+from ensemble_ray.limits.steps import Expire, Grant, HolderGone, Refunded, Requested, Returned, Used, WaiterCancelled
 from ensemble_ray.limits.waiting import MonotonicClock
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.ids import new_object_id
@@ -200,7 +200,7 @@ class LeasingLimiter:
         return reply, None
 
     async def _withdraw(self, bucket: str, waiter: str, call: asyncio.Task[Reply]) -> None:
-        await self._send(BucketUpdate(bucket, Cancelled(waiter=waiter)))
+        await self._send(BucketUpdate(bucket, WaiterCancelled(waiter=waiter)))
         try:
             reply = await call
         except ConnectionError:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, assert_never
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.limits.bucket import TokenBucket
 from ensemble_ray.limits.steps import (
-    Cancelled,
     Dismiss,
     Expire,
     Grant,
@@ -31,6 +30,7 @@ from ensemble_ray.limits.steps import (
     Stimulus,
     Ticked,
     Used,
+    WaiterCancelled,
     WakeAt,
 )
 from ensemble_ray.limits.waiting import MonotonicClock, Wakeup
@@ -63,7 +63,7 @@ class BucketUpdate:
     """What becomes of a waiter, a permit or a lease."""
 
     bucket: str
-    stimulus: Cancelled | Refunded | Used | Returned
+    stimulus: WaiterCancelled | Refunded | Used | Returned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class LimiterService:
         """Take a cancelled caller out of the queue, or take back the grant that it has not heard of (S-RATE-13)."""
         with self._lock:
             if waiter.reply is None:
-                self._handle(message.bucket, Cancelled(waiter=message.request.waiter))
+                self._handle(message.bucket, WaiterCancelled(waiter=message.request.waiter))
             elif isinstance(waiter.reply, Grant):
                 # Never a lease: those are granted at once, and heard at once.
                 self._handle(message.bucket, Refunded())
@@ -252,7 +252,7 @@ class LimiterService:
                         bucket.recalls.pop(lease).wake()
                 case WakeAt(waiter=name, at=at):
                     if not bucket.waiters[name].set_alarm(at):
-                        lost.append(Cancelled(waiter=name))
+                        lost.append(WaiterCancelled(waiter=name))
                 case _:
                     assert_never(instruction)
         return lost

@@ -11,7 +11,7 @@ import itertools
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ensemble_ray.limits.account import make_exhausted_error
-from ensemble_ray.limits.budget_service import Balance, BalanceRequired, Charged, Claim, MayGo, MayNot
+from ensemble_ray.limits.budget_service import Balance, BalanceRequired, BudgetClaim, Charged, MayGo, MayNot
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
 
@@ -102,7 +102,7 @@ class RemoteAccount:
     async def _claim(self, claim: str, amount: Amount) -> MayGo | MayNot | None:
         while True:
             balance = None if self._life else Balance(spent=self.spent, base=self._base, claims=dict(self._open))
-            asked = Claim(
+            asked = BudgetClaim(
                 budget=self._budget, holder=self._holder, claim=claim, amount=amount, life=self._life, balance=balance
             )
             try:

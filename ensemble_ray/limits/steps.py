@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
-    "Cancelled",
     "Dismiss",
     "Expire",
     "Grant",
@@ -21,6 +20,7 @@ __all__ = [
     "Stimulus",
     "Ticked",
     "Used",
+    "WaiterCancelled",
     "WakeAt",
 ]
 
@@ -40,7 +40,7 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cancelled:
+class WaiterCancelled:
     """A waiter left the queue."""
 
     waiter: str
@@ -81,7 +81,7 @@ class Ticked:
     """Time has passed."""
 
 
-Stimulus = Requested | Cancelled | Refunded | Used | Returned | HolderGone | Ticked
+Stimulus = Requested | WaiterCancelled | Refunded | Used | Returned | HolderGone | Ticked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.llm.protocol.arrival import seconds_since_arrival
 from ensemble_ray.llm.retry import is_worth_repeating
 
-__all__ = ["Fault", "fault_of", "status_of"]
+__all__ = ["ProviderFault", "fault_of", "status_of"]
 
 _TOO_MANY_REQUESTS = 429
 #: Where packages keep an HTTP status: openai and anthropic, aiohttp and urllib, Google's clients.
@@ -34,7 +34,7 @@ _CONNECTION_ERRORS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class ProviderFault:
     """A failure of the provider that another attempt may not meet again (S-DUR-61)."""
 
     #: in a few words: `HTTP 503`, `no connection`, `no answer in time`
@@ -54,7 +54,7 @@ class Fault:
         return self.status == _TOO_MANY_REQUESTS
 
 
-def fault_of(error: BaseException) -> Fault | None:
+def fault_of(error: BaseException) -> ProviderFault | None:
     """Return the provider's fault in a failed model call; None when another attempt would be of no use.
 
     Args:
@@ -68,13 +68,15 @@ def fault_of(error: BaseException) -> Fault | None:
         if not is_worth_repeating(status):
             return None
         retry_after, ago_s = _retry_after(error), seconds_since_arrival(error)
-        return Fault(what=f"HTTP {status}", text=message_of(error), status=status, retry_after=retry_after, ago_s=ago_s)
+        return ProviderFault(
+            what=f"HTTP {status}", text=message_of(error), status=status, retry_after=retry_after, ago_s=ago_s
+        )
     names = _names(error)
     if not any(name in _CONNECTION_ERRORS.get(package, ()) for package, name in names):
         return None
     is_late = any("Timeout" in name for _, name in names)
     what = "no answer in time" if is_late else "no connection"
-    return Fault(what=what, text=message_of(error), ago_s=seconds_since_arrival(error))
+    return ProviderFault(what=what, text=message_of(error), ago_s=seconds_since_arrival(error))
 
 
 def status_of(error: BaseException) -> int | None:

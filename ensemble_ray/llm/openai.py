@@ -21,7 +21,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.endpoint_urls import flaw_of, provider_of, shown_url
 from ensemble_ray.llm.protocol.answer_limits import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
 from ensemble_ray.llm.protocol.endpoint import DEFAULT_TIMEOUT_S, Endpoint
-from ensemble_ray.llm.protocol.errors import Origin
+from ensemble_ray.llm.protocol.errors import CallOrigin
 from ensemble_ray.llm.protocol.schema_offers import SchemaOffer
 from ensemble_ray.llm.protocol.sdk_transport import SdkClients, SdkTransport
 from ensemble_ray.llm.protocol.wire import encode_request, json_bytes
@@ -165,7 +165,7 @@ class OpenAIChatModel:
         Raises:
             ValidationError: `OPENAI_BASE_URL` is no URL.
         """
-        origin = Origin(url=self.base_url, model=self._model, key="", timeout_s=0)
+        origin = CallOrigin(url=self.base_url, model=self._model, key="", timeout_s=0)
         key = self._key()
         fingerprint = f" key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else ""
         return f"{origin.endpoint.rstrip('/')} {self._model}{fingerprint}"

@@ -11,14 +11,14 @@ from urllib.parse import parse_qs, urlsplit
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.field_types import Text
 from ensemble_ray.loader.reading import Reading, refuse
-from ensemble_ray.loader.section import Section, key
+from ensemble_ray.loader.section import FileSection, key
 
 __all__ = ["DatabaseKeys", "url_of"]
 
 _URL_WAY = "name the variable that holds the URL with url_env, or leave the password to PGPASSWORD or ~/.pgpass"
 
 
-class DatabaseKeys(Section):
+class DatabaseKeys(FileSection):
     """A database; sections add what is theirs."""
 
     misplaced: ClassVar = {"dsn": "the key is 'url', or 'url_env' for a URL with a password"}

@@ -18,7 +18,18 @@ import yaml
 from ensemble_ray.loader.environment import expand, may_be_secret, takes_variables
 from ensemble_ray.loader.problems import Problems, Spot
 
-__all__ = ["MAX_BYTES", "NOWHERE", "Entries", "Items", "Loc", "Located", "Place", "Scalar", "locate", "read_document"]
+__all__ = [
+    "MAX_BYTES",
+    "NOWHERE",
+    "Entries",
+    "Items",
+    "Loc",
+    "Located",
+    "Scalar",
+    "SourcePosition",
+    "locate",
+    "read_document",
+]
 
 #: Longest team file; those of people have some kilobytes.
 MAX_BYTES = 1_048_576
@@ -73,7 +84,7 @@ NOWHERE = Spot(1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SourcePosition:
     """Where a path through a file leads: as far as there is something."""
 
     path: str
@@ -82,16 +93,16 @@ class Place:
     key_spot: Spot
 
 
-def locate(root: Located, path: Loc) -> Place:
+def locate(root: Located, path: Loc) -> SourcePosition:
     """Follow a path of keys and positions; where it leads nowhere, return the last place that is there."""
-    place = Place(path="", value=root, key_spot=root.spot)
+    place = SourcePosition(path="", value=root, key_spot=root.spot)
     for step in path:
         match place.value, step:
             case Entries() as node, str() if step in node:
                 where = f"{place.path}.{step}" if place.path else step
-                place = Place(path=where, value=node[step], key_spot=node.key_spots[step])
+                place = SourcePosition(path=where, value=node[step], key_spot=node.key_spots[step])
             case Items() as node, int() if step < len(node):
-                place = Place(path=f"{place.path}[{step}]", value=node[step], key_spot=node[step].spot)
+                place = SourcePosition(path=f"{place.path}[{step}]", value=node[step], key_spot=node[step].spot)
             case _:
                 break
     return place

@@ -18,7 +18,7 @@ from ensemble_ray.loader.memory import ScopeNames
 from ensemble_ray.loader.reading import refuse
 from ensemble_ray.loader.reflection import ReflectionName
 from ensemble_ray.loader.secret_values import Headers
-from ensemble_ray.loader.section import Section, key
+from ensemble_ray.loader.section import FileSection, key
 from ensemble_ray.loader.user_code import GuardrailNames, HandlerName, OutputTypeName, RunnerName
 from ensemble_ray.loader.value_sections import keys_of
 
@@ -26,7 +26,7 @@ __all__ = [
     "AgentKeys",
     "AgentMembers",
     "ItemTaskKeys",
-    "Member",
+    "MemberSection",
     "NamedTaskKeys",
     "TaskKeys",
     "TaskMembers",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-class Member(Section):
+class MemberSection(FileSection):
     """An agent or a task: one of several, by name or in a list."""
 
     @classmethod
@@ -48,11 +48,11 @@ class Member(Section):
         return f"{f'{_each(cls)} of a list' if name == 'name' else cls.name_for(path, node)} needs the key '{name}'"
 
 
-def _each(section: type[Section]) -> str:
+def _each(section: type[FileSection]) -> str:
     return f"each {section.called.partition(' ')[0]}"
 
 
-class _RemoteKeys(Section):
+class _RemoteKeys(FileSection):
     """An agent of another system, asked by the A2A protocol."""
 
     called = "the section 'a2a'"
@@ -64,7 +64,7 @@ class _RemoteKeys(Section):
 
 
 @keys_of(Agent)
-class AgentKeys(Member):
+class AgentKeys(MemberSection):
     """An agent."""
 
     called = "agent '{name}'"
@@ -87,7 +87,7 @@ class AgentKeys(Member):
         "attempt_number",
     },
 )
-class ItemTaskKeys(Section):
+class ItemTaskKeys(FileSection):
     """The task of an item, of a group or of all items: a task without a context."""
 
     called = "the section '{name}'"
@@ -103,7 +103,7 @@ class ItemTaskKeys(Section):
     )
 
 
-class TaskKeys(Member, ItemTaskKeys):
+class TaskKeys(MemberSection, ItemTaskKeys):
     """A task."""
 
     called = "task '{name}'"

@@ -15,13 +15,13 @@ from ensemble_ray.loader.document import Entries, Items, Loc, Located, locate
 from ensemble_ray.loader.field_types import text_in
 from ensemble_ray.loader.problems import Problems, list_known_names, suggestion
 
-__all__ = ["Member", "Members"]
+__all__ = ["Members", "TeamEntry"]
 
 _OUTPUT = ".output"
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
+class TeamEntry:
     """An agent, a task, a loop, a phase or the graph of the file."""
 
     kind: Literal["agent", "task", "loop", "phase", "graph"]
@@ -47,9 +47,9 @@ class Members:
     """The members of one file, in the order in which they stand there."""
 
     def __init__(self, root: Entries, problems: Problems) -> None:
-        self.agents: list[Member] = []
+        self.agents: list[TeamEntry] = []
         #: tasks and units
-        self.work: list[Member] = []
+        self.work: list[TeamEntry] = []
         #: those of the ensemble itself, by key of the file
         self.top: dict[str, list[int]] = {}
         self._root = root
@@ -67,7 +67,7 @@ class Members:
             reviewer = self._at((*member.path, "review", "task"))
             if isinstance(reviewer, Entries):
                 path: Loc = (*member.path, "review", "task")
-                review = Member(kind="task", name=text_in(reviewer.get("name")), node=reviewer, path=path)
+                review = TeamEntry(kind="task", name=text_in(reviewer.get("name")), node=reviewer, path=path)
                 if review.name is not None:
                     self._note_twice("task", review.name, reviewer, path)
                 member.parts["review"] = [self._add(review)]
@@ -79,7 +79,7 @@ class Members:
         for side in sides:
             node = self._at((section, side))
             if isinstance(node, Entries):
-                self._add(Member(kind="task", name=None, node=node, path=(section, side)))
+                self._add(TeamEntry(kind="task", name=None, node=node, path=(section, side)))
 
     def look_up(self, refused: set[Loc]) -> None:
         """Find what members name; unknown names and circles are noted.
@@ -115,7 +115,7 @@ class Members:
 
     # Listing.
 
-    def _add(self, member: Member) -> int:
+    def _add(self, member: TeamEntry) -> int:
         self.work.append(member)
         return len(self.work) - 1
 
@@ -125,7 +125,7 @@ class Members:
     def _add_loops(self, path: Loc) -> list[int]:
         return [self._add_loop(member) for member in self._read("loop", path)]
 
-    def _add_loop(self, member: Member) -> int:
+    def _add_loop(self, member: TeamEntry) -> int:
         member.parts["body"] = self._add_tasks((*member.path, "body"))
         return self._add(member)
 
@@ -133,7 +133,7 @@ class Members:
         node = self._root.get("graph")
         if not isinstance(node, Entries):
             return
-        graph = Member(kind="graph", name=text_in(node.get("name")), node=node, path=("graph",))
+        graph = TeamEntry(kind="graph", name=text_in(node.get("name")), node=node, path=("graph",))
         states: list[int] = []
         for state in self._read("state", ("graph", "states")):
             if "body" in state.node:
@@ -144,7 +144,7 @@ class Members:
         graph.parts["states"] = states
         self.top["graph"] = [self._add(graph)]
 
-    def _read(self, kind: Literal["agent", "task", "loop", "phase", "state"], path: Loc) -> Iterator[Member]:
+    def _read(self, kind: Literal["agent", "task", "loop", "phase", "state"], path: Loc) -> Iterator[TeamEntry]:
         """Give the members of a section, by name or as a list."""
         node = self._at(path)
         members = node.items() if isinstance(node, Entries) else enumerate(node) if isinstance(node, Items) else ()
@@ -154,7 +154,7 @@ class Members:
             name = step if isinstance(step, str) else text_in(member.get("name"))
             if name is not None:
                 self._note_twice(kind, name, member, (*path, step))
-            yield Member(kind="task" if kind == "state" else kind, name=name, node=member, path=(*path, step))
+            yield TeamEntry(kind="task" if kind == "state" else kind, name=name, node=member, path=(*path, step))
 
     def _note_twice(self, kind: str, name: str, member: Entries, path: Loc) -> None:
         of = kind if kind != "state" else "loop" if "body" in member else "task"

@@ -22,7 +22,7 @@ from ensemble_ray.loader.field_types import (
 )
 from ensemble_ray.loader.reading import Reading, context_of
 from ensemble_ray.loader.references import is_reference
-from ensemble_ray.loader.section import Section, key, keys_of
+from ensemble_ray.loader.section import FileSection, key, keys_of
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
 from ensemble_ray.memory.ensemble_memory import EnsembleMemory
 from ensemble_ray.memory.sqlite.memory import SqliteMemory
@@ -58,7 +58,7 @@ _ModelForm = Literal["local"] | Annotated[str, Field(pattern="^openai:.+$")] | R
 
 
 @keys_of(MemoryScope)
-class _ScopeKeys(Section):
+class _ScopeKeys(FileSection):
     """A part of the memory store that a task reads and writes."""
 
     called = "scope '{name}'"
@@ -77,7 +77,7 @@ _ScopeForm = str | _ScopeKeys
 ScopeNames = Annotated[list[object], PlainValidator(_read_scopes, json_schema_input_type=_ScopeForm | list[_ScopeForm])]
 
 
-class _SqliteKeys(Section):
+class _SqliteKeys(FileSection):
     """Memory in one file."""
 
     called = "the memory file"
@@ -96,7 +96,7 @@ class _PostgresKeys(DatabaseKeys):
     )
 
 
-class _StoreKeys(Section):
+class _StoreKeys(FileSection):
     """A store that is made of a section."""
 
     called = "the memory store"
@@ -147,7 +147,7 @@ StoreName = Annotated[object, _read_part("a memory store", *STORE_METHODS, has_w
 
 
 @keys_of(EnsembleMemory)
-class _MemoryKeys(Section):
+class _MemoryKeys(FileSection):
     """Memory that all tasks use."""
 
     called = "the memory"

@@ -19,7 +19,7 @@ from ensemble_ray.loader.field_types import Flag, Free, FreeMapping, Number, Tex
 from ensemble_ray.loader.problems import Problems
 from ensemble_ray.loader.reading import Reading, context_of, refuse, refuse_keys
 from ensemble_ray.loader.references import find_attribute, is_reference, make_importable
-from ensemble_ray.loader.section import Section, key, report
+from ensemble_ray.loader.section import FileSection, key, report
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["Model", "ModelKeys", "load_model"]
 
 
-class _Name(Section):
+class _Name(FileSection):
     model: Text = key("The model: a name at the endpoint, `local`, or `local:PATH.gguf`.", is_required=True)
 
 
-class _Endpoint(Section):
+class _Endpoint(FileSection):
     """What only a model behind an endpoint has."""
 
     base_url: Text = key("Where the protocol begins, often ending in /v1; default OPENAI_BASE_URL.")
@@ -44,7 +44,7 @@ class _Endpoint(Section):
     max_answer_time: Number = key("Longest time of a whole streamed answer, seconds.")
 
 
-class _Local(Section):
+class _Local(FileSection):
     """What only a model on this machine has."""
 
     context_tokens: Whole = key("Local models: context of all slots together.")
@@ -52,7 +52,7 @@ class _Local(Section):
     threads: Whole = key("Local models: threads of the engine.")
 
 
-class _Request(Section):
+class _Request(FileSection):
     """Options of every request; what an endpoint takes beyond them goes through `extra_body`."""
 
     timeout: Number = key("Longest wait for an answer, seconds.")
@@ -162,6 +162,6 @@ _ModelText = Annotated[str, Field(pattern=r"^(openai:.+|local(:.+)?)$", descript
 Model = Annotated[object, PlainValidator(_read, json_schema_input_type=_ModelText | ModelKeys)]
 
 
-class _OneModel(Section):
+class _OneModel(FileSection):
     called = "a model"
     llm: Model = key(is_required=True)

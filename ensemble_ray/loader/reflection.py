@@ -13,7 +13,7 @@ from ensemble_ray.loader.document import Entries, Scalar
 from ensemble_ray.loader.field_types import PathText, ReferenceText, has_method, reference, text_in
 from ensemble_ray.loader.reading import Reading, context_of
 from ensemble_ray.loader.references import is_reference
-from ensemble_ray.loader.section import Section, key
+from ensemble_ray.loader.section import FileSection, key
 from ensemble_ray.loader.user_code import CallableName
 from ensemble_ray.loader.value_sections import keys_of
 from ensemble_ray.memory.reflections import REFLECTION_METHODS, InMemoryReflectionStore
@@ -24,14 +24,14 @@ __all__ = ["ReflectionName", "ReflectionStoreName"]
 
 
 @keys_of(ReflectionConfig)
-class _ReflectionKeys(Section):
+class _ReflectionKeys(FileSection):
     """How the outputs of a task are reflected on."""
 
     called: ClassVar[str] = "the reflection"
     strategy: CallableName = key("Reflects in place of a model, as module:function.")
 
 
-class _FileKeys(Section):
+class _FileKeys(FileSection):
     """Reflections in one file."""
 
     called: ClassVar[str] = "the file of reflections"
@@ -44,7 +44,7 @@ class _DatabaseKeys(DatabaseKeys):
     called: ClassVar[str] = "the database of reflections"
 
 
-class _StoreKeys(Section):
+class _StoreKeys(FileSection):
     """A store that is made of a section."""
 
     called: ClassVar[str] = "the reflection store"

@@ -13,7 +13,7 @@ from ensemble_ray.loader.field_types import ReferenceText, text_in
 from ensemble_ray.loader.problems import suggestion
 from ensemble_ray.loader.reading import context_of
 from ensemble_ray.loader.references import is_reference
-from ensemble_ray.loader.section import Section, keys_of
+from ensemble_ray.loader.section import FileSection, keys_of
 from ensemble_ray.loader.user_code import object_with
 from ensemble_ray.values.reviews import Review
 
@@ -24,7 +24,7 @@ _HANDLERS = ("console", "auto_approve")
 
 
 @keys_of(Review, without={"is_skip"})
-class ReviewKeys(Section):
+class ReviewKeys(FileSection):
     """A gate."""
 
     called: ClassVar[str] = "a review"

@@ -9,12 +9,12 @@ from pydantic import PlainValidator, ValidationInfo
 from ensemble_ray.loader.document import Entries
 from ensemble_ray.loader.field_types import Text, mapping, require_text
 from ensemble_ray.loader.reading import context_of
-from ensemble_ray.loader.section import Section, key
+from ensemble_ray.loader.section import FileSection, key
 
 __all__ = ["Headers", "Variables"]
 
 
-class _HeaderKey(Section):
+class _HeaderKey(FileSection):
     called = "a header"
     env: Text = key("Environment variable that holds the value.", is_required=True)
 

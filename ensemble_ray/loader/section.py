@@ -22,9 +22,9 @@ from ensemble_ray.loader.field_types import Flag, Number, PathText, Text, Whole,
 from ensemble_ray.loader.problems import Problems, list_known_names, nearest, suggestion
 from ensemble_ray.values.value import Value
 
-__all__ = ["KINDS", "Section", "is_null", "key", "keys_of", "name_in", "report"]
+__all__ = ["KINDS", "FileSection", "is_null", "key", "keys_of", "name_in", "report"]
 
-S = TypeVar("S", bound="type[Section]")
+S = TypeVar("S", bound="type[FileSection]")
 #: So many misspelt keys are compared with the known ones; no message shows more.
 _MAX_GUESSES = 100
 #: What is wrong with a section as a whole, or with a key of it.
@@ -35,7 +35,7 @@ KINDS: dict[object, object] = {
 }  # fmt: skip
 
 
-def _describe(schema: dict[str, Any], section: type[Section]) -> None:
+def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
     """Tell an editor of each key what it is for and what is taken without it; the class that is made of it knows."""
     words = {} if section.makes is None else _words_of(section.makes)
     defaults = {} if section.makes is None else _defaults_of(section.makes)
@@ -62,7 +62,7 @@ def _defaults_of(kind: type[Value]) -> dict[str, object]:
     return {name: value for name, value in found.items() if isinstance(value, str | int | float) and value != ""}
 
 
-class Section(BaseModel):
+class FileSection(BaseModel):
     """A mapping of the file whose keys are known."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, json_schema_extra=cast("Any", _describe))
@@ -153,7 +153,7 @@ def keys_of(
     """
 
     def fill(section: S) -> S:
-        of_section = cast("type[Section]", section)
+        of_section = cast("type[FileSection]", section)
         fields = dict(others or {})
         for field, info in kind.model_fields.items():
             name = info.alias or field
@@ -198,7 +198,7 @@ def report(error: pydantic.ValidationError, root: Located, problems: Problems) -
         error.errors(include_url=False, include_input=False), key=lambda each: each["type"] == "missing"
     ):
         path, context = found["loc"], found.get("ctx", {})
-        section: type[Section] = context.get("section", Section)
+        section: type[FileSection] = context.get("section", FileSection)
         around = locate(root, path[:-1])
         place = locate(root, path)
         match found["type"]:

@@ -35,7 +35,7 @@ from ensemble_ray.loader.models import Model
 from ensemble_ray.loader.reading import context_of, refuse
 from ensemble_ray.loader.reflection import ReflectionStoreName
 from ensemble_ray.loader.reviews import ReviewHandlerName
-from ensemble_ray.loader.section import Section, key, keys_of
+from ensemble_ray.loader.section import FileSection, key, keys_of
 from ensemble_ray.loader.unit_sections import GraphKeys, LoopMembers, PhaseMembers
 from ensemble_ray.loader.user_code import (
     CallableName,
@@ -74,7 +74,7 @@ _Inputs = Annotated[
 # The map-reduce.
 
 
-class _DeadLetterKeys(Section):
+class _DeadLetterKeys(FileSection):
     called = "the source of items"
     dead_letters: PathText = key("The failed items of an earlier run.", is_required=True)
 
@@ -102,7 +102,7 @@ _WATCHED = {info.alias or name for name, info in (Watched.model_fields | Reflect
 
 
 @keys_of(MapReduceDefinition, without=_OF_FACTORIES | _WATCHED)
-class MapReduceKeys(Section):
+class MapReduceKeys(FileSection):
     """A map-reduce; the sections `map`, `reduce` and `direct` stand for its factories."""
 
     called = "the map-reduce"
@@ -133,7 +133,7 @@ _CALLBACKS = dict.fromkeys(
 
 
 @keys_of(Watched, others=_CALLBACKS)
-class MapTeamKeys(Section):
+class MapTeamKeys(FileSection):
     """A team with a map-reduce."""
 
     called = "a team with a map-reduce"

@@ -23,10 +23,10 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.document import MAX_BYTES, Entries, Loc, locate, read_document
-from ensemble_ray.loader.members import Member, Members
+from ensemble_ray.loader.members import Members, TeamEntry
 from ensemble_ray.loader.problems import Problems, Spot
 from ensemble_ray.loader.reading import Reading
-from ensemble_ray.loader.section import Section, is_null, report
+from ensemble_ray.loader.section import FileSection, is_null, report
 from ensemble_ray.loader.sections import MapTeamKeys, TeamKeys
 from ensemble_ray.values.value import Value
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["load_team_file"]
 
 V = TypeVar("V", bound=Value)
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=FileSection)
 _MAP_REDUCE = "map_reduce"
 #: Key of an agent that is asked by A2A.
 _REMOTE = "a2a"
@@ -198,7 +198,7 @@ class _Team:
                 self._problems.add(place.key_spot, place.path, text)
         self._members.look_up(self._refused)
 
-    def _is_refused(self, member: Member) -> bool:
+    def _is_refused(self, member: TeamEntry) -> bool:
         return any(path[: len(member.path)] == member.path for path in self._refused)
 
     # Making.
@@ -217,7 +217,7 @@ class _Team:
         return made
 
     def _make_member(
-        self, member: Member, made: Mapping[int, Identified], agents: Mapping[str | None, Agent | None]
+        self, member: TeamEntry, made: Mapping[int, Identified], agents: Mapping[str | None, Agent | None]
     ) -> Identified | None:
         values: dict[str, object] = {**member.values, "name": member.name}
         parts = {name: [made[at] for at in positions] for name, positions in member.parts.items()}
@@ -228,7 +228,7 @@ class _Team:
             case "phase":
                 review = values.pop("review", None)
                 if review is not None:
-                    rules = {**cast("Section", review).values(), "task": parts.pop("review")[0]}
+                    rules = {**cast("FileSection", review).values(), "task": parts.pop("review")[0]}
                     values["review"] = self._make(PhaseReview, rules, (*member.path, "review"))
                 values["after"] = [made[at] for at in member.after]
                 return self._make(Phase, {**values, **parts}, member.path)
@@ -243,7 +243,7 @@ class _Team:
                     Task, {"expected_output": _EXPECTED_OUTPUT, **values, "context": context}, member.path
                 )
 
-    def _make_agent(self, agent: Member) -> Agent | None:
+    def _make_agent(self, agent: TeamEntry) -> Agent | None:
         given = {name: value for name, value in agent.values.items() if name != "name"}
         values: dict[str, Any] = {"role": agent.name, **given}
         remote = values.pop(_REMOTE, None)
@@ -278,8 +278,8 @@ def _has_value(node: Entries, name: str) -> bool:
     return name in node and not is_null(node[name])
 
 
-def _values_at(section: Section, path: Sequence[str | int]) -> dict[str, Any]:
+def _values_at(section: FileSection, path: Sequence[str | int]) -> dict[str, Any]:
     found: Any = section
     for step in path:
-        found = getattr(found, str(step)) if isinstance(found, Section) else found[step]
-    return cast("Section", found).values()
+        found = getattr(found, str(step)) if isinstance(found, FileSection) else found[step]
+    return cast("FileSection", found).values()

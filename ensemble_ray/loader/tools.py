@@ -31,7 +31,7 @@ from ensemble_ray.loader.provenance import Expected
 from ensemble_ray.loader.reading import Reading, context_of, refuse
 from ensemble_ray.loader.references import is_reference
 from ensemble_ray.loader.secret_values import Headers, Variables
-from ensemble_ray.loader.section import Section, is_null, key
+from ensemble_ray.loader.section import FileSection, is_null, key
 from ensemble_ray.values.reviews import OnTimeoutAction
 
 __all__ = ["Tool"]
@@ -49,7 +49,7 @@ _NAMES = TypeAdapter(list[Text])
 _Inherit = Annotated[object, PlainValidator(_read_inherit, json_schema_input_type=bool | list[str])]
 
 
-class _ToolKeys(Section):
+class _ToolKeys(FileSection):
     """Parameters of a built-in tool."""
 
     called = "tool '{name}'"

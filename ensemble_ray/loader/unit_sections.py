@@ -17,10 +17,10 @@ from ensemble_ray.definition.phase import Phase, PhaseReview
 from ensemble_ray.definition.until import Until
 from ensemble_ray.loader.document import Entries
 from ensemble_ray.loader.field_types import Flag, ReferenceText, Text, text_in
-from ensemble_ray.loader.member_sections import Member, NamedTaskKeys, TaskKeys, TaskMembers, members_of
+from ensemble_ray.loader.member_sections import MemberSection, NamedTaskKeys, TaskKeys, TaskMembers, members_of
 from ensemble_ray.loader.reading import refuse
 from ensemble_ray.loader.references import is_reference
-from ensemble_ray.loader.section import Section, key, keys_of
+from ensemble_ray.loader.section import FileSection, key, keys_of
 from ensemble_ray.loader.user_code import CallableName
 from ensemble_ray.values.value import Value
 
@@ -32,13 +32,13 @@ _CONTEXT = "Names of tasks, and NAME.output for the outputs of a loop or phase, 
 # What decides.
 
 
-class _TextKeys(Section):
+class _TextKeys(FileSection):
     called = "the predicate"
     text_contains: Text = key("A text that the output has to contain.", is_required=True)
     ignore_case: Flag = key("Whether case does not matter.")
 
 
-class _ParsedKeys(Section):
+class _ParsedKeys(FileSection):
     called = "the predicate"
     parsed: CallableName = key("Asked with the parsed output: module:function.", is_required=True)
 
@@ -73,7 +73,7 @@ _Predicate = Annotated[
 
 
 @keys_of(Loop, without={"name"})
-class LoopKeys(Member):
+class LoopKeys(MemberSection):
     """A loop."""
 
     called = "loop '{name}'"
@@ -95,7 +95,7 @@ LoopMembers = Annotated[object, members_of("loop", dict[str, LoopKeys], list[_Li
 
 
 @keys_of(PhaseReview)
-class _ReviewKeys(Section):
+class _ReviewKeys(FileSection):
     called = "the review"
     task: NamedTaskKeys = key(
         "Decides about each attempt: its answer is APPROVE, RETRY: ..., or REJECT: ...", is_required=True
@@ -103,7 +103,7 @@ class _ReviewKeys(Section):
 
 
 @keys_of(Phase, without={"name"})
-class PhaseKeys(Member):
+class PhaseKeys(MemberSection):
     """A phase."""
 
     called = "phase '{name}'"
@@ -132,7 +132,7 @@ _State = Annotated[object, PlainValidator(_read_state, json_schema_input_type=Ta
 
 
 @keys_of(GraphEdge)
-class _EdgeKeys(Section):
+class _EdgeKeys(FileSection):
     called = "an edge"
     condition: _Predicate = key(
         "Asked after the state, as module:function; or {text_contains: TEXT}, {parsed: module:function}. Without it the edge "
@@ -141,20 +141,20 @@ class _EdgeKeys(Section):
 
 
 @keys_of(GraphFork)
-class _ForkKeys(Section):
+class _ForkKeys(FileSection):
     called = "a fork"
     to_states: list[Text] = key(is_required=True)
 
 
 @keys_of(GraphJoin)
-class _JoinKeys(Section):
+class _JoinKeys(FileSection):
     called = "a join"
     from_states: list[Text] = key(is_required=True)
 
 
 def _read_edge(node: object, info: ValidationInfo) -> object:
     names = node if isinstance(node, Entries) else {}
-    kind: type[Section] = _ForkKeys if "to_states" in names else _JoinKeys if "from_states" in names else _EdgeKeys
+    kind: type[FileSection] = _ForkKeys if "to_states" in names else _JoinKeys if "from_states" in names else _EdgeKeys
     values = kind.model_validate(node, context=info.context).values()
     if values.get("to_state") == "END":
         values["to_state"] = END
@@ -165,7 +165,7 @@ _Edge = Annotated[object, PlainValidator(_read_edge, json_schema_input_type=_Edg
 
 
 @keys_of(Graph)
-class GraphKeys(Section):
+class GraphKeys(FileSection):
     """A graph."""
 
     called = "the graph"

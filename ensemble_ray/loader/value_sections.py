@@ -14,7 +14,7 @@ from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.loader.field_types import Number, Text, Whole, mapping
 from ensemble_ray.loader.models import Model
 from ensemble_ray.loader.reviews import ReviewName
-from ensemble_ray.loader.section import KINDS, Section, key, keys_of
+from ensemble_ray.loader.section import KINDS, FileSection, key, keys_of
 from ensemble_ray.loader.tools import Tool
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.values.metrics import CostConfiguration
@@ -26,7 +26,7 @@ __all__ = ["ConstraintKeys", "Retry", "keys_of"]
 
 
 @keys_of(RateLimit)
-class RateLimitKeys(Section):
+class RateLimitKeys(FileSection):
     """So many requests in each period."""
 
     called = "a rate limit"
@@ -35,7 +35,7 @@ class RateLimitKeys(Section):
 
 
 @keys_of(CostConfiguration)
-class CostKeys(Section):
+class CostKeys(FileSection):
     """Money per token."""
 
     called = "a cost configuration"
@@ -43,14 +43,14 @@ class CostKeys(Section):
 
 
 @keys_of(RetryPolicy)
-class RetryKeys(Section):
+class RetryKeys(FileSection):
     """How patient a run is with model calls that fail by the provider's fault."""
 
     called = "a retry policy"
 
 
 @keys_of(HierarchicalConstraints)
-class ConstraintKeys(Section):
+class ConstraintKeys(FileSection):
     """What the manager is held to, whatever its model says."""
 
     called = "the constraints"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "NOTHING",
-    "Node",
+    "ClusterNode",
     "ProcessDemand",
     "ResourceRequirements",
     "find_obstacle",
@@ -65,7 +65,7 @@ NOTHING = ResourceRequirements()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class ClusterNode:
     """What a node has, in use or not."""
 
     #: Ray's; empty for one that is not there
@@ -101,7 +101,7 @@ class ProcessDemand:
     count: int = 1
 
 
-def find_obstacle(demands: Iterable[ProcessDemand], nodes: Sequence[Node]) -> str | None:
+def find_obstacle(demands: Iterable[ProcessDemand], nodes: Sequence[ClusterNode]) -> str | None:
     """Return why these processes cannot all be there, and what the cluster has; None where they can, if nothing else is.
 
     Whether what is left over lies on the right nodes is not looked at.
@@ -122,7 +122,7 @@ def find_obstacle(demands: Iterable[ProcessDemand], nodes: Sequence[Node]) -> st
     return None
 
 
-def room_for(requirements: ResourceRequirements, nodes: Sequence[Node]) -> float:
+def room_for(requirements: ResourceRequirements, nodes: Sequence[ClusterNode]) -> float:
     """Return how many processes that ask for that the nodes have room for when nothing else is there; there may be no end."""
     amounts = requirements.amounts
     fitting = [node for node in nodes if node.has(requirements)]
@@ -133,7 +133,7 @@ def room_for(requirements: ResourceRequirements, nodes: Sequence[Node]) -> float
     )
 
 
-def least_used(nodes: Sequence[Node], processes: Mapping[str, int]) -> str:
+def least_used(nodes: Sequence[ClusterNode], processes: Mapping[str, int]) -> str:
     """Return the id of the node that the next process belongs on: with the fewest for each of its processors.
 
     Nodes without processors, as heads often are, get none while there are others.
@@ -148,7 +148,7 @@ def least_used(nodes: Sequence[Node], processes: Mapping[str, int]) -> str:
     ).node_id
 
 
-def show_nodes(nodes: Sequence[Node]) -> str:
+def show_nodes(nodes: Sequence[ClusterNode]) -> str:
     """Return what a cluster has, for a message."""
     kinds = Counter(str(node) for node in nodes)
     shown = "; ".join(f"{count} x [{kind}]" for kind, count in kinds.most_common(_SHOWN))

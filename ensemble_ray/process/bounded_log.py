@@ -17,7 +17,7 @@ __all__ = ["BoundedLogger", "bounded_logger"]
 class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger whose warnings and errors stay one bounded line each, whatever others wrote into what they show.
 
-    Texts and errors among the arguments go through `one_line`; numbers and `Line`s are left as they are. Lines below
+    Texts and errors among the arguments go through `one_line`; numbers and `TextLine`s are left as they are. Lines below
     WARNING, which people ask for to see all, are not changed.
     """
 

@@ -17,12 +17,12 @@ from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunRes
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.levels import level_summaries, place_trace
-from ensemble_ray.record.result import RunDescription, RunEnd, RunResults, make_trace, output_with, violation_trace
+from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults, make_trace, output_with, violation_trace
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.record.trace_parts import agent_summary, error_of_task
 from ensemble_ray.record.units.histories import UnitParts, unit_outputs, unit_results
 from ensemble_ray.record.units.recorded import RecordedUnits
-from ensemble_ray.record.units.replayed import Verdict
+from ensemble_ray.record.units.replayed import PredicateAnswer
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import delegating_call, instance_of, node_key
 from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
@@ -202,10 +202,10 @@ class RunFold:
         tasks = [(fold, self._nodes.get(fold.key, {})) for fold in self._in_order()]
         return make_trace(self._description(), self._results(tasks), self._run_end(tasks))
 
-    def _description(self) -> RunDescription:
+    def _description(self) -> RunResultHead:
         run_id, _ = self._get_beginning()
         header = self._header
-        return RunDescription(
+        return RunResultHead(
             run_id=header.ensemble_id or run_id,
             workflow=header.workflow or as_text(self._plan.get("workflow"), "unknown"),
             inputs={name: str(value) for name, value in (header.inputs or {}).items()},
@@ -316,7 +316,7 @@ class RunFold:
                 found[fold.instance] = output
         return found
 
-    def verdicts(self) -> Sequence[Verdict]:
+    def verdicts(self) -> Sequence[PredicateAnswer]:
         """Return what the user's predicates and conditions answered, in order."""
         return () if self._units is None else self._units.verdicts()
 

@@ -18,10 +18,10 @@ from ensemble_ray.values.ids import delegating_call, node_key
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["Progress", "tasks_done"]
+__all__ = ["RunProgress", "tasks_done"]
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """How far a run is."""
 
     #: tasks with an output; one that a loop, a phase or a graph does again counts once
@@ -34,7 +34,7 @@ class Progress(NamedTuple):
     executions: int
 
 
-async def tasks_done(store: RunStore, run_id: str) -> Progress:
+async def tasks_done(store: RunStore, run_id: str) -> RunProgress:
     """How far a run is.
 
     Raises:
@@ -55,7 +55,7 @@ async def tasks_done(store: RunStore, run_id: str) -> Progress:
                 items += is_of_items(fact.name)
                 total += is_dynamic and is_direct(fact.name)
                 keys.update(() if is_dynamic else (node_key(fact.name),))  # of a dynamic run there may be millions
-    return Progress(executions if is_dynamic else len(keys), total, items, executions)
+    return RunProgress(executions if is_dynamic else len(keys), total, items, executions)
 
 
 async def _count_known(store: RunStore, run_id: str) -> tuple[int, bool]:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ensemble_ray.values.reviews import OpenReview
 
 __all__ = [
-    "RunDescription",
     "RunEnd",
+    "RunResultHead",
     "RunResults",
     "assemble",
     "error_trace",
@@ -54,7 +54,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunDescription:
+class RunResultHead:
     """What a trace says of a run, whatever its tasks did."""
 
     run_id: str
@@ -106,7 +106,7 @@ class RunEnd:
 
 
 def assemble(
-    run: RunDescription, results: RunResults, end: RunEnd, failure: BaseException | None = None
+    run: RunResultHead, results: RunResults, end: RunEnd, failure: BaseException | None = None
 ) -> EnsembleOutput:
     """Return the output of a run, or raise its `failure`, which then has the trace."""
     trace = make_trace(run, results, end)
@@ -118,7 +118,7 @@ def assemble(
     raise failure
 
 
-def make_trace(run: RunDescription, results: RunResults, end: RunEnd) -> ExecutionTrace:
+def make_trace(run: RunResultHead, results: RunResults, end: RunEnd) -> ExecutionTrace:
     """Return the trace of a run as far as it came."""
     state = {} if end.state is RunState.COMPLETED else {"state": end.state.value}
     return ExecutionTrace(

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.record.stores import RunStore, RunSummary, StoreAddress
+from ensemble_ray.record.stores import RecordedRun, RunStore, StoreAddress
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_now
 
@@ -57,7 +57,7 @@ async def prune(
     spared: str = "",
     is_dry: bool = False,
     now: datetime | None = None,
-) -> list[RunSummary]:
+) -> list[RecordedRun]:
     """Remove the records of old runs (S-DUR-53).
 
     Args:
@@ -77,7 +77,7 @@ async def prune(
     removable = [run for run in await store.runs() if run.state in wanted]
     until = (now or utc_now()) - older_than
     old = [run for run in removable[keep:] if run.created_at < until and run.run_id != spared]
-    removed: list[RunSummary] = []
+    removed: list[RecordedRun] = []
     for run in old:
         try:
             if not is_dry:
@@ -90,7 +90,7 @@ async def prune(
 
 async def apply_retention(
     store: RunStore, environ: Mapping[str, str] | None = None, *, spared: str = ""
-) -> Sequence[RunSummary]:
+) -> Sequence[RecordedRun]:
     """Remove what `ENSEMBLE_RAY_RETENTION` calls old; nothing where it says nothing. Failures are WARN lines.
 
     The run that has just ended is spared, since it may have begun long ago.

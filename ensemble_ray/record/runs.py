@@ -27,11 +27,11 @@ from ensemble_ray.record.sqlite.commit_count import COUNT
 from ensemble_ray.record.sqlite.file import RECORD, cannot_write
 from ensemble_ray.record.sqlite.losses import make_deleted_error
 from ensemble_ray.record.sqlite.reading import last_of_run, last_seq, read_all, read_page
-from ensemble_ray.record.stores import PAGE, RunSummary
+from ensemble_ray.record.stores import PAGE, RecordedRun
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
 
-__all__ = ["RunDirectory", "RunSummary", "find_run", "list_runs", "read_facts", "runs_directory"]
+__all__ = ["RecordedRun", "RunDirectory", "find_run", "list_runs", "read_facts", "runs_directory"]
 
 _META = "meta.json"
 _CANCEL = "cancel"
@@ -142,7 +142,7 @@ class RunDirectory:
         """How the run stands. What nobody owns and has not ended was interrupted."""
         return self.summary().state
 
-    def summary(self) -> RunSummary:
+    def summary(self) -> RecordedRun:
         """Return the run as lists show it."""
         created_at, origin, state = self._read_meta()
         owner = ""
@@ -150,7 +150,7 @@ class RunDirectory:
             state, owner = state if state.is_going_on else RunState.RUNNING, self.ownership.owner()
         else:
             state = self._unowned_state(state)
-        return RunSummary(
+        return RecordedRun(
             run_id=self.run_id,
             created_at=utc_of(created_at),
             origin=origin,
@@ -282,7 +282,7 @@ class RunDirectory:
         return 0.0, "", RunState.INTERRUPTED
 
 
-def list_runs(home: Path, known: MutableMapping[str, tuple[int, RunSummary]] | None = None) -> list[RunSummary]:
+def list_runs(home: Path, known: MutableMapping[str, tuple[int, RecordedRun]] | None = None) -> list[RecordedRun]:
     """All runs of a home, newest first; none when there is no home.
 
     Args:
@@ -293,7 +293,7 @@ def list_runs(home: Path, known: MutableMapping[str, tuple[int, RunSummary]] | N
     Raises:
         RecordError: the home cannot be read.
     """
-    directory, found = os.fspath(runs_directory(home)), list[RunSummary]()
+    directory, found = os.fspath(runs_directory(home)), list[RecordedRun]()
     for name in _list_ids(home):
         written_at = _written_at(f"{directory}/{name}/{_META}") if known is not None else 0
         if known is not None and (earlier := known.get(name)) is not None and earlier[0] == written_at:

@@ -20,14 +20,14 @@ from ensemble_ray.process.config import Settings
 from ensemble_ray.record.open_reviews import Gate, Obstacle
 from ensemble_ray.values.outputs import RunState
 
-__all__ = ["PAGE", "GatesOfRun", "OwnedRun", "RunReader", "RunStore", "RunSummary", "StoreAddress", "pages"]
+__all__ = ["PAGE", "GatesOfRun", "OwnedRun", "RecordedRun", "RunReader", "RunStore", "StoreAddress", "pages"]
 
 #: Most facts that `RunStore.read` gives at once.
 PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
+class RecordedRun:
     """A run as lists show it."""
 
     run_id: str
@@ -45,7 +45,7 @@ class RunSummary:
 class GatesOfRun(NamedTuple):
     """A run, and what is recorded of its review gates."""
 
-    run: RunSummary
+    run: RecordedRun
     #: what was asked and decided, in order, and without its data what closed gates (`open_reviews.fold_gates`)
     facts: Sequence[Fact]
 
@@ -103,11 +103,11 @@ class RunReader(Protocol):
         """Return what is recorded of one instance; see `RunStore.facts_of`."""
         ...
 
-    async def summary(self, run_id: str) -> RunSummary | None:
+    async def summary(self, run_id: str) -> RecordedRun | None:
         """Return how a run stands; see `RunStore.summary`."""
         ...
 
-    async def runs(self) -> list[RunSummary]:
+    async def runs(self) -> list[RecordedRun]:
         """Return the runs, newest first."""
         ...
 
@@ -214,15 +214,15 @@ class RunStore(Protocol):
         """
         ...
 
-    async def summary(self, run_id: str) -> RunSummary | None:
+    async def summary(self, run_id: str) -> RecordedRun | None:
         """Return the run as lists show it; None when there is none."""
         ...
 
-    async def runs(self) -> list[RunSummary]:
+    async def runs(self) -> list[RecordedRun]:
         """All runs, newest first."""
         ...
 
-    async def find(self, text: str) -> RunSummary:
+    async def find(self, text: str) -> RecordedRun:
         """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
         Raises:

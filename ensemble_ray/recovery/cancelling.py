@@ -17,12 +17,12 @@ from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunStore
 
 __all__ = ["end_unowned", "request_end"]
 
 
-async def request_end(store: RunStore, run: RunSummary) -> None:
+async def request_end(store: RunStore, run: RecordedRun) -> None:
     """Ask the owner of a run to end it, or end it where nobody owns it; the former takes its owner a moment.
 
     Raises:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.runs.ports import Runtime
 
 __all__ = [
@@ -118,7 +118,7 @@ class PendingReview:
     """A gate that waits, and its run."""
 
     review: OpenReview
-    run: RunSummary
+    run: RecordedRun
     #: why nobody can decide there, though it waits
     obstacle: Obstacle | None
 
@@ -136,7 +136,7 @@ async def find_pending(store: RunStore) -> list[PendingReview]:
     return sorted(found, key=lambda each: (each.review.created_at, each.review.run_id, each.review.gate_id))
 
 
-async def find_decided_runs(store: RunStore) -> list[RunSummary]:
+async def find_decided_runs(store: RunStore) -> list[RecordedRun]:
     """Return the runs that wait and have all their decisions, so that they can go on, oldest first.
 
     Raises:
@@ -149,7 +149,7 @@ async def find_decided_runs(store: RunStore) -> list[RunSummary]:
     ]
 
 
-async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[RunSummary, Gate]:
+async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[RecordedRun, Gate]:
     """Return a run and a gate of it, decided or not.
 
     Raises:
@@ -162,7 +162,7 @@ async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[RunSumm
 
 async def record_decision(
     store: RunStore, run_id: str, gate_id: str, decision: ReviewDecision, *, by: str | None, comment: str | None
-) -> tuple[RunSummary, Gate]:
+) -> tuple[RecordedRun, Gate]:
     """Record a decision; see `decide`. Gives the run as it stands then, and the gate."""
     if not isinstance(decision, Continue | Edit | ExitEarly):
         raise ValidationError(
@@ -203,11 +203,11 @@ def _store(runtime: Runtime | str | None) -> RunStore:
     return store_at(connect(runtime or "inline").store_address)
 
 
-def _obstacle(run: RunSummary, gate: Gate) -> Obstacle | None:
+def _obstacle(run: RecordedRun, gate: Gate) -> Obstacle | None:
     return obstacle_at(gate, at=time.time(), is_owned=bool(run.owner))
 
 
-def _choose(run: RunSummary, gates: Sequence[Gate], gate_id: str) -> Gate:
+def _choose(run: RecordedRun, gates: Sequence[Gate], gate_id: str) -> Gate:
     """Return the gate of that id, or the only one whose id begins so.
 
     Raises:
@@ -225,7 +225,7 @@ def _choose(run: RunSummary, gates: Sequence[Gate], gate_id: str) -> Gate:
     raise ValidationError(f"Run '{run.run_id}' has no gate '{gate_id}'. {known}. All that wait: ensemble-ray reviews")
 
 
-def _refusal(run: RunSummary, gate: Gate, obstacle: Obstacle) -> EnsembleError:
+def _refusal(run: RecordedRun, gate: Gate, obstacle: Obstacle) -> EnsembleError:
     """Return what to tell somebody who decides at a gate where nobody can (any more)."""
     named = f"Gate '{gate.gate_id}' of run '{run.run_id}'"
     match obstacle:

@@ -32,7 +32,7 @@ from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts
 from ensemble_ray.record.resume.run_budget import options_of_fork, recorded_options
 from ensemble_ray.record.resume.run_head import locate_errors, origin_in, read_head
 from ensemble_ray.record.resume.unit_fork import plan_unit_fork
-from ensemble_ray.record.stores import RunStore, RunSummary
+from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.record.units.replayed import recorded_plan
 from ensemble_ray.recovery.planning import plan_again
 from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_definition
@@ -356,7 +356,7 @@ async def _plan_with_agents(offer: ForkOffer, run_id: str, copies: Sequence[Fact
     return await threads.run(plan_run, definition, resolved, agents), answers
 
 
-def _check(found: RunSummary, header: PlanRecorded) -> None:
+def _check(found: RecordedRun, header: PlanRecorded) -> None:
     if found.state.is_going_on:
         raise RunExistsError(
             f"Run '{found.run_id}' is running: wait for its end, or end it (ensemble-ray cancel {found.run_id}), then fork it"

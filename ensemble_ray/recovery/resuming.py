@@ -25,7 +25,7 @@ from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import PAID, SpentTally
-from ensemble_ray.record.stores import RunStore, RunSummary
+from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import SubmissionReason
@@ -198,7 +198,7 @@ def _budget(definition: Runnable) -> RunBudget | None:
     return RunBudget.of(definition.max_tokens, definition.max_cost)
 
 
-async def _wait_while_ending(store: RunStore, found: RunSummary, *, take_over: bool) -> RunSummary:
+async def _wait_while_ending(store: RunStore, found: RecordedRun, *, take_over: bool) -> RecordedRun:
     """Return the run as it stands when a cluster that lost its driver has ended, which takes it some seconds."""
     if not found.state.is_going_on or take_over:
         return found
@@ -213,7 +213,7 @@ async def _wait_while_ending(store: RunStore, found: RunSummary, *, take_over: b
     return found
 
 
-def check_resumable(found: RunSummary, head: RunHead, *, take_over: bool = False) -> None:
+def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = False) -> None:
     """Refuse what cannot go on, and say what can be done instead.
 
     Raises:
@@ -270,7 +270,7 @@ def planned_form(definition: Runnable) -> Ensemble:
     return planned
 
 
-def recorded_definition(found: RunSummary, source: Origin, call: str) -> Runnable:
+def recorded_definition(found: RecordedRun, source: Origin, call: str) -> Runnable:
     """Return the definition that the run was recorded with, as it stands today.
 
     Raises:

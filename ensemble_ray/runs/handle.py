@@ -24,7 +24,7 @@ from ensemble_ray.process.loop import bridge, on_library_loop, run_blocking, sub
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rerun import check_same
-from ensemble_ray.record.result import RunDescription, assemble, not_begun
+from ensemble_ray.record.result import RunResultHead, assemble, not_begun
 from ensemble_ray.record.resume.run_budget import budget_of
 from ensemble_ray.record.retention import Retention
 from ensemble_ray.record.view.exporters import effective_exporter, export_safely
@@ -316,9 +316,9 @@ class Run:
         finally:
             self._launcher.close()
 
-    def _describe(self, prepared: Prepared, mode: CaptureMode) -> RunDescription:
+    def _describe(self, prepared: Prepared, mode: CaptureMode) -> RunResultHead:
         """Return what traces say of the run; a listener may have named its trace meanwhile."""
-        return RunDescription(
+        return RunResultHead(
             run_id=self.id,
             workflow=prepared.workflow,
             inputs=prepared.inputs,
@@ -373,7 +373,7 @@ class Run:
         )
         self._state = RunState.RUNNING
 
-    async def _recorded_output(self, header: PlanRecorded, description: RunDescription) -> EnsembleOutput | None:
+    async def _recorded_output(self, header: PlanRecorded, description: RunResultHead) -> EnsembleOutput | None:
         """Return what a finished run of that id gave (S-SET-39); None for a run that begins or goes on."""
         resumption = self._scope.resumption
         if not (self._scope.is_named if resumption is None else resumption.is_completed):

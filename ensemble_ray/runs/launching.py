@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.definition.run_rules import Watched
     from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.record.result import RunDescription, RunEnd, RunResults
+    from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults
     from ensemble_ray.record.stores import RunStore, StoreAddress
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.runs.run_events import RunEvents
@@ -139,7 +139,7 @@ class Launcher(Protocol):
         ...
 
     async def replay(
-        self, scope: RunScope, header: PlanRecorded | None, description: RunDescription
+        self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
     ) -> EnsembleOutput | None:
         """Return what a finished run of that id gave; it is not run again (S-SET-39). None: there is none.
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.ports import ChatModel
-    from ensemble_ray.record.result import RunDescription
+    from ensemble_ray.record.result import RunResultHead
     from ensemble_ray.values.directives import RunDirective
     from ensemble_ray.values.trace import CaptureMode
 
@@ -110,7 +110,7 @@ class PlannedLauncher:
         return run_data(self._planned, self.definition)
 
     async def replay(
-        self, scope: RunScope, header: PlanRecorded | None, description: RunDescription
+        self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
     ) -> EnsembleOutput | None:
         """Return the recorded output of a finished run of that id."""
         del description  # the record has its own

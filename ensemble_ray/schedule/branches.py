@@ -31,7 +31,7 @@ from typing import NamedTuple
 from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphEntry, JoinEntry
 from ensemble_ray.schedule.results import StepResult
 
-__all__ = ["BRANCH_TRANSITIONS", "Branch", "BranchEvent", "BranchState", "BranchTree", "Fork", "Joined"]
+__all__ = ["BRANCH_TRANSITIONS", "BranchEvent", "BranchState", "BranchTree", "Fork", "GraphBranch", "Joined"]
 
 
 class BranchState(StrEnum):
@@ -111,7 +111,7 @@ class Rank(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class CompletedStep:
     """A step that completed."""
 
     state: str
@@ -121,7 +121,7 @@ class Step:
 
 
 @dataclass(slots=True, eq=False)
-class Branch:
+class GraphBranch:
     """One way through a graph."""
 
     fork: Fork
@@ -136,7 +136,7 @@ class Branch:
     join: int = -1
     counts_for: Fork = field(init=False)
     #: its steps and forks, in order
-    trail: list[Step | Fork] = field(default_factory=list["Step | Fork"])
+    trail: list[CompletedStep | Fork] = field(default_factory=list["CompletedStep | Fork"])
 
     def __post_init__(self) -> None:
         self.counts_for = self.fork
@@ -148,7 +148,7 @@ class Branch:
     def route(self, next_state: str) -> str:
         """Note where its last step leads; return what ran in that step."""
         step = self.trail[-1]
-        if not isinstance(step, Step):
+        if not isinstance(step, CompletedStep):
             raise TypeError(f"a branch is routed after a step, not after {step}")
         step.next_state = next_state
         return step.instance
@@ -159,8 +159,8 @@ class Fork:
     """Branches that run side by side; the outermost one has the branch that the graph starts with."""
 
     #: None: the outermost
-    divided: Branch | None
-    branches: list[Branch] = field(default_factory=list[Branch])
+    divided: GraphBranch | None
+    branches: list[GraphBranch] = field(default_factory=list[GraphBranch])
 
 
 class _Arrivals(NamedTuple):
@@ -168,18 +168,18 @@ class _Arrivals(NamedTuple):
 
     fork: Fork
     join: int
-    branches: list[Branch]
+    branches: list[GraphBranch]
 
 
 class Joined(NamedTuple):
     """A join that goes on."""
 
     #: the branch that goes on
-    branch: Branch
+    branch: GraphBranch
     #: the join's next state
     state: str
     #: those that it needs no more
-    dropped: tuple[Branch, ...]
+    dropped: tuple[GraphBranch, ...]
 
 
 class BranchTree:
@@ -190,20 +190,20 @@ class BranchTree:
         #: for each join the states from which it can be reached; made when one is reached
         self._sources: dict[int, frozenset[str]] = {}
         self._all = Fork(None)
-        self.first = Branch(self._all, Rank(0, 0))
+        self.first = GraphBranch(self._all, Rank(0, 0))
         self._all.branches.append(self.first)
 
     # Dividing and joining.
 
-    def divide(self, branch: Branch, count: int) -> list[Branch]:
+    def divide(self, branch: GraphBranch, count: int) -> list[GraphBranch]:
         """Return the branches of a fork, in order."""
         fork = Fork(branch)
-        fork.branches = [Branch(fork, Rank(0, position)) for position in range(count)]
+        fork.branches = [GraphBranch(fork, Rank(0, position)) for position in range(count)]
         branch.trail.append(fork)
         branch.move(BranchEvent.DIVIDED)
         return list(fork.branches)
 
-    def arrive(self, branch: Branch, join: int) -> None:
+    def arrive(self, branch: GraphBranch, join: int) -> None:
         """Let a branch wait at a join."""
         branch.join, branch.counts_for = join, branch.fork
         branch.move(BranchEvent.ARRIVED)
@@ -242,7 +242,7 @@ class BranchTree:
         # Joins may wait for each other, where nothing else moves (S-GRAPH-98).
         return waiting[0] if is_still and waiting[0].fork.divided is None else None
 
-    def _merge(self, fork: Fork, join: int, group: list[Branch]) -> Joined:
+    def _merge(self, fork: Fork, join: int, group: list[GraphBranch]) -> Joined:
         entry = self._join(join)
         others = [branch for branch in self.leaves(fork) if branch not in group]
         dropped = [branch for branch in others if entry.count is not None and self._leads_to(branch, join)]
@@ -257,7 +257,7 @@ class BranchTree:
             return Joined(fork.divided, entry.to_state, tuple(dropped))
         if is_alone and len(set(map(id, members))) == 1:
             return Joined(members[0], entry.to_state, tuple(dropped))
-        made = Branch(fork, rank)
+        made = GraphBranch(fork, rank)
         fork.branches.append(made)
         return Joined(made, entry.to_state, tuple(dropped))
 
@@ -268,7 +268,7 @@ class BranchTree:
         others = (branch for branch in self.leaves(arrivals.fork) if branch not in arrivals.branches)
         return any(self._leads_to(branch, arrivals.join) for branch in others)
 
-    def _leads_to(self, branch: Branch, join: int) -> bool:
+    def _leads_to(self, branch: GraphBranch, join: int) -> bool:
         """Whether a branch may come to that join, or waits there."""
         if branch.state is BranchState.JOINING:
             return branch.join == join or self._join(branch.join).to_state in self._sources_of(join)
@@ -298,9 +298,9 @@ class BranchTree:
 
     # Reading.
 
-    def leaves(self, fork: Fork | None = None) -> list[Branch]:
+    def leaves(self, fork: Fork | None = None) -> list[GraphBranch]:
         """Return the branches of a fork, or all, that something may still become of, in order; forked ones by theirs."""
-        found: list[Branch] = []
+        found: list[GraphBranch] = []
         open_branches = _in_order(fork or self._all)
         while open_branches:
             branch = open_branches.pop()
@@ -313,23 +313,23 @@ class BranchTree:
 
     def steps(self) -> Iterator[StepResult]:
         """Return the history (S-GRAPH-99)."""
-        parts: list[Step | Fork | Branch] = [self._all]
+        parts: list[CompletedStep | Fork | GraphBranch] = [self._all]
         while parts:
             match part := parts.pop():
-                case Step():
+                case CompletedStep():
                     yield StepResult(state=part.state, instance=part.instance, next_state=part.next_state)
                 case Fork():
                     parts += _in_order(part)
-                case Branch():
+                case GraphBranch():
                     parts += reversed(part.trail)
 
 
-def _in_order(fork: Fork) -> list[Branch]:
+def _in_order(fork: Fork) -> list[GraphBranch]:
     """Return the branches of a fork, the first one last, as a stack wants them."""
     return sorted(fork.branches, key=lambda branch: branch.rank, reverse=True)
 
 
-def _member(branch: Branch, fork: Fork) -> Branch:
+def _member(branch: GraphBranch, fork: Fork) -> GraphBranch:
     """Return the branch of that fork that another one is, or is inside of."""
     while branch.fork is not fork:
         if branch.fork.divided is None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Literal, assert_never
 
 from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphUnit, JoinEntry
-from ensemble_ray.schedule.branches import Branch, BranchEvent, BranchState, BranchTree, Step
+from ensemble_ray.schedule.branches import BranchEvent, BranchState, BranchTree, CompletedStep, GraphBranch
 from ensemble_ray.schedule.graph_steps import UnroutedStep, list_questions, shown_of
 from ensemble_ray.schedule.instructions import (
     Announce,
@@ -75,7 +75,7 @@ class GraphMachine:
                 self._leaving[state].append(position)
         self._tree = BranchTree(unit.edges)
         self._has_forks = any(isinstance(entry, ForkEntry) for entry in unit.edges)
-        self._running: dict[str, Branch] = {}
+        self._running: dict[str, GraphBranch] = {}
         #: whose steps completed and are not routed, in order; the first one's edges are tried
         self._to_route: deque[UnroutedStep] = deque()
         #: the edge of the first one that is asked
@@ -149,7 +149,7 @@ class GraphMachine:
 
     # Steps.
 
-    def _go_to(self, branch: Branch, state: str, at: float, done: list[Instruction]) -> None:
+    def _go_to(self, branch: GraphBranch, state: str, at: float, done: list[Instruction]) -> None:
         """Let a branch start its next step, or end."""
         branch.at = state
         if state == END_STATE:
@@ -189,7 +189,7 @@ class GraphMachine:
         return instance_of(self._unit.key, occurrence=number, parent=self._scope)
 
     def _step_ended(
-        self, branch: Branch, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]
+        self, branch: GraphBranch, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]
     ) -> None:
         if isinstance(end, Exited):
             self._exit = self._exit or end.reason
@@ -216,7 +216,7 @@ class GraphMachine:
             case _:
                 assert_never(end)
 
-    def _keep_output(self, branch: Branch, end: Completed | Exited) -> None:
+    def _keep_output(self, branch: GraphBranch, end: Completed | Exited) -> None:
         """Let the output of a step be the one of its state, and the step a part of the history."""
         scopes, key = self._execution.scopes, node_key(end.instance)
         parts = scopes.own(scope_of(end.instance)).get(key) or (ContextPart((end.instance,)),)
@@ -228,7 +228,7 @@ class GraphMachine:
             scopes.drop(scope_of(self._last[branch.at][0]))
         self._last[branch.at] = (end.instance, shown_of(parts[-1]))
         is_unit = key in self._execution.units
-        branch.trail.append(Step(branch.at, key_of(end.instance) if is_unit else end.instance))
+        branch.trail.append(CompletedStep(branch.at, key_of(end.instance) if is_unit else end.instance))
 
     # Routing.
 
@@ -239,7 +239,7 @@ class GraphMachine:
             self._history.append(step.entry)
             self._try_edges(step.branch, at, 0, done)
 
-    def _try_edges(self, branch: Branch, at: float, first: int, done: list[Instruction]) -> None:
+    def _try_edges(self, branch: GraphBranch, at: float, first: int, done: list[Instruction]) -> None:
         """Try what leaves a branch's state from that position on; ask, or let the branch go on."""
         for position in self._leaving[branch.at]:
             entry = self._unit.edges[position]
@@ -267,7 +267,7 @@ class GraphMachine:
             self._try_edges(branch, answered.at, asked.edge + 1, done)
         self._route_next(answered.at, done)
 
-    def _follow(self, branch: Branch, position: int, at: float, done: list[Instruction]) -> None:
+    def _follow(self, branch: GraphBranch, position: int, at: float, done: list[Instruction]) -> None:
         """Let a routed branch go where an edge, a fork or a join leads."""
         routed = self._to_route.popleft()
         entry = self._unit.edges[position]
@@ -311,7 +311,7 @@ class GraphMachine:
 
     def _failure_of(
         self,
-        branch: Branch,
+        branch: GraphBranch,
         at: float,
         reason: Literal["no_edge", "evaluation"],
         error_type: str = "",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ensemble_ray.plan.units import EdgeEntry, GraphUnit
-from ensemble_ray.schedule.branches import Branch
+from ensemble_ray.schedule.branches import GraphBranch
 from ensemble_ray.schedule.instructions import AsksAfter, ContextPart, EdgeMatches
 from ensemble_ray.schedule.unit import HistoryEntry
 
@@ -16,7 +16,7 @@ __all__ = ["UnroutedStep", "list_questions", "shown_of"]
 class UnroutedStep(NamedTuple):
     """A step that completed and is not routed."""
 
-    branch: Branch
+    branch: GraphBranch
     duration_s: float
     output: ContextPart
 

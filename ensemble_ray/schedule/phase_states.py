@@ -20,7 +20,7 @@ from ensemble_ray.plan.units import PhaseUnit
 from ensemble_ray.schedule.instructions import TaskChanges
 from ensemble_ray.values.ids import instance_of
 
-__all__ = ["PHASE_TRANSITIONS", "Phase", "PhaseEvent", "PhaseState"]
+__all__ = ["PHASE_TRANSITIONS", "PhaseEvent", "PhaseState", "ScheduledPhase"]
 
 
 class PhaseState(StrEnum):
@@ -81,7 +81,7 @@ PHASE_TRANSITIONS: dict[tuple[PhaseState, PhaseEvent], PhaseState] = {
 
 
 @dataclass(slots=True)
-class Phase:
+class ScheduledPhase:
     """A phase of a run, and what is known of it."""
 
     unit: PhaseUnit
@@ -105,7 +105,7 @@ class Phase:
     #: feedback of successors that sent it back and are not served yet, in order
     requests: deque[str] = field(default_factory=deque[str])
     #: the phases that sent it back and wait for it
-    requesters: list[Phase] = field(default_factory=list["Phase"])
+    requesters: list[ScheduledPhase] = field(default_factory=list["ScheduledPhase"])
     #: how often its review sent each predecessor back
     sent_back: Counter[str] = field(default_factory=Counter[str])
     started_at: float = 0.0

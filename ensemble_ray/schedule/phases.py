@@ -24,7 +24,7 @@ from typing import Literal, assert_never
 from ensemble_ray.plan.units import PhaseUnit
 from ensemble_ray.schedule.instructions import Cancel, End, Evaluate, Instruction, ReflectOn, Start, TaskChanges, Warn
 from ensemble_ray.schedule.machine import end_of
-from ensemble_ray.schedule.phase_states import PHASE_TRANSITIONS, Phase, PhaseEvent, PhaseState
+from ensemble_ray.schedule.phase_states import PHASE_TRANSITIONS, PhaseEvent, PhaseState, ScheduledPhase
 from ensemble_ray.schedule.phase_warnings import warn_of_acceptance, warn_of_skip
 from ensemble_ray.schedule.results import PhaseResult, UnitFailure
 from ensemble_ray.schedule.scopes import Parts
@@ -63,15 +63,15 @@ class PhasesMachine:
 
     def __init__(self, units: Sequence[PhaseUnit], execution: Execution) -> None:
         self._execution = execution
-        self._phases = {unit.key: Phase(unit) for unit in units}
-        self._successors: dict[str, list[Phase]] = {unit.key: [] for unit in units}
+        self._phases = {unit.key: ScheduledPhase(unit) for unit in units}
+        self._successors: dict[str, list[ScheduledPhase]] = {unit.key: [] for unit in units}
         for phase in self._phases.values():
             for key in dict.fromkeys(phase.unit.after):
                 self._successors[key].append(phase)
         #: attempts and reviews that run
-        self._running: dict[str, Phase] = {}
+        self._running: dict[str, ScheduledPhase] = {}
         #: in the order in which they came to their last state
-        self._settled: dict[str, Phase] = {}
+        self._settled: dict[str, ScheduledPhase] = {}
         self._failures: list[UnitFailure] = []
         self._exit: ExitReason | None = None
         self._is_cancelled = False
@@ -134,7 +134,7 @@ class PhasesMachine:
                 assert_never(stimulus)
 
     def _event_of(
-        self, phase: Phase, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]
+        self, phase: ScheduledPhase, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]
     ) -> PhaseEvent:
         """Return what the end of an attempt or of its review means."""
         if isinstance(end, Failed):
@@ -147,7 +147,7 @@ class PhasesMachine:
             return self._reflected_first(phase, PhaseEvent.MEMBERS_COMPLETED)
         return PhaseEvent.RUN_ENDED if self.is_stopping else PhaseEvent.REVIEW_FOLLOWS
 
-    def _reflected_first(self, phase: Phase, event: PhaseEvent) -> PhaseEvent:
+    def _reflected_first(self, phase: ScheduledPhase, event: PhaseEvent) -> PhaseEvent:
         """Return what follows from a verdict: an accepted attempt with tasks that are reflected on waits for that."""
         is_accepted = event in {PhaseEvent.ACCEPTED, PhaseEvent.MEMBERS_COMPLETED}
         waits = is_accepted and phase.unit.reflecting and not self._is_cancelled
@@ -155,7 +155,7 @@ class PhasesMachine:
 
     # What a review decides.
 
-    def _decide(self, phase: Phase, end: Completed, done: list[Instruction]) -> PhaseEvent:
+    def _decide(self, phase: ScheduledPhase, end: Completed, done: list[Instruction]) -> PhaseEvent:
         read = read_decision_text(end.text)
         if read.is_unknown:
             done.append(
@@ -181,7 +181,7 @@ class PhasesMachine:
             case _:
                 assert_never(read.decision)
 
-    def _send_back(self, phase: Phase, feedback: str, done: list[Instruction]) -> PhaseEvent:
+    def _send_back(self, phase: ScheduledPhase, feedback: str, done: list[Instruction]) -> PhaseEvent:
         """Have all of a phase done again, if its budget allows (S-PHASE-81)."""
         limit = phase.unit.max_retries
         if phase.attempt >= limit:
@@ -193,7 +193,9 @@ class PhasesMachine:
         phase.changes = TaskChanges(attempt=phase.attempt, feedback=feedback, prior=phase.instance)
         return PhaseEvent.SENT_BACK
 
-    def _send_predecessor_back(self, phase: Phase, name: str, feedback: str, done: list[Instruction]) -> PhaseEvent:
+    def _send_predecessor_back(
+        self, phase: ScheduledPhase, name: str, feedback: str, done: list[Instruction]
+    ) -> PhaseEvent:
         """Have a direct predecessor done again, if the budget allows (S-PHASE-86 to S-PHASE-88)."""
         before = [self._phases[key] for key in phase.unit.after if self._phases[key].unit.name == name]
         if not before:
@@ -212,7 +214,7 @@ class PhasesMachine:
 
     # Moving, and what is done when a state is entered.
 
-    def _move(self, phase: Phase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
+    def _move(self, phase: ScheduledPhase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
         phase.state = PHASE_TRANSITIONS[phase.state, event]
         self._settled.pop(phase.unit.key, None)
         if phase.state in _STATUS:
@@ -238,7 +240,7 @@ class PhasesMachine:
         if event in {PhaseEvent.FAILED, PhaseEvent.REJECTED}:
             self._fail_after(phase, at, done)
 
-    def _begin_attempt(self, phase: Phase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
+    def _begin_attempt(self, phase: ScheduledPhase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
         phase.executions += 1
         if phase.executions == 1:
             phase.started_at = at
@@ -248,13 +250,13 @@ class PhasesMachine:
         self._running[phase.instance] = phase
         done.append(Start(instance=phase.instance, changes=phase.changes))
 
-    def _begin_review(self, phase: Phase, done: list[Instruction]) -> None:
+    def _begin_review(self, phase: ScheduledPhase, done: list[Instruction]) -> None:
         review = instance_of(phase.unit.review or "", parent=phase.instance)
         phase.reviews.append(review)
         self._running[review] = phase
         done.append(Start(instance=review, wants_text=True))
 
-    def _wait(self, phase: Phase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
+    def _wait(self, phase: ScheduledPhase, event: PhaseEvent, at: float, done: list[Instruction]) -> None:
         if event is PhaseEvent.PREDECESSOR_SENT_BACK:  # it starts again from its original tasks (S-PHASE-87)
             phase.attempt, phase.changes = 0, None
             for before in (self._phases[key] for key in phase.unit.after):
@@ -267,11 +269,11 @@ class PhasesMachine:
         self._execution.scopes.withdraw("", phase.unit.key)
         self._begin_ready((phase,), at, done)
 
-    def _end_reflecting(self, phase: Phase, at: float, done: list[Instruction]) -> None:
+    def _end_reflecting(self, phase: ScheduledPhase, at: float, done: list[Instruction]) -> None:
         if phase.state is PhaseState.REFLECTING:
             self._move(phase, PhaseEvent.REFLECTED, at, done)
 
-    def _complete(self, phase: Phase, at: float, done: list[Instruction]) -> None:
+    def _complete(self, phase: ScheduledPhase, at: float, done: list[Instruction]) -> None:
         """Commit an attempt: its outputs are seen from now on, also by the phase's own name."""
         scopes = self._execution.scopes
         own = scopes.own(phase.instance)
@@ -287,13 +289,13 @@ class PhasesMachine:
         phase.requesters.clear()
         self._begin_ready(self._successors[phase.unit.key], at, done)
 
-    def _begin_ready(self, phases: Iterable[Phase], at: float, done: list[Instruction]) -> None:
+    def _begin_ready(self, phases: Iterable[ScheduledPhase], at: float, done: list[Instruction]) -> None:
         for phase in phases:
             completed = (self._phases[key].state is PhaseState.COMPLETED for key in phase.unit.after)
             if phase.state is PhaseState.WAITING and not self.is_stopping and all(completed):
                 self._move(phase, PhaseEvent.PREDECESSORS_COMPLETED, at, done)
 
-    def _fail_after(self, failed: Phase, at: float, done: list[Instruction]) -> None:
+    def _fail_after(self, failed: ScheduledPhase, at: float, done: list[Instruction]) -> None:
         """Fail the phases that sent it back, and skip whatever else waits for one of them (S-PHASE-51, S-PHASE-92)."""
         lost = [failed]
         for requester in failed.requesters:
@@ -325,9 +327,9 @@ class PhasesMachine:
             if phase.state is PhaseState.WAITING:
                 self._move(phase, PhaseEvent.RUN_ENDED, at, done)
 
-    def _all_before(self, phase: Phase) -> list[Phase]:
+    def _all_before(self, phase: ScheduledPhase) -> list[ScheduledPhase]:
         """Return the direct and transitive predecessors of a phase."""
-        found: dict[str, Phase] = {}
+        found: dict[str, ScheduledPhase] = {}
         open_keys = list(phase.unit.after)
         while open_keys:
             key = open_keys.pop()
@@ -353,7 +355,7 @@ class PhasesMachine:
             )
         )
 
-    def _result_of(self, phase: Phase) -> PhaseResult:
+    def _result_of(self, phase: ScheduledPhase) -> PhaseResult:
         return PhaseResult(
             unit=phase.unit.key,
             status=_STATUS[phase.state],
@@ -364,7 +366,7 @@ class PhasesMachine:
             completed_at=phase.settled_at,
         )
 
-    def _outputs_of(self, phase: Phase) -> tuple[str, ...]:
+    def _outputs_of(self, phase: ScheduledPhase) -> tuple[str, ...]:
         """Return what its last attempt gave, in the order of completion; of a loop its path.
 
         A loop that failed or was cut short comes last: its own result says what it has, where it had begun.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.actions import Decision, NewFork, RunPreview
-    from ensemble_ray.studio.schemas.runs import Review
+    from ensemble_ray.studio.schemas.runs import ReviewSchema
 
 __all__ = ["StudioActions"]
 
@@ -46,7 +46,7 @@ class StudioActions(Protocol):
         """
         ...
 
-    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> Review:
+    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
         """Decide at a gate, and return it.
 
         Raises:

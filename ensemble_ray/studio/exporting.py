@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from ensemble_ray.studio.schemas.actors import Actors
-from ensemble_ray.studio.schemas.flow import Flow
-from ensemble_ray.studio.schemas.runs import RunDetail, StudioInfo
-from ensemble_ray.studio.schemas.steps import Step, StepDetail
-from ensemble_ray.studio.schemas.wire import Millis, Wire
+from ensemble_ray.studio.schemas.flow import FlowSchema
+from ensemble_ray.studio.schemas.runs import RunDetailSchema, StudioInfo
+from ensemble_ray.studio.schemas.steps import StepDetail, StepSchema
+from ensemble_ray.studio.schemas.wire import Millis, StudioSchema
 
 if TYPE_CHECKING:
     from ensemble_ray.studio.reading import StudioReader
@@ -23,14 +23,14 @@ __all__ = ["ExportedRun", "export_run"]
 _MOST_DETAILS = 2000
 
 
-class ExportedFlows(Wire):
+class ExportedFlows(StudioSchema):
     """The graph of a run, as declared and as it ran."""
 
-    declared: Flow | None = None
-    ran: Flow | None = None
+    declared: FlowSchema | None = None
+    ran: FlowSchema | None = None
 
 
-class ExportedRun(Wire):
+class ExportedRun(StudioSchema):
     """What an export holds.
 
     Attributes:
@@ -40,8 +40,8 @@ class ExportedRun(Wire):
     version: str
     exported_at: Millis
     info: StudioInfo
-    run: RunDetail
-    steps: list[Step]
+    run: RunDetailSchema
+    steps: list[StepSchema]
     details: dict[str, StepDetail] = Field(default_factory=dict[str, StepDetail])
     flows: ExportedFlows = ExportedFlows()
     actors: Actors | None = None

@@ -15,7 +15,7 @@ from ensemble_ray.process.threads import threads
 from ensemble_ray.record.units.histories import graph_trace
 from ensemble_ray.record.units.recorded import RecordedUnits
 from ensemble_ray.record.units.replayed import recorded_plan
-from ensemble_ray.studio.schemas.flow import Flow
+from ensemble_ray.studio.schemas.flow import FlowSchema
 from ensemble_ray.visualization.declared import declared_flow, worker_id
 from ensemble_ray.visualization.flow import PlacedFlow, flow_data, place_flow
 from ensemble_ray.visualization.ran import RanStep, ran_flow
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
     from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.studio.schemas.steps import Step
+    from ensemble_ray.studio.schemas.steps import StepSchema
     from ensemble_ray.values.unit_traces import GraphTrace
-    from ensemble_ray.visualization.flow import Flow as Graph
+    from ensemble_ray.visualization.flow import Flow
     from ensemble_ray.visualization.layout import Layout
 
 __all__ = ["FlowDrawer", "FlowView", "graph_trace_of"]
@@ -44,8 +44,8 @@ class FlowDrawer:
         self._layouts: OrderedDict[object, Layout] = OrderedDict()
 
     async def draw(
-        self, header: PlanRecorded, steps: Sequence[Step], view: FlowView, trace: GraphTrace | None = None
-    ) -> Flow:
+        self, header: PlanRecorded, steps: Sequence[StepSchema], view: FlowView, trace: GraphTrace | None = None
+    ) -> FlowSchema:
         """Return the graph of a run.
 
         Args:
@@ -59,7 +59,9 @@ class FlowDrawer:
         """
         return await threads.run(self._draw, header, steps, view, trace)
 
-    def _draw(self, header: PlanRecorded, steps: Sequence[Step], view: FlowView, trace: GraphTrace | None) -> Flow:
+    def _draw(
+        self, header: PlanRecorded, steps: Sequence[StepSchema], view: FlowView, trace: GraphTrace | None
+    ) -> FlowSchema:
         plan: Plan | None = None
         if header.plan and not header.is_dynamic:
             plan = recorded_plan(header.plan)
@@ -69,16 +71,16 @@ class FlowDrawer:
                 node = worker_id(step.agent) if step.kind == "delegation" else step.node
                 if node is not None:
                     ran.setdefault(node, []).append((step.id, step.status))
-            return Flow.model_validate(flow_data(self._place(declared_flow(plan, trace)), ran))
+            return FlowSchema.model_validate(flow_data(self._place(declared_flow(plan, trace)), ran))
         shown = [
             RanStep(
                 id=step.id, kind=step.kind, title=step.title, agent=step.agent, status=step.status, level=step.level
             )
             for step in sorted(steps, key=lambda each: each.started_at or 0)
         ]
-        return Flow.model_validate(flow_data(self._place(ran_flow(shown, plan, workflow=header.workflow or ""))))
+        return FlowSchema.model_validate(flow_data(self._place(ran_flow(shown, plan, workflow=header.workflow or ""))))
 
-    def _place(self, graph: Graph) -> PlacedFlow:
+    def _place(self, graph: Flow) -> PlacedFlow:
         """Return a graph with places; those of one with the same nodes and edges are used again."""
         key = (
             tuple((node.id, node.group) for node in graph.nodes),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ensemble_ray.access.keys import ApiKey
-    from ensemble_ray.record.stores import RunSummary
+    from ensemble_ray.record.stores import RecordedRun
 
 __all__ = ["KeyGuard"]
 
@@ -53,7 +53,7 @@ class _KeyHolder:
         """Whether the key is for all teams."""
         return self.key.teams is None
 
-    def may_see(self, run: RunSummary) -> bool:
+    def may_see(self, run: RecordedRun) -> bool:
         """Whether a run is of one of the key's teams."""
         teams = self.key.teams
         return teams is None or team_name(run.origin) in teams or run.origin in teams

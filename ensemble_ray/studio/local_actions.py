@@ -28,10 +28,10 @@ from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.reviews import ReviewDecision
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunSummary, StoreAddress
+    from ensemble_ray.record.stores import RecordedRun, StoreAddress
     from ensemble_ray.studio.run_views import SeenRun
     from ensemble_ray.studio.schemas.actions import Decision, NewFork
-    from ensemble_ray.studio.schemas.runs import Review
+    from ensemble_ray.studio.schemas.runs import ReviewSchema
     from ensemble_ray.studio.views.step_state import StepState
 
 __all__ = ["LocalActions"]
@@ -127,7 +127,7 @@ class LocalActions:
         await self._processes.begin(arguments, new_id, has_begun)
         return new_id
 
-    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> Review:
+    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
         """Decide at a gate, and return it.
 
         Raises:
@@ -151,7 +151,7 @@ class LocalActions:
                 return review_of(gate, ensemble=name, at=time.time(), is_owned=False, can_decide=False)
         raise not_found("gate", gate_id)
 
-    async def _summary(self, run_id: str) -> RunSummary | None:
+    async def _summary(self, run_id: str) -> RecordedRun | None:
         return await self._store.summary(run_id)
 
     @staticmethod

@@ -17,10 +17,10 @@ import psutil
 
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.studio.schemas.actors import TaskHere
-from ensemble_ray.studio.views.actors_view import ActorsQuestion, OwnedRun, actors_of
+from ensemble_ray.studio.views.actors_view import ActorsQuestion, RunAndOwner, actors_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.studio.reading import StudioReader
     from ensemble_ray.studio.schemas.actors import Actors
     from ensemble_ray.studio.visitors import Visitor
@@ -112,13 +112,13 @@ class RunProcesses:
             notes.append(_OTHERS)
         return told.model_copy(update={"note": " ".join(each for each in notes if each) or None})
 
-    async def _get_owned(self, run: RunSummary, visitor: Visitor) -> OwnedRun:
+    async def _get_owned(self, run: RecordedRun, visitor: Visitor) -> RunAndOwner:
         """Return the owner of a run, and what its steps do."""
         named = _OWNER.fullmatch(run.owner)
         pid, host = (int(named["pid"]), named["host"]) if named else (None, "somewhere")
         steps = (await self._reader.steps(run.run_id, visitor, after=0)).steps
         running = [step for step in steps if step.status == "running" and step.kind not in _UNITS]
-        return OwnedRun(
+        return RunAndOwner(
             run_id=run.run_id,
             host=host,
             pid=pid,

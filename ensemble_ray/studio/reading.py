@@ -19,7 +19,7 @@ from ensemble_ray.studio.flows import FlowDrawer, graph_trace_of
 from ensemble_ray.studio.refusals import not_found
 from ensemble_ray.studio.run_list import RunListing
 from ensemble_ray.studio.run_views import RunViews
-from ensemble_ray.studio.schemas.runs import ReviewList
+from ensemble_ray.studio.schemas.runs import ReviewListSchema
 from ensemble_ray.studio.schemas.steps import LiveSteps, StepList
 from ensemble_ray.studio.views.comparing import compare_steps
 from ensemble_ray.studio.views.run_view import review_of
@@ -29,12 +29,12 @@ from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.record.stores import RunReader, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunReader
     from ensemble_ray.studio.flows import FlowView
     from ensemble_ray.studio.run_list import RunSearch
     from ensemble_ray.studio.run_views import SeenRun
-    from ensemble_ray.studio.schemas.flow import Flow
-    from ensemble_ray.studio.schemas.runs import ComparedRuns, Review, RunDetail, RunList, RunSeries
+    from ensemble_ray.studio.schemas.flow import FlowSchema
+    from ensemble_ray.studio.schemas.runs import ComparedRuns, ReviewSchema, RunDetailSchema, RunList, RunSeries
     from ensemble_ray.studio.schemas.steps import StepDetail
     from ensemble_ray.studio.visitors import Visitor
 
@@ -86,7 +86,7 @@ class StudioReader:
         """Return a page of the runs; see `RunListing.page`."""
         return await self._listing.page(search, visitor.may_see, cursor=cursor, limit=limit)
 
-    async def run(self, run_id: str, visitor: Visitor) -> RunDetail:
+    async def run(self, run_id: str, visitor: Visitor) -> RunDetailSchema:
         """Return a run.
 
         Raises:
@@ -159,7 +159,7 @@ class StudioReader:
         reviews = self._reviews(seen)
         return {each: await self._step(seen, each, reviews) for each in step_ids}
 
-    async def _step(self, seen: SeenRun, step_id: str, reviews: Sequence[Review]) -> StepDetail:
+    async def _step(self, seen: SeenRun, step_id: str, reviews: Sequence[ReviewSchema]) -> StepDetail:
         run_id = seen.view.run_id
         state = seen.view.steps.states.get(step_id)
         if state is None:
@@ -169,7 +169,7 @@ class StudioReader:
         question = "" if call is None else await self._question(run_id, call)
         return detail_of(state.row(), facts, seen.view.totals.head.header, reviews=reviews, question=question)
 
-    async def flow(self, run_id: str, visitor: Visitor, view: FlowView) -> Flow:
+    async def flow(self, run_id: str, visitor: Visitor, view: FlowView) -> FlowSchema:
         """Return the graph of a run, with places.
 
         Raises:
@@ -194,14 +194,14 @@ class StudioReader:
         rows = [(each.view.totals.row(each.summary), each.view.steps) for each in seen]
         return compare_steps(rows[0], rows[1])
 
-    async def reviews(self, visitor: Visitor) -> ReviewList:
+    async def reviews(self, visitor: Visitor) -> ReviewListSchema:
         """Return the gates that wait for somebody, of all runs, the oldest first.
 
         Raises:
             RecordError: the store cannot be read.
         """
         now = time.time()
-        found: list[Review] = []
+        found: list[ReviewSchema] = []
         for run, facts in await self._store.gates():
             if not visitor.may_see(run):
                 continue
@@ -217,9 +217,9 @@ class StudioReader:
                 if gate.is_open
             ]
         found = self._mark(found)
-        return ReviewList(reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id)))
+        return ReviewListSchema(reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id)))
 
-    async def gate(self, run_id: str, gate_id: str) -> Review | None:
+    async def gate(self, run_id: str, gate_id: str) -> ReviewSchema | None:
         """Return a gate of a run as it stands; None: there is none.
 
         Raises:
@@ -236,7 +236,7 @@ class StudioReader:
         """
         await self._summary(run_id, visitor)
 
-    async def _summary(self, run_id: str, visitor: Visitor) -> RunSummary:
+    async def _summary(self, run_id: str, visitor: Visitor) -> RecordedRun:
         """Return how a run stands that the visitor may know of.
 
         Raises:
@@ -263,10 +263,10 @@ class StudioReader:
                 return _request_text(fact)
         return ""
 
-    def _reviews(self, seen: SeenRun) -> Sequence[Review]:
+    def _reviews(self, seen: SeenRun) -> Sequence[ReviewSchema]:
         return self._mark(seen.view.reviews(seen.summary, at=time.time(), can_decide=self._can_decide))
 
-    def _mark(self, reviews: Sequence[Review]) -> list[Review]:
+    def _mark(self, reviews: Sequence[ReviewSchema]) -> list[ReviewSchema]:
         """Return gates, those that this process asks at as ones that may be decided."""
         is_asked_here = self._is_asked_here
         if is_asked_here is None:
@@ -275,7 +275,7 @@ class StudioReader:
             each.model_copy(update={"decidable": True}) if is_asked_here(each.gate_id) else each for each in reviews
         ]
 
-    def _detail(self, seen: SeenRun, visitor: Visitor, *, has_texts: bool = True) -> RunDetail:
+    def _detail(self, seen: SeenRun, visitor: Visitor, *, has_texts: bool = True) -> RunDetailSchema:
         detail = seen.view.detail(
             seen.summary,
             at=time.time(),

@@ -23,7 +23,7 @@ from ensemble_ray.studio.views.totals import TOTAL_KINDS, RunTotals
 from ensemble_ray.studio.views.words import team_name, wire_status
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunReader, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunReader
     from ensemble_ray.studio.schemas.runs import RunRow
 
 __all__ = ["MOST_ROWS", "RunListing", "RunSearch"]
@@ -64,7 +64,7 @@ class _Row:
     """What is known of one run."""
 
     created_at: float
-    summary: RunSummary
+    summary: RecordedRun
     totals: RunTotals = field(default_factory=RunTotals)
     row: RunRow | None = None
     #: one reads at a time: a long record is folded once, however many ask for it meanwhile
@@ -77,14 +77,14 @@ class RunListing:
     def __init__(self, store: RunReader) -> None:
         self._store = store
         self._rows: dict[str, _Row] = {}
-        self._listed: tuple[float, list[RunSummary]] | None = None
+        self._listed: tuple[float, list[RecordedRun]] | None = None
         self._listing = asyncio.Lock()
         self._readers = asyncio.Semaphore(_READERS)
 
     async def page(
         self,
         search: RunSearch,
-        may_see: Callable[[RunSummary], bool],
+        may_see: Callable[[RecordedRun], bool],
         *,
         cursor: str = "",
         limit: int = _USUAL_ROWS,
@@ -114,7 +114,7 @@ class RunListing:
         return await self._find(() if named else words, search, named or left, limit, len(summaries))
 
     async def _find(
-        self, words: Sequence[str], search: RunSearch, left: Sequence[RunSummary], limit: int, total: int
+        self, words: Sequence[str], search: RunSearch, left: Sequence[RecordedRun], limit: int, total: int
     ) -> RunList:
         """Return the next rows that have these words, and the tag and the team that are looked for."""
         team = search.ensemble.casefold()
@@ -133,7 +133,7 @@ class RunListing:
                         break
         return _page(found, left[:position], position < len(left), total)
 
-    async def summaries(self) -> list[RunSummary]:
+    async def summaries(self) -> list[RecordedRun]:
         """Return all runs, newest first, as they stood a moment ago.
 
         Raises:
@@ -145,11 +145,11 @@ class RunListing:
                 self._listed = time.monotonic(), runs
             return self._listed[1]
 
-    async def rows(self, summaries: Sequence[RunSummary]) -> list[RunRow]:
+    async def rows(self, summaries: Sequence[RecordedRun]) -> list[RunRow]:
         """Return the rows of these runs."""
         return list(await asyncio.gather(*(self.row(each) for each in summaries)))
 
-    async def row(self, summary: RunSummary) -> RunRow:
+    async def row(self, summary: RecordedRun) -> RunRow:
         """Return the row of a run; where its record cannot be read, with what is wrong as its summary."""
         created = summary.created_at.timestamp()
         known = self._rows.get(summary.run_id)
@@ -170,7 +170,9 @@ class RunListing:
         known.row = row
         return row
 
-    async def series(self, summary: RunSummary, may_see: Callable[[RunSummary], bool], *, is_of_one: bool) -> RunSeries:
+    async def series(
+        self, summary: RecordedRun, may_see: Callable[[RecordedRun], bool], *, is_of_one: bool
+    ) -> RunSeries:
         """Return a run among those before and behind it (S-VIZ-76).
 
         Args:
@@ -198,7 +200,7 @@ class RunListing:
         around = _around(runs, summary, _SERIES)
         return RunSeries(first=around.start + 1 if are_all_known else None, runs=await self.rows(runs[around]))
 
-    def forks_of(self, run_id: str, may_see: Callable[[RunSummary], bool]) -> list[str]:
+    def forks_of(self, run_id: str, may_see: Callable[[RecordedRun], bool]) -> list[str]:
         """Return the runs that are forks of one, as far as their rows were read and somebody may know of them."""
         return [
             name
@@ -206,7 +208,7 @@ class RunListing:
             if each.row is not None and each.row.origin_run == run_id and may_see(each.summary)
         ]
 
-    def _is_known(self, summary: RunSummary) -> bool:
+    def _is_known(self, summary: RecordedRun) -> bool:
         """Whether the row of a run is known, and stays as it is."""
         known = self._rows.get(summary.run_id)
         return (
@@ -223,7 +225,7 @@ class RunListing:
                     totals.apply(fact)
 
 
-def _around(runs: Sequence[RunSummary], run: RunSummary, count: int) -> slice:
+def _around(runs: Sequence[RecordedRun], run: RecordedRun, count: int) -> slice:
     """Return which of the runs, the oldest first, are that many around one; one that is not there began after all of them."""
     ids = [each.run_id for each in runs]
     position = ids.index(run.run_id) if run.run_id in ids else len(ids)
@@ -236,7 +238,7 @@ def _has(words: Sequence[str], *texts: str) -> bool:
     return all(word in text for word in words)
 
 
-def _is_meant(summary: RunSummary, search: RunSearch) -> bool:
+def _is_meant(summary: RecordedRun, search: RunSearch) -> bool:
     """Whether a run may be one that is looked for; what a team is called that a program made, its record tells."""
     return (
         (not search.statuses or wire_status(summary.state) in search.statuses)
@@ -245,16 +247,16 @@ def _is_meant(summary: RunSummary, search: RunSearch) -> bool:
     )
 
 
-def _page(rows: list[RunRow], seen: Sequence[RunSummary], has_more: bool, total: int) -> RunList:  # noqa: FBT001  private
+def _page(rows: list[RunRow], seen: Sequence[RecordedRun], has_more: bool, total: int) -> RunList:  # noqa: FBT001  private
     cursor = _cursor_of(seen[-1]) if has_more and seen else None
     return RunList(runs=rows, next_cursor=cursor, total_known=total)
 
 
-def _position(summary: RunSummary) -> tuple[float, str]:
+def _position(summary: RecordedRun) -> tuple[float, str]:
     return summary.created_at.timestamp(), summary.run_id
 
 
-def _cursor_of(summary: RunSummary) -> str:
+def _cursor_of(summary: RecordedRun) -> str:
     at, run_id = _position(summary)
     return f"{at!r}:{run_id}"
 

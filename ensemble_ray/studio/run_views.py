@@ -21,7 +21,7 @@ from ensemble_ray.studio.views.run_view import RunView
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ensemble_ray.record.stores import RunReader, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunReader
 
 __all__ = ["RunViews", "SeenRun"]
 
@@ -36,7 +36,7 @@ class SeenRun:
     """A run as it was seen last."""
 
     view: RunView
-    summary: RunSummary
+    summary: RecordedRun
     #: why its record cannot be read to its end; None: it can
     problem: str | None = None
 
@@ -77,7 +77,7 @@ class RunViews:
             kept.view.settle(summary)
         return SeenRun(view=kept.view, summary=summary, problem=kept.problem)
 
-    async def summary(self, run_id: str) -> RunSummary:
+    async def summary(self, run_id: str) -> RecordedRun:
         """Return how a run stands.
 
         Raises:

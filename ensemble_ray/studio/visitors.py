@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from ensemble_ray.access.rights import Right
-    from ensemble_ray.record.stores import RunSummary
+    from ensemble_ray.record.stores import RecordedRun
 
 __all__ = ["ANYBODY", "Guard", "LocalGuard", "Visitor"]
 
@@ -31,7 +31,7 @@ class Visitor(Protocol):
         """Whether there is nothing that they may not see."""
         ...
 
-    def may_see(self, run: RunSummary) -> bool:
+    def may_see(self, run: RecordedRun) -> bool:
         """Whether a run is theirs to know of."""
         ...
 
@@ -60,7 +60,7 @@ class _LocalUser:
     sees_cluster = True
     sees_all = True
 
-    def may_see(self, run: RunSummary) -> bool:
+    def may_see(self, run: RecordedRun) -> bool:
         """Whether a run is theirs to know of."""
         del run
         return True

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.unit import HistoryEntry
     from ensemble_ray.values.outputs import TaskOutput
 
-__all__ = ["Asked", "RepeatedPredicates", "steps_of"]
+__all__ = ["AskedQuestion", "RepeatedPredicates", "steps_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AskedQuestion:
     """A question to the user's code, as it is recorded."""
 
     question: UntilHolds | EdgeMatches
@@ -43,7 +43,7 @@ class Asked:
     history: Sequence[HistoryEntry]
 
 
-Step = Union[Start, Asked]  # noqa: UP007  a name for the union, also at run time
+Step = Union[Start, AskedQuestion]  # noqa: UP007  a name for the union, also at run time
 
 
 def steps_of(plan: Plan, facts: Sequence[Fact], outputs: Collection[str]) -> Iterator[Step]:
@@ -64,7 +64,7 @@ def steps_of(plan: Plan, facts: Sequence[Fact], outputs: Collection[str]) -> Ite
             if isinstance(stimulus, Evaluated) and stimulus.question in source.questions:
                 question = stimulus.question
                 if isinstance(question, UntilHolds | EdgeMatches):
-                    yield Asked(question=question, answered=stimulus, history=source.history_of(question))
+                    yield AskedQuestion(question=question, answered=stimulus, history=source.history_of(question))
         known = [each for each in stimuli if not isinstance(each, Completed) or each.instance in outputs]
         yield from source.apply(known)
 
@@ -84,7 +84,7 @@ class RepeatedPredicates:
         #: by unit path: how many parts of its history were sent
         self._sent: dict[str, int] = {}
 
-    async def difference(self, asked: Asked) -> Difference | None:
+    async def difference(self, asked: AskedQuestion) -> Difference | None:
         """Return how today's answer differs from the recorded one."""
         question, sent = asked.question, self._sent.get(asked.question.unit, 0)
         parts = [

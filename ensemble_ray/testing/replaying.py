@@ -36,7 +36,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.record.resume.run_budget import recorded_options
 from ensemble_ray.record.resume.run_head import locate_errors, origin_in, read_head
-from ensemble_ray.record.stores import RunSummary, StoreAddress
+from ensemble_ray.record.stores import RecordedRun, StoreAddress
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.recovery.resuming import planned_form
 from ensemble_ray.runs.context import run_context_of
@@ -52,7 +52,7 @@ from ensemble_ray.testing.replay_ports import (
     cut_to_difference,
     request_difference,
 )
-from ensemble_ray.testing.replay_units import Asked, RepeatedPredicates, steps_of
+from ensemble_ray.testing.replay_units import AskedQuestion, RepeatedPredicates, steps_of
 from ensemble_ray.testing.replay_workers import ReplayedWorkers
 from ensemble_ray.testing.sink import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
@@ -152,7 +152,7 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     return Replay(run_id=found.run_id, difference=difference, tasks=repetition.tasks, effects=repetition.journal.used)
 
 
-def _definition(found: RunSummary, header: PlanRecorded) -> Runnable:
+def _definition(found: RecordedRun, header: PlanRecorded) -> Runnable:
     source = origin_in(header)
     if not source.place:
         raise ValidationError(
@@ -225,7 +225,7 @@ class _Repetition:
         completed = {instance for instance, fold in self._tasks.items() if fold.output is not None}
         try:
             for step in steps_of(self._planned.plan, self._facts, completed):
-                if isinstance(step, Asked):
+                if isinstance(step, AskedQuestion):
                     found = await predicates.difference(step)
                 elif step.instance in self._tasks:
                     self.tasks += 1

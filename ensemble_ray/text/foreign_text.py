@@ -12,7 +12,7 @@ from typing import cast
 
 __all__ = [
     "LOG_LIMIT",
-    "Line",
+    "TextLine",
     "WholePieces",
     "one_line",
     "whole_data",
@@ -32,7 +32,7 @@ _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-class Line(str):
+class TextLine(str):
     """A text that is one line and as long as it shall be."""
 
     __slots__ = ()
@@ -99,7 +99,7 @@ class WholePieces:
         return whole_text(self._held)
 
 
-def one_line(text: str, limit: int | None = LOG_LIMIT) -> Line:
+def one_line(text: str, limit: int | None = LOG_LIMIT) -> TextLine:
     r"""Return the text as one line: control characters escaped, cut to so many characters with a word about the rest.
 
     Args:
@@ -110,11 +110,11 @@ def one_line(text: str, limit: int | None = LOG_LIMIT) -> Line:
         >>> one_line("first\nsecond", 9)
         'first\\nsec... [12 characters in all]'
     """
-    if isinstance(text, Line):
+    if isinstance(text, TextLine):
         return text
     shown = text if limit is None else text[:limit]
     clean = shown if shown.isprintable() else "".join(map(_printable, shown))
-    return Line(f"{clean}... [{len(text)} characters in all]" if len(shown) < len(text) else clean)
+    return TextLine(f"{clean}... [{len(text)} characters in all]" if len(shown) < len(text) else clean)
 
 
 def _printable(char: str) -> str:

@@ -24,7 +24,7 @@ from ensemble_ray.ports.services import services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import current_traceparent
 from ensemble_ray.process.threads import USER_ERRORS, call_user
-from ensemble_ray.text.foreign_text import Line, one_line, whole_text
+from ensemble_ray.text.foreign_text import TextLine, one_line, whole_text
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_result, outcome_of_return
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
@@ -222,7 +222,7 @@ def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolCont
         one_line(cut_for_log(text, context.log_truncate_length), None) for text in (arguments, outcome.text)
     )
     # Where user code raised, lines of its own follow.
-    where = Line("".join(f"\n{each}" for each in (outcome.traceback, *context.tracebacks) if each))
+    where = TextLine("".join(f"\n{each}" for each in (outcome.traceback, *context.tracebacks) if each))
     _log.log(
         level, "[%s] %s: %s(%s) -> %s [%dms]%s", context.agent_role, said, name, shown, returned, duration_ms, where
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ensemble_ray.values.messages import JsonValue
-from ensemble_ray.visualization.layout import Box, Direction, Frame, Layout, Line, Place, Route, lay_out
+from ensemble_ray.visualization.layout import Box, Direction, EdgeLine, Frame, Layout, Place, Route, lay_out
 
 __all__ = [
     "EdgeKind",
@@ -136,7 +136,7 @@ def place_flow(flow: Flow, *, direction: Direction = "down") -> PlacedFlow:
     layout = lay_out(
         [Box(id=node.id, width=_WIDTH, height=_HEIGHT, frame=node.group) for node in flow.nodes],
         [
-            Line(source=edge.source, target=edge.target, label_size=_label_size(edge.label), is_back=edge.is_back)
+            EdgeLine(source=edge.source, target=edge.target, label_size=_label_size(edge.label), is_back=edge.is_back)
             for edge in flow.edges
         ],
         [Frame(id=group.id, parent=group.parent) for group in flow.groups],

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ensemble_ray.errors import IllegalStateError
 
-__all__ = ["Box", "Direction", "Frame", "Layout", "Line", "Place", "Point", "Route", "lay_out"]
+__all__ = ["Box", "Direction", "EdgeLine", "Frame", "Layout", "Place", "Point", "Route", "lay_out"]
 
 #: Down: layers are rows; right: layers are columns.
 Direction = Literal["down", "right"]
@@ -51,7 +51,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class EdgeLine:
     """From one box or frame to another, or to itself."""
 
     source: str
@@ -95,7 +95,7 @@ class Layout:
 
 
 def lay_out(
-    boxes: Sequence[Box], lines: Sequence[Line] = (), frames: Sequence[Frame] = (), *, direction: Direction = "down"
+    boxes: Sequence[Box], lines: Sequence[EdgeLine] = (), frames: Sequence[Frame] = (), *, direction: Direction = "down"
 ) -> Layout:
     """Return places such that lines lead from layer to layer, with few crossings (S-VIZ-80).
 
@@ -134,7 +134,7 @@ def _engine() -> Any:
     return graphlay
 
 
-def _graph_of(boxes: Sequence[Box], lines: Sequence[Line], frames: Sequence[Frame]) -> dict[str, object]:
+def _graph_of(boxes: Sequence[Box], lines: Sequence[EdgeLine], frames: Sequence[Frame]) -> dict[str, object]:
     """Return the graph as the engine takes it: frames are nodes that others have as their parent."""
     nodes: list[dict[str, object]] = []
     known: dict[str, int] = {}
@@ -188,7 +188,7 @@ def _place(node: Mapping[str, Any]) -> Place:
     return Place(node["center"]["x"] - width / 2, node["center"]["y"] - height / 2, width, height)
 
 
-def _route(edge: Mapping[str, Any], line: Line) -> Route:
+def _route(edge: Mapping[str, Any], line: EdgeLine) -> Route:
     points = tuple((point["x"], point["y"]) for point in edge["points"])
     at = edge["label_anchor"] if line.label_size is not None else None
     return Route(points, None if at is None else (at["x"], at["y"]))

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
 from ensemble_ray.serve.a2a.tasks import artifact_event, status_event, text_event, working_event
-from ensemble_ray.serve.asked_run import token_of
+from ensemble_ray.serve.asked_run import DoneTask, token_of
 from ensemble_ray.serve.run_schemas import RunDetail, RunEvent
 
 if TYPE_CHECKING:
@@ -21,13 +19,6 @@ __all__ = ["TaskStream"]
 
 #: Characters of a task's description that are told of one that is done.
 _SHOWN = 200
-
-
-class _DoneTask(BaseModel):
-    """Data of the event of a task that is done, as far as it matters here."""
-
-    agent_role: str
-    task_description: str
 
 
 class TaskStream:
@@ -64,7 +55,7 @@ class TaskStream:
                 return [working_event(self._run)]
             case "task_completed":
                 self._is_working = True
-                done = _DoneTask.model_validate(happened.data)
+                done = DoneTask.model_validate(happened.data)
                 text = f"Done by {done.agent_role}: {done.task_description[:_SHOWN]}"
                 return [working_event(self._run, text)]
             case _:

@@ -37,7 +37,7 @@ from ensemble_ray.serve.driving.ledger import LedgerLostError
 from ensemble_ray.serve.driving.limits import EndpointLimits
 from ensemble_ray.serve.driving.outcomes import Outcome, outcome_of_defect, recorded_outcome
 from ensemble_ray.serve.driving.requests import answer_accepted, answer_repetition, checked_entry, team_of
-from ensemble_ray.serve.driving.views import RunViews
+from ensemble_ray.serve.driving.views import DrivenRunViews
 from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import (
@@ -122,7 +122,7 @@ class DrivenRuns:
         self._on_lost = on_lost
         self._ends = KeptEnds(ledger, kept=self._limits.kept_runs, on_lost=self._lose)
         self._followed = SharedEnds(self._store)
-        self._views = RunViews(ledger, self._active, lambda: self._store)
+        self._views = DrivenRunViews(ledger, self._active, lambda: self._store)
         for name, team in teams.items():
             self.serve(name, team)
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         RunPage,
     )
 
-__all__ = ["EventPage", "RunDriver"]
+__all__ = ["RunDriver", "RunEventPage"]
 
 T = TypeVar("T")
 _log = bounded_logger(__name__)
@@ -72,7 +72,7 @@ _OPENING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventPage:
+class RunEventPage:
     """Events of a run for one reader."""
 
     events: Sequence[RunEvent] = field(default_factory=tuple)
@@ -217,7 +217,9 @@ class RunDriver:
         """Call a tool once."""
         return await self._reply(lambda runs: runs.invoke_tool(name, body))
 
-    async def read_events(self, reader: str, run_id: str, after: str | None, timeout_s: float) -> EventPage | Refusal:
+    async def read_events(
+        self, reader: str, run_id: str, after: str | None, timeout_s: float
+    ) -> RunEventPage | Refusal:
         """Return the next events of a reader.
 
         Args:
@@ -241,7 +243,7 @@ class RunDriver:
             self._readers[reader] = follower
             if len(self._readers) > _KEPT_READERS:
                 self._readers.popitem(last=False)
-        return EventPage(events=[wire_event(each) for each in events], is_over=follower.is_over)
+        return RunEventPage(events=[wire_event(each) for each in events], is_over=follower.is_over)
 
     async def forget_reader(self, reader: str) -> None:
         """Let go of a reader whose client has gone."""

@@ -31,7 +31,7 @@ from ensemble_ray.serve.control_schemas import (
     ReviewOfEnsemble,
 )
 from ensemble_ray.serve.driving.config import DriverConfig, part_of_name
-from ensemble_ray.serve.driving.driver_actor import EventPage, RunDriver
+from ensemble_ray.serve.driving.driver_actor import RunDriver, RunEventPage
 from ensemble_ray.serve.metrics import Sample
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.rights import Caller
@@ -155,7 +155,7 @@ class RemoteRuns:
         reader, cursor = uuid.uuid4().hex, after
         try:
             while True:
-                page: EventPage = await self._ask(partial(_read, reader, run_id, cursor))
+                page: RunEventPage = await self._ask(partial(_read, reader, run_id, cursor))
                 for each in page.events:
                     cursor = each.cursor or cursor
                     yield each

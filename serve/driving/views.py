@@ -1,4 +1,4 @@
-"""RunViews: how the runs of an endpoint stand, for clients that look at them. Package: serve.
+"""DrivenRunViews: how the runs of an endpoint stand, for clients that look at them. Package: serve.
 
 In: what is at work in this process, what the ledger keeps, what records tell. Out: a run, a page of runs, its end. Must never happen: a
 run that is told as interrupted because it was accepted, or ended, between two looks.
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.driving.ledger import LedgerEntry
     from ensemble_ray.serve.driving.run_ledger import RunLedger
 
-__all__ = ["RunViews"]
+__all__ = ["DrivenRunViews"]
 
 #: How often a run that somebody waits for is looked at, whether it waits for a person, s.
 _LOOK_S = 1.0
 
 
-class RunViews:
+class DrivenRunViews:
     """The runs of one process as clients see them."""
 
     def __init__(self, ledger: RunLedger, active: Mapping[str, ActiveRun], store: Callable[[], RunStore]) -> None:

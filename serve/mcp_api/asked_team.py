@@ -28,7 +28,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.review.elicitation import GATE_FORM, gate_message, read_answer
-from ensemble_ray.serve.asked_run import AskedRun
+from ensemble_ray.serve.asked_run import AskedRun, DoneTask
 from ensemble_ray.serve.control_schemas import NewDecision, Verdict
 from ensemble_ray.serve.mcp_api.tools import ITEMS
 from ensemble_ray.serve.refusals import Refusal
@@ -56,13 +56,6 @@ _LONGEST_KEY = 255
 _LAST_PROGRESS_S = 5.0
 #: Characters of a task's description in a note of progress.
 _SHOWN = 120
-
-
-class _DoneTask(pydantic.BaseModel):
-    """Data of the event of a task that is done or failed, as far as it matters here."""
-
-    agent_role: str
-    task_description: str
 
 
 class AskedTeam:
@@ -197,7 +190,7 @@ class AskedTeam:
                     continue
                 done += 1
                 total = max(done, self._info.tasks or 0)
-                task = _DoneTask.model_validate(each.data)
+                task = DoneTask.model_validate(each.data)
                 text = f"{task.agent_role}: {brief(task.task_description, _SHOWN)}"
                 await self._context.session.report_progress(done, total, text)
 

@@ -16,7 +16,7 @@ from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.openai_api.asking import AskingDependency, model_of
 from ensemble_ray.serve.openai_api.bodies import ChatBody
 from ensemble_ray.serve.openai_api.completions import ChatChunks, ChatCompletion
-from ensemble_ray.serve.openai_api.endings import Answer, answer_of
+from ensemble_ray.serve.openai_api.endings import TeamAnswer, answer_of
 from ensemble_ray.serve.openai_api.errors import API_ERRORS, RUN_HEADER, ApiRoute, api_error, run_error
 from ensemble_ray.serve.openai_api.messages import inputs_of
 from ensemble_ray.serve.openai_api.streams import AnswerStream, render, texts_of
@@ -45,7 +45,7 @@ async def post_chat(body: ChatBody, asking: AskingDependency) -> Response:
         chunks = ChatChunks(run_id=run.run_id, model=info.name, created=created, has_usage=has_usage)
         return AnswerStream(run, _events(run, info, chunks))
     found = answer_of(await run.end_for(asking.request.receive))
-    if not isinstance(found, Answer):
+    if not isinstance(found, TeamAnswer):
         return run_error(found, run.run_id)
     completion = ChatCompletion.of(found, run_id=run.run_id, model=info.name, created=created)
     return answer(completion, HTTPStatus.OK, {RUN_HEADER: run.run_id})
@@ -57,7 +57,7 @@ async def _events(run: AskedRun, info: EnsembleInfo, chunks: ChatChunks) -> Asyn
         async for each in texts:
             if isinstance(each, str):
                 yield render(chunks.piece(each))
-            elif isinstance(each, Answer):
+            elif isinstance(each, TeamAnswer):
                 for chunk in chunks.last(each):
                     yield render(chunk)
             else:

@@ -9,7 +9,7 @@ from pydantic import Field
 from ensemble_ray.serve.schemas import Text, Wire
 
 if TYPE_CHECKING:
-    from ensemble_ray.serve.openai_api.endings import Answer
+    from ensemble_ray.serve.openai_api.endings import TeamAnswer
     from ensemble_ray.serve.schemas import Metrics
 
 __all__ = ["ChatChunks", "ChatCompletion", "ChatUsage", "Model", "ModelList", "chat_usage"]
@@ -81,7 +81,7 @@ class ChatCompletion(Wire):
     usage: ChatUsage | None
 
     @classmethod
-    def of(cls, answer: Answer, *, run_id: str, model: str, created: int) -> Self:
+    def of(cls, answer: TeamAnswer, *, run_id: str, model: str, created: int) -> Self:
         """Return the answer of a run."""
         choice = Choice(message=AnswerMessage(content=answer.text), finish_reason=_finish_reason(answer))
         return cls(id=run_id, created=created, model=model, choices=[choice], usage=chat_usage(answer.metrics))
@@ -115,7 +115,7 @@ class ChatChunks:
         """Return a piece of the text."""
         return self._chunk({"content": text})
 
-    def last(self, answer: Answer) -> list[dict[str, object]]:
+    def last(self, answer: TeamAnswer) -> list[dict[str, object]]:
         """Return what ends an answer."""
         end = self._chunk({}, _finish_reason(answer))
         if not self._usage:
@@ -136,5 +136,5 @@ def chat_usage(metrics: Metrics) -> ChatUsage | None:
     return ChatUsage(prompt_tokens=tokens_in, completion_tokens=tokens_out, total_tokens=tokens_in + tokens_out)
 
 
-def _finish_reason(answer: Answer) -> Literal["stop", "length"]:
+def _finish_reason(answer: TeamAnswer) -> Literal["stop", "length"]:
     return "length" if answer.is_cut else "stop"

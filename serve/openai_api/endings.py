@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.run_schemas import RunDetail
     from ensemble_ray.serve.schemas import Metrics
 
-__all__ = ["Answer", "answer_of", "begun_anew"]
+__all__ = ["TeamAnswer", "answer_of", "begun_anew"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class TeamAnswer:
     """What a team answered."""
 
     text: str
@@ -26,7 +26,7 @@ class Answer:
     metrics: Metrics
 
 
-def answer_of(run: RunDetail) -> Answer | Failure:
+def answer_of(run: RunDetail) -> TeamAnswer | Failure:
     """Return what came of a run that has ended, or waits for a person (S-SRV-110, S-SRV-112)."""
     if run.error is not None:
         return run.error
@@ -50,7 +50,7 @@ def answer_of(run: RunDetail) -> Answer | Failure:
     if run.result is None or (is_cut and not run.result.raw):
         text = f"Run '{run.run_id}' ended without an answer: {run.status}"
         return _failure(run, HTTPStatus.BAD_GATEWAY, "NO_ANSWER", text)
-    return Answer(text=run.result.raw, is_cut=is_cut, metrics=run.result.metrics)
+    return TeamAnswer(text=run.result.raw, is_cut=is_cut, metrics=run.result.metrics)
 
 
 def begun_anew(run: RunDetail) -> Failure:

@@ -15,7 +15,7 @@ from ensemble_ray.serve.answers import answer
 from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.openai_api.asking import AskingDependency, model_of
 from ensemble_ray.serve.openai_api.bodies import MessageBody, ResponseBody
-from ensemble_ray.serve.openai_api.endings import Answer, answer_of
+from ensemble_ray.serve.openai_api.endings import TeamAnswer, answer_of
 from ensemble_ray.serve.openai_api.errors import API_ERRORS, RUN_HEADER, ApiRoute, run_error
 from ensemble_ray.serve.openai_api.messages import inputs_of
 from ensemble_ray.serve.openai_api.responses import (
@@ -59,7 +59,7 @@ async def post_response(body: ResponseBody, asking: AskingDependency) -> Respons
     if body.stream:
         return AnswerStream(run, _events(run, info, ResponseEvents(response)))
     found = answer_of(await run.end_for(asking.request.receive))
-    if not isinstance(found, Answer):
+    if not isinstance(found, TeamAnswer):
         return run_error(found, run.run_id)
     return answer(make_answered(response, found), HTTPStatus.OK, {RUN_HEADER: run.run_id})
 
@@ -80,6 +80,6 @@ async def _events(run: AskedRun, info: EnsembleInfo, events: ResponseEvents) -> 
             if isinstance(each, str):
                 found = events.piece(each)
             else:
-                found = events.last(each) if isinstance(each, Answer) else events.make_failure(each)
+                found = events.last(each) if isinstance(each, TeamAnswer) else events.make_failure(each)
             for event in found:
                 yield render(event, str(event["type"]))

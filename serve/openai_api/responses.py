@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, JsonValue
 
-from ensemble_ray.serve.openai_api.endings import Answer, answer_of
+from ensemble_ray.serve.openai_api.endings import TeamAnswer, answer_of
 from ensemble_ray.serve.openai_api.errors import api_error
 from ensemble_ray.serve.run_schemas import RunStatus
 from ensemble_ray.serve.schemas import Text, Wire
@@ -124,7 +124,7 @@ def make_begun(
     )
 
 
-def make_answered(response: ResponseObject, answer: Answer) -> ResponseObject:
+def make_answered(response: ResponseObject, answer: TeamAnswer) -> ResponseObject:
     """Return a response with its answer."""
     state: Literal["completed", "incomplete"] = "incomplete" if answer.is_cut else "completed"
     return response.model_copy(
@@ -156,7 +156,7 @@ def response_of(run: RunDetail) -> ResponseObject:
     if (status := _GOING_ON.get(run.status)) is not None:
         return response.model_copy(update={"status": status})
     found = answer_of(run)
-    return make_answered(response, found) if isinstance(found, Answer) else make_failed(response, found)
+    return make_answered(response, found) if isinstance(found, TeamAnswer) else make_failed(response, found)
 
 
 def message_of(run_id: str, status: Literal["in_progress", "completed", "incomplete"], *texts: str) -> ResponseMessage:
@@ -183,7 +183,7 @@ class ResponseEvents:
         events = [] if self._is_said else self._begin_text()
         return [*events, self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])]
 
-    def last(self, answer: Answer) -> list[dict[str, object]]:
+    def last(self, answer: TeamAnswer) -> list[dict[str, object]]:
         """Return what ends a response that has an answer."""
         events = [] if self._is_said else self._begin_text()
         self._response = make_answered(self._response, answer)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from ensemble_ray.serve.answers import json_text
-from ensemble_ray.serve.openai_api.endings import Answer, answer_of, begun_anew
+from ensemble_ray.serve.openai_api.endings import TeamAnswer, answer_of, begun_anew
 from ensemble_ray.serve.openai_api.errors import RUN_HEADER
 from ensemble_ray.serve.openai_api.said_text import SaidText
 from ensemble_ray.serve.routes.events import HEARTBEAT_S, SEND_TIMEOUT_S, STREAM_HEADERS
@@ -52,7 +52,7 @@ class AnswerStream(EventSourceResponse):
             await self._run.leave()
 
 
-async def texts_of(run: AskedRun, streamed_task: str | None) -> AsyncGenerator[str | Answer | Failure]:
+async def texts_of(run: AskedRun, streamed_task: str | None) -> AsyncGenerator[str | TeamAnswer | Failure]:
     """Yield the pieces of an answer, then the answer as a whole, or why there is none.
 
     Args:
@@ -69,9 +69,9 @@ async def texts_of(run: AskedRun, streamed_task: str | None) -> AsyncGenerator[s
                 yield each
 
 
-def _end(run: RunDetail, said: SaidText) -> list[str | Answer | Failure]:
+def _end(run: RunDetail, said: SaidText) -> list[str | TeamAnswer | Failure]:
     found = answer_of(run)
-    if not isinstance(found, Answer):
+    if not isinstance(found, TeamAnswer):
         return [found]
     rest = said.rest(found.text)
     if rest is None:

@@ -10,9 +10,9 @@ from ensemble_ray.actors.scheduler import cluster_nodes
 from ensemble_ray.actors.scheduler.cluster_nodes import ClusterNodes
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
-from ensemble_ray.plan.requirements import Node
+from ensemble_ray.plan.requirements import ClusterNode
 
-ONE, TWO = (Node(node_id=name, resources={"CPU": 2, "memory": 8e9}) for name in "ab")
+ONE, TWO = (ClusterNode(node_id=name, resources={"CPU": 2, "memory": 8e9}) for name in "ab")
 
 
 async def test_runs_hear_of_nodes_that_stay_and_of_those_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ async def test_runs_hear_of_nodes_that_stay_and_of_those_that_are_gone(monkeypat
 
 async def test_a_node_that_lost_a_process_is_taken_after_the_others() -> None:
     """S-CLU-52: Ray may not know yet that the node itself is lost; where each lost one, all count."""
-    pool, nodes = ProcessPool(), [Node(node_id=name, resources={"CPU": 2.0}, labels={}) for name in ("a", "b")]
+    pool, nodes = ProcessPool(), [ClusterNode(node_id=name, resources={"CPU": 2.0}, labels={}) for name in ("a", "b")]
     assert pool._list_trusted(nodes) == nodes
     pool._doubt("a")
     assert pool._list_trusted(nodes) == nodes[1:]

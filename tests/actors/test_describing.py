@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from ensemble_ray.actors.driver.cluster import LOCAL
 from ensemble_ray.actors.driver.cluster_probe import answer_questions
 from ensemble_ray.actors.scheduler.describing import ProcessSurvey, merge_description
-from ensemble_ray.actors.scheduler.processes import Lease, LeaseDescription, Process, ProcessPool
+from ensemble_ray.actors.scheduler.processes import AgentProcess, Lease, LeaseDescription, ProcessPool
 from ensemble_ray.plan.requirements import ResourceRequirements
 from ensemble_ray.values.descriptions import (
     MOST_PROCESSES,
@@ -96,7 +96,7 @@ async def broken() -> bytes:
     raise RuntimeError("gone")
 
 
-def pool_of(*processes: Process) -> ProcessPool:
+def pool_of(*processes: AgentProcess) -> ProcessPool:
     """A pool with these processes, each at work on some tasks of a run."""
     pool = ProcessPool()
     for number, process in enumerate(processes):
@@ -118,11 +118,11 @@ async def test_each_process_says_how_it_stands() -> None:
     starting = Handle(fine)
     gpu = ResourceRequirements(num_gpus=1)
     pool = pool_of(
-        Process(handle=Handle(fine), name="ready"),
-        Process(handle=Handle(fine), name="kept"),
-        Process(handle=starting, name="starting", requirements=gpu),
-        Process(handle=stuck, name="stuck"),
-        Process(handle=Handle(broken), name="broken", is_retired=True),
+        AgentProcess(handle=Handle(fine), name="ready"),
+        AgentProcess(handle=Handle(fine), name="kept"),
+        AgentProcess(handle=starting, name="starting", requirements=gpu),
+        AgentProcess(handle=stuck, name="stuck"),
+        AgentProcess(handle=Handle(broken), name="broken", is_retired=True),
     )
     survey = ProcessSurvey(pool)
     for _ in range(2):
@@ -144,7 +144,7 @@ async def test_each_process_says_how_it_stands() -> None:
 async def test_description_of_many_processes_is_bounded() -> None:
     """S-CLU-100: those that have most to do are told of, and only these are asked."""
     handle = Handle(fine)
-    pool = pool_of(*(Process(handle=handle, name=f"p{number}") for number in range(MOST_PROCESSES + 250)))
+    pool = pool_of(*(AgentProcess(handle=handle, name=f"p{number}") for number in range(MOST_PROCESSES + 250)))
     told, more = await ProcessSurvey(pool).describe()
     assert (len(told), more, handle.asked) == (MOST_PROCESSES, 250, MOST_PROCESSES)
     assert {each.name for each in told} == {f"p{number}" for number in range(250, MOST_PROCESSES + 250)}

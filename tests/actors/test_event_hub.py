@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from ensemble_ray.actors.shared import event_hub
-from ensemble_ray.actors.shared.event_hub import KEPT_RUNS, DriverRequest, EventHub, EventLog, EventPage
+from ensemble_ray.actors.shared.event_hub import KEPT_RUNS, DriverRequest, EventHub, EventPage, HubEventLog
 from ensemble_ray.errors import IllegalStateError
 
 #: Longer than any test; a wait that lasts so long is a wait that nothing ended.
@@ -35,7 +35,7 @@ async def turns(count: int = 10) -> None:
 @pytest.mark.parametrize("limit", [1, 4, 100])
 def test_all_events_are_read_in_order_when_most_are_on_disk(batch: int, limit: int) -> None:
     """S-PAR-42: memory is bounded, the stream is not; pages cross the border between disk and memory."""
-    spool, wanted = EventLog(kept_in_memory=3), events(*range(20))
+    spool, wanted = HubEventLog(kept_in_memory=3), events(*range(20))
     for start in range(0, 20, batch):
         spool.extend(wanted[start : start + batch])
     assert spool.length == 20
@@ -51,7 +51,7 @@ def test_all_events_are_read_in_order_when_most_are_on_disk(batch: int, limit: i
 
 def test_events_are_appended_when_older_ones_were_just_read_from_disk() -> None:
     """S-PAR-42: reading moves the file's place; writing is not led astray by it."""
-    spool = EventLog(kept_in_memory=0)
+    spool = HubEventLog(kept_in_memory=0)
     spool.extend(events(1, 2, 3))
     assert spool.read(0, 1) == events(1)
     spool.extend(events(4))

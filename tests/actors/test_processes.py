@@ -17,7 +17,7 @@ from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool
 from ensemble_ray.actors.shared.rate_limiter import RateLimiter
 from ensemble_ray.limits.limiter_service import Acquire
 from ensemble_ray.limits.steps import Dismiss, Grant, Requested
-from ensemble_ray.plan.requirements import Node
+from ensemble_ray.plan.requirements import ClusterNode
 from ensemble_ray.values.ids import new_object_id
 
 #: Longest time to wait for what must come, s.
@@ -43,7 +43,7 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     Lists of processes show what is a manager's. One at work is given to nobody else.
     """
     pool = ProcessPool()
-    nodes = [Node(node_id=ray.get_runtime_context().get_node_id(), resources={"CPU": 1})]
+    nodes = [ClusterNode(node_id=ray.get_runtime_context().get_node_id(), resources={"CPU": 1})]
     first = [pool.claim("1"), pool.claim("1", nodes=nodes), pool.claim("1", "callables"), pool.claim("1", "manager")]
     for process in first:
         pool.put_back(process, keep=True)

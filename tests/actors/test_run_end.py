@@ -1,4 +1,4 @@
-"""RunEnd: the end of a planned run in pages, each as often as it is asked for."""
+"""RunEndBuffer: the end of a planned run in pages, each as often as it is asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ensemble_ray.actors.link.wire import EndPage, WireFailure, WireOutcome
 from ensemble_ray.actors.scheduler import run_end
-from ensemble_ray.actors.scheduler.run_end import RunEnd
+from ensemble_ray.actors.scheduler.run_end import RunEndBuffer
 from ensemble_ray.coordinator.outputs import ListedOutputs, SpooledOutputs
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.schedule.results import LoopResult
@@ -32,7 +32,7 @@ def an_end(*, outputs: int = 0, size: int = 1, **others: Any) -> WireOutcome:
     )
 
 
-async def pages_of(end: RunEnd) -> list[EndPage]:
+async def pages_of(end: RunEndBuffer) -> list[EndPage]:
     """All pages, as a driver asks for them."""
     pages = [await end.page(0)]
     while not pages[-1].is_last:
@@ -42,7 +42,7 @@ async def pages_of(end: RunEnd) -> list[EndPage]:
 
 async def test_end_without_entries_is_one_page() -> None:
     """Nothing more is asked for."""
-    end = RunEnd()
+    end = RunEndBuffer()
     end.result.set_result(an_end())
     (page,) = await pages_of(end)
     assert (page.end.state, list(page.end.completed), page.cursor) == (RunState.COMPLETED, [], 0)
@@ -56,7 +56,7 @@ async def test_every_entry_comes_once_and_pages_are_bounded() -> None:
     raised = [("loop:refine", WireFailure(body=b"r" * LARGE))]
     units = (LoopResult(unit="loop:refine", iterations=(), termination_reason=None),)
     whole = an_end(outputs=4, size=LARGE, delegated=given, failures=failed, unfinished=left, raised=raised, units=units)
-    end = RunEnd()
+    end = RunEndBuffer()
     end.result.set_result(whole)
     pages = await pages_of(end)
     assert [page.cursor for page in pages] == [3, 6, 9, 12, 15, 17]
@@ -71,14 +71,14 @@ async def test_every_entry_comes_once_and_pages_are_bounded() -> None:
 
 async def test_page_holds_so_many_entries_at_most() -> None:
     """However small they are."""
-    end = RunEnd()
+    end = RunEndBuffer()
     end.result.set_result(an_end(outputs=2_500))
     assert [len(page.end.completed) for page in await pages_of(end)] == [1000, 1000, 500]
 
 
 async def test_page_comes_again_when_it_was_lost_on_its_way() -> None:
     """S-DUR-32: and a driver that begins anew misses nothing."""
-    end = RunEnd()
+    end = RunEndBuffer()
     end.result.set_result(an_end(outputs=6, size=LARGE))
     first = await pages_of(end)
     assert await end.page(first[0].cursor) == first[1]
@@ -87,7 +87,7 @@ async def test_page_comes_again_when_it_was_lost_on_its_way() -> None:
 
 async def test_end_is_read_while_its_driver_asks(monkeypatch: Any) -> None:
     """It is not dropped for later ends between two pages; one that nobody asks for is."""
-    end = RunEnd()
+    end = RunEndBuffer()
     assert not end.is_read
     waiting = asyncio.ensure_future(end.page(0))
     await asyncio.sleep(0)

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 from ensemble_ray.actors.link.packing import unpack_binding, unpack_dispatch
 from ensemble_ray.actors.link.wire import AgentTemplate, Dispatch, SessionOpening, WireOrder, WireResult
-from ensemble_ray.actors.scheduler.processes import Lease, Process, ProcessPool, ProcessType, Sharing
+from ensemble_ray.actors.scheduler.processes import AgentProcess, Lease, ProcessPool, ProcessType, Sharing
 from ensemble_ray.actors.scheduler.requirements import check_comer
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
-from ensemble_ray.plan.requirements import NOTHING, Node, ResourceRequirements
+from ensemble_ray.plan.requirements import NOTHING, ClusterNode, ResourceRequirements
 from ensemble_ray.values.ids import instance_of
 
-NODES = (Node(node_id="a", resources={"CPU": 2, "GPU": 2}),)
+NODES = (ClusterNode(node_id="a", resources={"CPU": 2, "GPU": 2}),)
 GPU = ResourceRequirements(num_gpus=1)
 
 
@@ -67,7 +67,7 @@ class Pool:
         process_type: ProcessType = "agent",
         *,
         requirements: ResourceRequirements = NOTHING,
-        nodes: Sequence[Node] = (),
+        nodes: Sequence[ClusterNode] = (),
         sharing: Sharing | None = None,
     ) -> Lease:
         """Start one more."""
@@ -75,7 +75,7 @@ class Pool:
         if requirements:
             self.handles[-1].placed.clear()
         name = str(len(self.handles))
-        process = Process(handle=self.handles[-1], name=name, type=process_type, requirements=requirements)
+        process = AgentProcess(handle=self.handles[-1], name=name, type=process_type, requirements=requirements)
         return Lease(process=process, run_id=run_id)
 
     def put_back(self, lease: Lease, *, keep: bool, is_clean: bool) -> None:

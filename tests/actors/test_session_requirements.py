@@ -10,14 +10,14 @@ from ensemble_ray import ValidationError
 from ensemble_ray.actors.scheduler import process_groups, requirements
 from ensemble_ray.actors.scheduler.requirements import check_requirements
 from ensemble_ray.actors.scheduler.session import SessionLimits
-from ensemble_ray.plan.requirements import Node, ResourceRequirements
+from ensemble_ray.plan.requirements import ClusterNode, ResourceRequirements
 from tests.actors.test_session_orders import GPU, NODES, Bench, Handle, orders, template
 
 
 @pytest.fixture(autouse=True)
 def no_autoscaler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster has what it has; there is none to ask."""
-    monkeypatch.setattr(requirements, "_nodes_to_come", list[Node])
+    monkeypatch.setattr(requirements, "_nodes_to_come", list[ClusterNode])
 
 
 async def turns() -> None:
@@ -126,6 +126,6 @@ def test_what_an_autoscaler_may_add_counts_as_there(monkeypatch: pytest.MonkeyPa
     """S-CLU-43: as often as it may."""
     limits = SessionLimits(max_own=4, most_replicas=3, nodes=NODES)
     agents = [template("a", role="a", is_declared=True, replicas=4, requirements=GPU)]
-    coming = Node(resources={"GPU": 1}, labels=None, count=2)
+    coming = ClusterNode(resources={"GPU": 1}, labels=None, count=2)
     monkeypatch.setattr(requirements, "_nodes_to_come", lambda: [coming])
     check_requirements(agents, limits)

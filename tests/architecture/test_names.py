@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,10 @@ ALLOWED = (
     ("ensemble_ray/record/postgres", re.compile("_statement")),  # of SQL
     ("ensemble_ray/visualization", re.compile("letter", re.IGNORECASE)),  # of the alphabet: its width in a picture
 )
+#: Names of several public classes, and why they stay.
+SHARED = {
+    "OpenReview": "the face's value, and its schema, which the endpoint's OpenAPI document names so",
+}
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -63,6 +68,19 @@ def test_no_name_has_a_word_that_the_field_says_otherwise() -> None:
         if (wanted := _wanted(name)) and not _is_allowed(path, name)
     ]
     assert not found, "\n" + "\n".join(found)
+
+
+def test_a_name_means_one_public_class() -> None:
+    """A reader who meets a name knows which class it is; names of one file, with `_` before them, are its own affair."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in python_files(*PACKAGES):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    shared = {name: places for name, places in found.items() if len(places) > 1}
+    again = [f"{name}: {', '.join(places)}" for name, places in shared.items() if name not in SHARED]
+    assert not again, "\n" + "\n".join(again)
+    assert shared.keys() == SHARED.keys(), "a name that is no longer shared needs no reason"
 
 
 def test_words_are_found_in_each_spelling() -> None:

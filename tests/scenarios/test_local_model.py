@@ -24,7 +24,7 @@ from ensemble_ray.execute.agent.structured import parse_output
 from ensemble_ray.llm.factory import resolve_llm
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.local_engine import server as local_server
-from ensemble_ray.llm.local_engine.registry import Process
+from ensemble_ray.llm.local_engine.registry import EngineProcess
 from ensemble_ray.llm.local_engine.weights import find_weights
 from ensemble_ray.values.messages import ChatMessage, ChatResponse
 
@@ -80,7 +80,7 @@ def first_word(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def wait_until_dead(server: Process) -> None:
+def wait_until_dead(server: EngineProcess) -> None:
     """Return when that server has ended."""
     deadline = time.monotonic() + PATIENCE_S
     while server.is_alive:
@@ -127,11 +127,11 @@ async def test_the_server_is_started_again_when_it_died(home: Path) -> None:
     """S-SET-47: a server that was killed is replaced by the next call."""
     model = LocalChatModel(max_tokens=4)
     await model.chat([ChatMessage("user", "Say hi")])
-    server = Process(*record_of(home)["server"])  # type: ignore[arg-type]  # a pair of numbers
+    server = EngineProcess(*record_of(home)["server"])  # type: ignore[arg-type]  # a pair of numbers
     os.kill(server.pid, signal.SIGKILL)
     wait_until_dead(server)
     assert (await model.chat([ChatMessage("user", "Say hi")])).text
-    assert Process(*record_of(home)["server"]) != server  # type: ignore[arg-type]  # as above
+    assert EngineProcess(*record_of(home)["server"]) != server  # type: ignore[arg-type]  # as above
 
 
 def test_processes_share_one_server_when_they_use_the_same_model(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_processes_share_one_server_when_they_use_the_same_model(tmp_path: Path)
     with holder(tmp_path) as one, holder(tmp_path) as two:
         assert [first_word(one), first_word(two)] == ["True", "True"]
         record = record_of(tmp_path)
-        server = Process(*record["server"])  # type: ignore[arg-type]  # a pair of numbers
+        server = EngineProcess(*record["server"])  # type: ignore[arg-type]  # a pair of numbers
         assert sorted(pid for pid, _ in record["holders"]) == sorted([one.pid, two.pid])
         assert one.stdin is not None
         assert two.stdin is not None
@@ -156,7 +156,7 @@ def test_the_server_ends_itself_when_its_holders_were_killed(tmp_path: Path) -> 
     """S-SET-47: a holder that died does not count."""
     with holder(tmp_path) as only:
         assert first_word(only) == "True"
-        server = Process(*record_of(tmp_path)["server"])  # type: ignore[arg-type]  # a pair of numbers
+        server = EngineProcess(*record_of(tmp_path)["server"])  # type: ignore[arg-type]  # a pair of numbers
         only.kill()
         only.wait()
         wait_until_dead(server)

@@ -1,4 +1,4 @@
-"""RunViews: runs that are accepted or end while somebody looks are told as they are."""
+"""DrivenRunViews: runs that are accepted or end while somebody looks are told as they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ensemble_ray.record.stores import RunStore
 from ensemble_ray.serve.driving.active import ActiveRun
 from ensemble_ray.serve.driving.details import detail_of
 from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
-from ensemble_ray.serve.driving.views import RunViews
+from ensemble_ray.serve.driving.views import DrivenRunViews
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import NewRun, RunDetail, RunFilter, RunStatus
 from ensemble_ray.serve.team import ServedTeam
@@ -39,7 +39,7 @@ class Bench(Ledger):
     def __init__(self) -> None:
         super().__init__(None)
         self.active: dict[str, ActiveRun] = {}
-        self.views = RunViews(self, self.active, lambda: cast("RunStore", None))
+        self.views = DrivenRunViews(self, self.active, lambda: cast("RunStore", None))
         self.ends_behind_a_look = False
 
     def begin(self) -> ActiveRun:

@@ -10,7 +10,15 @@ import pytest
 
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.cli.commands.actors import actor_lines
-from ensemble_ray.studio.schemas.actors import Actors, Breaker, Limiter, NodeActors, ProcessInfo, RunHere, TaskHere
+from ensemble_ray.studio.schemas.actors import (
+    Actors,
+    BreakerSchema,
+    LimiterSchema,
+    NodeActors,
+    ProcessInfo,
+    RunHere,
+    TaskHere,
+)
 
 
 def test_processes_limits_and_endpoints_are_tables() -> None:
@@ -28,8 +36,8 @@ def test_processes_limits_and_endpoints_are_tables() -> None:
     )
     found = Actors(
         nodes=[NodeActors(node="alpha", address="10.0.0.1", processes=[worker])],
-        limiters=[Limiter(name="shared", requests=5, period_s=60.0, queue=3, permits=0)],
-        breakers=[Breaker(name="http://h m", state="half_open", processes=1, queue=2, sent=1)],
+        limiters=[LimiterSchema(name="shared", requests=5, period_s=60.0, queue=3, permits=0)],
+        breakers=[BreakerSchema(name="http://h m", state="half_open", processes=1, queue=2, sent=1)],
     )
     assert [re.split(r"  +", line.strip()) for line in actor_lines(found)] == [
         ["alpha 10.0.0.1"],

@@ -8,7 +8,7 @@ from ensemble_ray.cli.inputs.records import RunName, own_store
 from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, show
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunStore
 
 __all__ = ["cancel"]
 
@@ -37,7 +37,7 @@ async def _cancel(store: RunStore, name: str) -> int:
     from ensemble_ray.recovery.cancelling import end_unowned, request_end
     from ensemble_ray.values.outputs import RunState
 
-    found: RunSummary | None = await store.find(name)
+    found: RecordedRun | None = await store.find(name)
     assert found is not None  # noqa: S101  it was found
     run_id = found.run_id
     await request_end(store, found)

@@ -59,7 +59,7 @@ def fork(
     Exit codes: as run.
     """
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
-    from ensemble_ray.cli.view.run_view import RunView  # the help does not need them
+    from ensemble_ray.cli.view.run_view import TerminalRunView  # the help does not need them
     from ensemble_ray.loader import load_ensemble
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.resume.run_head import read_head
@@ -93,7 +93,7 @@ def fork(
                 listeners=(listener,),
             )
         ),
-        RunView(title, is_quiet=quiet),
+        TerminalRunView(title, is_quiet=quiet),
         as_json=as_json,
         trace=trace,
     )

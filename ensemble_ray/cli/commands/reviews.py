@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from ensemble_ray.record.open_reviews import Gate
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.recovery.deciding import PendingReview
     from ensemble_ray.values.reviews import OpenReview, ReviewDecision
 
-__all__ = ["Verdict", "review", "reviews"]
+__all__ = ["ReviewVerdict", "review", "reviews"]
 
 #: Characters of a gate's id in a list; more where two gates begin with the same ones.
 _SHOWN_ID = 8
@@ -32,7 +32,7 @@ _POLL_S = 0.2
 _TIMINGS = {"before_execution": "before", "during_execution": "during", "after_execution": "after"}
 
 
-class Verdict(StrEnum):
+class ReviewVerdict(StrEnum):
     """What can be decided."""
 
     APPROVE = "approve"
@@ -73,7 +73,7 @@ def review(
         str, typer.Argument(metavar="GATE", help="The gate's id, or the beginning of it.", show_default=False)
     ],
     verdict: Annotated[
-        Verdict | None, typer.Argument(help="What is decided. Without: the gate is shown.", show_default=False)
+        ReviewVerdict | None, typer.Argument(help="What is decided. Without: the gate is shown.", show_default=False)
     ] = None,
     file: Annotated[
         str | None,
@@ -177,7 +177,7 @@ def _show(gate: Gate) -> None:
     show("\n".join([*lines, *(["", review.task_output] if review.task_output else [])]))
 
 
-def _decision_of(verdict: Verdict, file: str | None) -> ReviewDecision:
+def _decision_of(verdict: ReviewVerdict, file: str | None) -> ReviewDecision:
     """Return the decision that was asked for.
 
     Raises:
@@ -187,15 +187,15 @@ def _decision_of(verdict: Verdict, file: str | None) -> ReviewDecision:
     from ensemble_ray.values.reviews import ReviewDecision
 
     match verdict:
-        case Verdict.EDIT if file is None:
+        case ReviewVerdict.EDIT if file is None:
             raise ValidationError("edit needs the file with the new text, or - for standard input")
-        case Verdict.EDIT:
+        case ReviewVerdict.EDIT:
             return ReviewDecision.edit(_text_of(str(file)))
         case _ if file is not None:
             raise ValidationError(f"{verdict.value} takes no file, got: '{file}'")
-        case Verdict.APPROVE:
+        case ReviewVerdict.APPROVE:
             return ReviewDecision.continue_execution()
-        case Verdict.EXIT:
+        case ReviewVerdict.EXIT:
             return ReviewDecision.exit_early()
 
 
@@ -216,7 +216,7 @@ def _text_of(file: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-async def _next_of(store: RunStore, run: RunSummary) -> str:
+async def _next_of(store: RunStore, run: RecordedRun) -> str:
     """Return what happens with a run at one of whose gates somebody has decided."""
     from ensemble_ray.record.open_reviews import open_reviews
 
@@ -230,7 +230,7 @@ async def _next_of(store: RunStore, run: RunSummary) -> str:
     return f"{more}Go on with: {resume}"
 
 
-async def _goes_on(store: RunStore, run: RunSummary) -> bool:
+async def _goes_on(store: RunStore, run: RecordedRun) -> bool:
     """Whether a run that waited on a cluster is seen to go on there; another one nobody lets go on by itself."""
     import asyncio
     import time

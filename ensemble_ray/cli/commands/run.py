@@ -25,7 +25,7 @@ from ensemble_ray.cli.view.terminal import (
 )
 
 if TYPE_CHECKING:
-    from ensemble_ray.cli.view.run_view import RunView
+    from ensemble_ray.cli.view.run_view import TerminalRunView
     from ensemble_ray.definition.run_options import RunOptions
     from ensemble_ray.errors import EnsembleError
     from ensemble_ray.events.listeners import EnsembleListener
@@ -182,7 +182,7 @@ def carry_out(
     as_json: bool = False,
     trace: Path | None = None,
     is_quiet: bool = False,
-    view: RunView | None = None,
+    view: TerminalRunView | None = None,
 ) -> int:
     """Run an ensemble with progress, print its output, say where the record lies; gives the exit code.
 
@@ -214,7 +214,7 @@ def carry_out(
 
 def show_run(
     begin: Callable[[EnsembleListener], Run | MapReduceRun],
-    view: RunView,
+    view: TerminalRunView,
     *,
     as_json: bool = False,
     trace: Path | None = None,
@@ -257,7 +257,7 @@ def show_run(
     return code if is_traced or code != FINE else FAILED
 
 
-def _show_failed(error: EnsembleError, run_id: str | None, view: RunView, trace: Path | None) -> None:
+def _show_failed(error: EnsembleError, run_id: str | None, view: TerminalRunView, trace: Path | None) -> None:
     """Show what is left of a run that failed, where it had begun."""
     from ensemble_ray.errors import RecordError, StaleEpochError
 
@@ -283,7 +283,7 @@ class _Watched:
         return None if self.run is None else self.run.id
 
     def result(
-        self, begin: Callable[[EnsembleListener], Run | MapReduceRun], view: RunView
+        self, begin: Callable[[EnsembleListener], Run | MapReduceRun], view: TerminalRunView
     ) -> tuple[EnsembleOutput, bool]:
         """Return the output, and whether it was interrupted: the first Ctrl-C ends the run, the second the process."""
         display = view.display
@@ -324,7 +324,7 @@ def _terminable() -> Generator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _as_data(view: RunView, output: EnsembleOutput) -> dict[str, Any]:
+def _as_data(view: TerminalRunView, output: EnsembleOutput) -> dict[str, Any]:
     from ensemble_ray.cli.inputs.records import own_store
     from ensemble_ray.process.loop import run_blocking
 

@@ -12,7 +12,7 @@ from ensemble_ray.cli.inputs.tags import TagFilter, format_tags, is_tagged
 from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, show, show_json
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunStore
 
 __all__ = ["States", "runs", "states_of"]
 
@@ -24,7 +24,7 @@ _READERS = 8
 class _Listed(NamedTuple):
     """A run of the list, and what its record tells."""
 
-    run: RunSummary
+    run: RecordedRun
     #: tasks with an output; None: not known
     done: int | None = None
     #: tasks; None: not known
@@ -136,7 +136,9 @@ def _data(listed: _Listed) -> dict[str, object]:
     }
 
 
-async def _read(store: RunStore, runs: Sequence[RunSummary], tags: Sequence[str], *, most: int | None) -> list[_Listed]:
+async def _read(
+    store: RunStore, runs: Sequence[RecordedRun], tags: Sequence[str], *, most: int | None
+) -> list[_Listed]:
     """Return the first of these runs that have those tags, with what their records tell.
 
     Args:
@@ -149,7 +151,7 @@ async def _read(store: RunStore, runs: Sequence[RunSummary], tags: Sequence[str]
 
     readers = asyncio.Semaphore(_READERS)
 
-    async def read(run: RunSummary) -> _Listed | None:
+    async def read(run: RecordedRun) -> _Listed | None:
         async with readers:
             return await _read_one(store, run, tags)
 
@@ -163,7 +165,7 @@ async def _read(store: RunStore, runs: Sequence[RunSummary], tags: Sequence[str]
     return found[:most]
 
 
-async def _read_one(store: RunStore, run: RunSummary, tags: Sequence[str]) -> _Listed | None:
+async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _Listed | None:
     """Return how far a run is, and how it began; unknown where the record cannot be read. None: it has not those tags."""
     from ensemble_ray.errors import RecordError, message_of
     from ensemble_ray.record.progress import tasks_done

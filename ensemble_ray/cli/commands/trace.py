@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.record.view.map_reduce import MapReduceView
     from ensemble_ray.record.view.tree import TreeRow
     from ensemble_ray.values.trace import ExecutionTrace
@@ -105,7 +105,9 @@ def trace(
     return FINE
 
 
-def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: bool, is_partial: bool = False) -> None:
+def _show_run(
+    store: RunStore, named: RecordedRun, task: str | None, *, as_json: bool, is_partial: bool = False
+) -> None:
     """Print a run; `is_partial`: what is left of its record."""
     from ensemble_ray.errors import RecordError
     from ensemble_ray.process.loop import run_blocking
@@ -148,7 +150,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
         _print_tree((*tree_rows(found, fold.verdicts()), *directive_rows(told), *reflection_rows(facts)))
 
 
-def _draw_run(store: RunStore, named: RunSummary, pictures: Pictures) -> None:
+def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
     """Write the graph of a run as it ran."""
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import RunFold
@@ -177,7 +179,7 @@ def _draw_run(store: RunStore, named: RunSummary, pictures: Pictures) -> None:
     pictures.write(f"Run {named.run_id}", make_flow, lambda: DagExporter.build(make_trace()))
 
 
-async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> MapReduceView:
+async def _view(store: RunStore, run: RecordedRun, *, is_partial: bool) -> MapReduceView:
     """Return what the record of a map-reduce run holds."""
     from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 
@@ -211,7 +213,7 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
     return facts
 
 
-def _list(runs: list[RunSummary]) -> None:
+def _list(runs: list[RecordedRun]) -> None:
     if not runs:
         say(no_runs())
         return

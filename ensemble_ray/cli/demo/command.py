@@ -52,7 +52,7 @@ def demo(
     from ensemble_ray.cli.commands.run import carry_out
     from ensemble_ray.cli.demo.digest import render_digest
     from ensemble_ray.cli.demo_team import demo_team
-    from ensemble_ray.cli.view.run_view import RunView
+    from ensemble_ray.cli.view.run_view import TerminalRunView
     from ensemble_ray.errors import ValidationError
 
     if serve + crash + studio > 1:
@@ -73,7 +73,7 @@ def demo(
     _warm_up(prepared.reader)
     title = f"demo on {runtime.value}"
     passages = prepared.selection.passages
-    view = RunView(title, is_quiet=quiet, render=lambda output: render_digest(passages, output))
+    view = TerminalRunView(title, is_quiet=quiet, render=lambda output: render_digest(passages, output))
 
     def run(team: MapReduceEnsemble) -> int:
         return carry_out(team, {}, runtime=runtime, run_id=run_id, title=title, view=view)

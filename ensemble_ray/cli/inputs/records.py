@@ -12,7 +12,7 @@ from ensemble_ray.cli.view.terminal import own_command, say
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunStore
 
 __all__ = ["RunName", "age_of", "as_data", "no_runs", "own_store", "say_where", "where"]
 
@@ -54,7 +54,7 @@ def no_runs() -> str:
     return f"There are no runs in {where()}. Make one: {own_command()} demo"
 
 
-def as_data(run: RunSummary) -> dict[str, object]:
+def as_data(run: RecordedRun) -> dict[str, object]:
     """Return a run of a list as JSON data."""
     return {
         "run_id": run.run_id,
@@ -86,7 +86,7 @@ _NEXT: Mapping[str, str] = {
 _AGAIN = "Resume it, which tries again what failed: {command} resume {run}"
 
 
-async def _next_of(run: RunSummary) -> str | None:
+async def _next_of(run: RecordedRun) -> str | None:
     """Return what can be done with a run; None: nothing."""
     from ensemble_ray.record.map_reduce_fold import refusal_of
     from ensemble_ray.record.resume.run_head import read_head

@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["JobLog", "LogLine"]
+__all__ = ["JobLog", "JobLogLine"]
 
 
 #: What Ray says of the job itself.
 _OF_RAY = re.compile(r"[\d-]+ [\d:,]+\s+INFO job_manager\.py:\d+ -- ")
 
 
-class LogLine(NamedTuple):
+class JobLogLine(NamedTuple):
     """One line of a log."""
 
     text: str
@@ -36,30 +36,30 @@ class JobLog:
         self._mark = mark
         self._rest = ""
 
-    def feed(self, text: str) -> Iterator[LogLine]:
+    def feed(self, text: str) -> Iterator[JobLogLine]:
         """Return the lines that are whole now."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             yield from self._split(line)
 
-    def close(self) -> Iterator[LogLine]:
+    def close(self) -> Iterator[JobLogLine]:
         """Return what is left of a last line without an end."""
         rest, self._rest = self._rest, ""
         if rest:
             yield from self._split(rest)
 
-    def _split(self, line: str) -> Iterator[LogLine]:
+    def _split(self, line: str) -> Iterator[JobLogLine]:
         if _OF_RAY.match(line):
             return
         before, mark, found = line.partition(self._mark)
         if not mark:
-            yield LogLine(line, is_result=False)
+            yield JobLogLine(line, is_result=False)
             return
         try:
             result = json.loads(found)
         except ValueError:  # the command, shown by somebody
-            yield LogLine(line, is_result=False)
+            yield JobLogLine(line, is_result=False)
             return
         if before:  # somebody wrote a line without an end
-            yield LogLine(before, is_result=False)
-        yield LogLine(str(result), is_result=True)
+            yield JobLogLine(before, is_result=False)
+        yield JobLogLine(str(result), is_result=True)

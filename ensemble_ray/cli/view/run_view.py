@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
     from ensemble_ray.values.outputs import EnsembleOutput
 
-__all__ = ["ItemView", "RunView", "view_of"]
+__all__ = ["ItemView", "TerminalRunView", "view_of"]
 
 #: Early ends that nobody asked for.
 _UNWANTED_ENDS = frozenset({"error", "timeout", "budget_exhausted"})
@@ -33,7 +33,7 @@ _SHOWN_FAILURES = 3
 _TEXT = 160
 
 
-class RunView:
+class TerminalRunView:
     """How a run of a team is shown.
 
     Args:
@@ -99,7 +99,7 @@ def _open_reviews(output: EnsembleOutput) -> list[str]:
     return [f"The run waits for {count_noun(len(output.open_reviews), 'review')}:", *lines] if lines else []
 
 
-class ItemView(RunView):
+class ItemView(TerminalRunView):
     """How a run over many items is shown (S-MR-185 to S-MR-187)."""
 
     def __init__(self, definition: MapDefinition, title: str, *, is_quiet: bool = False) -> None:
@@ -206,10 +206,10 @@ def _describe_rows(path: Path, done: int) -> str:
     return f"{path} has {count_noun(rows, 'row')}"
 
 
-def view_of(definition: object, title: str, *, is_quiet: bool = False) -> RunView:
+def view_of(definition: object, title: str, *, is_quiet: bool = False) -> TerminalRunView:
     """Return how a run of that definition is shown."""
     is_planned = getattr(definition, "is_planned", False)
     if isinstance(definition, MapDefinition) and not is_planned:
         return ItemView(definition, title, is_quiet=is_quiet)
     units = UnitProgress.of(definition) if isinstance(definition, EnsembleDefinition) else None
-    return RunView(title, is_quiet=is_quiet, units=units)
+    return TerminalRunView(title, is_quiet=is_quiet, units=units)

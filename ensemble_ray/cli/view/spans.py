@@ -10,7 +10,7 @@ import typer
 from ensemble_ray.cli.view.terminal import say
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.stores import RecordedRun, RunStore
 
 __all__ = ["Otlp", "WithContent", "check_sending", "send_run"]
 
@@ -56,7 +56,7 @@ def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown
         )
 
 
-def send_run(store: RunStore, named: RunSummary, url: str, *, has_content: bool) -> None:
+def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool) -> None:
     """Send the spans of a run, and say how many they are.
 
     Raises:

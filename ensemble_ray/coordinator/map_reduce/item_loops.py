@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.coordinator.announcements import build_announcement
-from ensemble_ray.coordinator.background import BackgroundTasks
+from ensemble_ray.coordinator.background import RunBackgroundTasks
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
 from ensemble_ray.coordinator.outputs import HeldOutputs
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
@@ -141,13 +141,13 @@ class ItemLoops:
         self._recorded = verdicts
         self._running: dict[str, _Running] = {}
         self._reporter: TaskReporter[TaskOrder]
-        self._background: BackgroundTasks
+        self._background: RunBackgroundTasks
         self._finish: Callable[[LoopEnd], Stimulus]
 
     def open(self, reporter: TaskReporter[TaskOrder], finish: Callable[[LoopEnd], Stimulus]) -> None:
         """Begin; `finish` takes the end of a loop, and returns what the run's source is told of its item."""
         self._reporter, self._finish = reporter, finish
-        self._background = BackgroundTasks(reporter.break_off)
+        self._background = RunBackgroundTasks(reporter.break_off)
 
     def leave(self) -> None:
         """Wait for nothing any more."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from ensemble_ray.coordinator.background import BackgroundTasks, as_error
+from ensemble_ray.coordinator.background import RunBackgroundTasks, as_error
 from ensemble_ray.coordinator.map_reduce.failures import FailureLog, failure_of
 from ensemble_ray.coordinator.map_reduce.item_loops import ItemLoops
 from ensemble_ray.coordinator.map_reduce.orders import FailedMap, PreparedLoop
@@ -76,7 +76,7 @@ class MapReduceTasks:
         #: outputs whose tokens the user's estimator is asked for
         self._uncounted: dict[str, TaskOutput] = {}
         self._token_counts = TokenCounts(parts.definition)
-        self._background: BackgroundTasks
+        self._background: RunBackgroundTasks
         self._failures = FailureLog()
         self._cause: BaseException | None = None
         self._spent: BudgetExhaustedError | None = None
@@ -93,7 +93,7 @@ class MapReduceTasks:
         """Begin; what is recorded is found when its task is started."""
         del source  # it is told recorded tasks like others
         self._reporter = reporter
-        self._background = BackgroundTasks(reporter.break_off)
+        self._background = RunBackgroundTasks(reporter.break_off)
         self._loops.open(reporter, self._finish_loop)
         self._started_at = self._journal.now()
         return Opening(stimuli=[Begun(at=self._started_at)])

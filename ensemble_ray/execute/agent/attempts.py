@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.llm.faults import Fault, fault_of, status_of
+from ensemble_ray.llm.faults import ProviderFault, fault_of, status_of
 from ensemble_ray.llm.retry import backoff_s, patience_asked_s
 from ensemble_ray.process.bounded_log import bounded_logger
 
@@ -99,7 +99,7 @@ class Attempts:
         finally:
             del last  # its traceback holds this frame
 
-    def _delay(self, policy: RetryPolicy, fault: Fault, left_s: float) -> float | None:
+    def _delay(self, policy: RetryPolicy, fault: ProviderFault, left_s: float) -> float | None:
         """How long to wait before the next attempt; None: there is none (S-DUR-62)."""
         attempt = len(self.failed) + 1
         if attempt >= policy.max_attempts:
@@ -114,7 +114,7 @@ class Attempts:
             )
         return delay_s if delay_s <= left_s else None
 
-    def _note(self, policy: RetryPolicy, fault: Fault, delay_s: float) -> None:
+    def _note(self, policy: RetryPolicy, fault: ProviderFault, delay_s: float) -> None:
         """Count a retry, and say so (S-DUR-66)."""
         self.failed.append(_brief(fault))
         self._scope.effects.retry_count += 1
@@ -137,7 +137,7 @@ async def _wait(visit: Visit, patience_s: float, last: BaseException | None) -> 
         raise is_open from last
 
 
-def _notify(visit: Visit | None, error: BaseException, fault: Fault | None) -> None:
+def _notify(visit: Visit | None, error: BaseException, fault: ProviderFault | None) -> None:
     """Let the endpoint's breaker and limit know what came of an attempt."""
     if visit is None:
         return
@@ -151,5 +151,5 @@ def _notify(visit: Visit | None, error: BaseException, fault: Fault | None) -> N
         visit.record_failure(_brief(fault), ago_s=fault.ago_s)
 
 
-def _brief(fault: Fault) -> str:
+def _brief(fault: ProviderFault) -> str:
     return f"{fault.what}: {brief(fault.text)}"

@@ -16,11 +16,11 @@ from ensemble_ray.execute.agent.context_window import ContextWindow
 from ensemble_ray.execute.agent.model_calls import ModelCalls
 from ensemble_ray.execute.agent.react import ReactMachine, stop_text
 from ensemble_ray.execute.agent.steps import (
+    AnswerReceived,
     CallModel,
     CallTools,
     Fail,
     Finish,
-    ModelAnswered,
     StepInstruction,
     ToolsReturned,
 )
@@ -189,7 +189,7 @@ class AgentLoop:
                 case CallModel():
                     sent = self._fit(step.turn)
                     response = await self._models.call(sent, tools.specs, step.turn)
-                    step = machine.handle(ModelAnswered(response=response))
+                    step = machine.handle(AnswerReceived(response=response))
                     said = machine.messages if sent is machine.messages else (*sent, machine.messages[-1])
                     self._models.capture_answer(said, is_final=isinstance(step, Finish))
                     self._models.accept()

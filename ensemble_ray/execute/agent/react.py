@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from ensemble_ray.execute.agent.steps import (
+    AnswerReceived,
     CallModel,
     CallTools,
     Fail,
     Finish,
-    ModelAnswered,
     StepInstruction,
     StepStimulus,
     ToolsReturned,
@@ -98,14 +98,14 @@ class ReactMachine:
     def handle(self, stimulus: StepStimulus) -> StepInstruction:
         """Take what happened, give the next step."""
         match stimulus:
-            case ModelAnswered():
+            case AnswerReceived():
                 return self._on_answer(stimulus)
             case ToolsReturned():
                 return self._on_return(stimulus)
             case _:
                 assert_never(stimulus)
 
-    def _on_answer(self, stimulus: ModelAnswered) -> StepInstruction:
+    def _on_answer(self, stimulus: AnswerReceived) -> StepInstruction:
         response = stimulus.response
         if not self._has_tools or not response.tool_calls:
             self.messages.append(ChatMessage(role="assistant", content=response.text))

@@ -9,11 +9,11 @@ from typing import Union
 from ensemble_ray.values.messages import ChatResponse, ToolCall
 
 __all__ = [
+    "AnswerReceived",
     "CallModel",
     "CallTools",
     "Fail",
     "Finish",
-    "ModelAnswered",
     "StepInstruction",
     "StepStimulus",
     "ToolsReturned",
@@ -21,7 +21,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelAnswered:
+class AnswerReceived:
     """The model answered."""
 
     response: ChatResponse
@@ -66,5 +66,5 @@ class Fail:
     tool_calls_made: int
 
 
-StepStimulus = Union[ModelAnswered, ToolsReturned]  # noqa: UP007  a name for the union, also at run time
+StepStimulus = Union[AnswerReceived, ToolsReturned]  # noqa: UP007  a name for the union, also at run time
 StepInstruction = Union[CallModel, CallTools, Finish, Fail]  # noqa: UP007

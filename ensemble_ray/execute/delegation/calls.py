@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import HierarchyRules
     from ensemble_ray.values.delegation import DelegationContext
 
-__all__ = ["EXPECTED_OUTPUT", "Asked", "manager_tool", "peer_tool", "read_call"]
+__all__ = ["EXPECTED_OUTPUT", "AskedDelegation", "manager_tool", "peer_tool", "read_call"]
 
 #: What every delegated task is to give (S-HIER-23, S-DEL-3).
 EXPECTED_OUTPUT = "A complete and accurate result of the delegated task, which its asker can use as it is."
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedDelegation:
     """What a call asks for."""
 
     agent_role: str
@@ -62,7 +62,7 @@ def _spec(name: str, description: str, text_field: str, roles: Sequence[str]) ->
     return ToolSpec(name, description, parameters)
 
 
-def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> Asked | str:
+def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> AskedDelegation | str:
     """Return what a call asks for, or the error text for the model (S-HIER-21, S-DEL-71, S-DEL-72)."""
     try:
         data: object = json.loads(arguments or "{}")
@@ -83,7 +83,7 @@ def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> Asked | 
                 else f" Give both agent_role (one of [{', '.join(roles)}]) and task."
             )
         texts.append(value)
-    return Asked(texts[0], texts[1])
+    return AskedDelegation(texts[0], texts[1])
 
 
 def _describe_malformed(text_field: str, what: str) -> str:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, cast
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.errors.texts import user_traceback
 from ensemble_ray.execute.callables import callable_path
-from ensemble_ray.execute.delegation.calls import Asked, read_call
-from ensemble_ray.execute.delegation.gates import Gate, Refusal
+from ensemble_ray.execute.delegation.calls import AskedDelegation, read_call
+from ensemble_ray.execute.delegation.gates import DelegationGate, DelegationRefusal
 from ensemble_ray.facts.effects import DelegationDecided, RecordedRefusal, read_request
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
-from ensemble_ray.text.foreign_text import Line
+from ensemble_ray.text.foreign_text import TextLine
 from ensemble_ray.values.delegation import (
     DelegationPolicyContext,
     DelegationPolicyResult,
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.values.messages import ToolCall
 
-__all__ = ["Decision", "Decisions"]
+__all__ = ["Decisions", "DelegationDecision"]
 
 _log = bounded_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class DelegationDecision:
     """What was decided of one call."""
 
     request: DelegationRequest
@@ -54,7 +54,7 @@ class Decision:
     position: tuple[int, int]
     #: role whose cap it counts for; None: none's
     charged: str | None = None
-    refusal: Refusal | None = None
+    refusal: DelegationRefusal | None = None
     #: whether a policy failed, so that the model is told of an error
     is_error: bool = False
 
@@ -62,17 +62,17 @@ class Decision:
 class Decisions:
     """The decisions of one task."""
 
-    def __init__(self, scope: TaskScope, gate: Gate, text_field: str) -> None:
+    def __init__(self, scope: TaskScope, gate: DelegationGate, text_field: str) -> None:
         self._scope = scope
         self._order = scope.order
         self._context = scope.context.delegation
         self._gate = gate
         self._text_field = text_field
-        self._decisions: dict[str, Decision] = {}
+        self._decisions: dict[str, DelegationDecision] = {}
         #: error texts of calls that ask for nothing
         self._malformed: dict[str, str] = {}
 
-    def of(self, name: str) -> Decision | str:
+    def of(self, name: str) -> DelegationDecision | str:
         """Return what was decided of the call of that name, or the error text of one that asks for nothing."""
         return self._malformed[name] if name in self._malformed else self._decisions[name]
 
@@ -103,7 +103,7 @@ class Decisions:
         """Return when everything that the task noted is on record."""
         await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Persistence.COMMITTED)
 
-    async def _decide(self, name: str, asked: Asked, position: tuple[int, int]) -> Decision:
+    async def _decide(self, name: str, asked: AskedDelegation, position: tuple[int, int]) -> DelegationDecision:
         at = self._scope.ports.clock.now()
         request = DelegationRequest(
             task_id=uuid_of(f"{self._order.run_id}/{name}"),
@@ -111,14 +111,14 @@ class Decisions:
             task_description=asked.task_description,
         )
         found = self._gate.find(asked.agent_role)
-        refusal = found if isinstance(found, Refusal) else self._gate.approve(found)
+        refusal = found if isinstance(found, DelegationRefusal) else self._gate.approve(found)
         if refusal is not None:
-            return Decision(request=request, worker=None, at=at, position=position, refusal=refusal)
+            return DelegationDecision(request=request, worker=None, at=at, position=position, refusal=refusal)
         return await self._under_policies(request, cast("Peer", found), at, position)
 
     async def _under_policies(
         self, request: DelegationRequest, worker: Peer, at: float, position: tuple[int, int]
-    ) -> Decision:
+    ) -> DelegationDecision:
         """Ask the policies in order; the attempt counts for the worker that it ends with (S-DEL-41, S-HIER-46)."""
         charged = worker.role
         if self._context.policies:  # user code depends on the answer, and on what was decided before, from here on
@@ -130,10 +130,10 @@ class Decisions:
                 raise
             except USER_ERRORS as error:
                 # What it raised is told with the delegation's failure; here is where it did.
-                where = Line(f"\n{user_traceback(error)}")
+                where = TextLine(f"\n{user_traceback(error)}")
                 _log.warning("Delegation policy '%s' raised %s%s", name, type(error).__name__, where)
-                reason = Refusal(f"Error: {message_of(error)}")
-                return Decision(
+                reason = DelegationRefusal(f"Error: {message_of(error)}")
+                return DelegationDecision(
                     request=request,
                     worker=None,
                     at=at,
@@ -143,14 +143,18 @@ class Decisions:
                     is_error=True,
                 )
             if verdict.verdict == "reject":
-                reason = Refusal(f"Delegation rejected by policy: {verdict.reason}")
-                return Decision(request=request, worker=None, at=at, position=position, charged=charged, refusal=reason)
+                reason = DelegationRefusal(f"Delegation rejected by policy: {verdict.reason}")
+                return DelegationDecision(
+                    request=request, worker=None, at=at, position=position, charged=charged, refusal=reason
+                )
             if verdict.request is not None:
                 request = verdict.request  # under the id that it has (S-DEL-50)
         target = self._gate.change(worker, request.agent_role)
-        if isinstance(target, Refusal):
-            return Decision(request=request, worker=None, at=at, position=position, charged=charged, refusal=target)
-        return Decision(request=request, worker=target, at=at, position=position, charged=target.role)
+        if isinstance(target, DelegationRefusal):
+            return DelegationDecision(
+                request=request, worker=None, at=at, position=position, charged=charged, refusal=target
+            )
+        return DelegationDecision(request=request, worker=target, at=at, position=position, charged=target.role)
 
     async def _asked_policy(self, index: int, request: DelegationRequest) -> DelegationPolicyResult:
         context = DelegationPolicyContext(
@@ -162,24 +166,24 @@ class Decisions:
         answer = await self._scope.ports.callables.evaluate(callable_path("", "policy", index), (request, context))
         return cast("DelegationPolicyResult", answer)
 
-    def _recall(self, fact: Fact[DelegationDecided], position: tuple[int, int]) -> Decision:
+    def _recall(self, fact: Fact[DelegationDecided], position: tuple[int, int]) -> DelegationDecision:
         """Return the decision that is on record; what it counted for counts again."""
         data = fact.data
         worker = next((each for each in self._context.peers if each.key == data.worker), None)
         if data.charged is not None:
             self._gate.reapply_recorded(data.charged)
-        return Decision(
+        return DelegationDecision(
             request=read_request(fact),
             worker=worker,
             at=data.started_at,
             position=position,
             charged=data.charged,
-            refusal=None if data.refusal is None else Refusal(*data.refusal),
+            refusal=None if data.refusal is None else DelegationRefusal(*data.refusal),
             is_error=data.is_error is True,
         )
 
 
-def _fact_of(decision: Decision) -> DelegationDecided:
+def _fact_of(decision: DelegationDecision) -> DelegationDecided:
     """Return what is recorded of a decision."""
     refusal = decision.refusal
     return DelegationDecided(

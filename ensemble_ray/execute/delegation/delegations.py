@@ -28,8 +28,8 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import brief, message_of
 from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, DelegationStartedEvent
 from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT, manager_tool, peer_tool
-from ensemble_ray.execute.delegation.decisions import Decision, Decisions
-from ensemble_ray.execute.delegation.gates import Gate, ManagerGate, PeerGate, Refusal
+from ensemble_ray.execute.delegation.decisions import Decisions, DelegationDecision
+from ensemble_ray.execute.delegation.gates import DelegationGate, DelegationRefusal, ManagerGate, PeerGate
 from ensemble_ray.execute.delegation.peers import Peers
 from ensemble_ray.execute.effects import CallOutcome, DelegationEffect, ToolEffect
 from ensemble_ray.execute.exits import exit_of
@@ -65,7 +65,7 @@ _AT_GATE = "Waits for a review"
 class Delegations:
     """The delegations of one task."""
 
-    def __init__(self, scope: TaskScope, gate: Gate, spec: ToolSpec) -> None:
+    def __init__(self, scope: TaskScope, gate: DelegationGate, spec: ToolSpec) -> None:
         self._scope = scope
         self._order = scope.order
         self._gate = gate
@@ -76,7 +76,7 @@ class Delegations:
         cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
         self._slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
         #: attempts that wait for a worker, by the call's name, and those of them whose worker was asked
-        self._open: dict[str, tuple[Decision, Peer]] = {}
+        self._open: dict[str, tuple[DelegationDecision, Peer]] = {}
         self._begun: set[str] = set()
         #: what a worker gave that ends more than its task
         self._beyond: BaseException | None = None
@@ -167,7 +167,9 @@ class Delegations:
         effect = self._conclude(name, decision, decision.worker, result, took_s=recorded.duration_s)
         effect.text = recorded.text
 
-    async def _recorded_result(self, name: str, decision: Decision, worker: Peer, recorded: ToolEffect) -> TaskResult:
+    async def _recorded_result(
+        self, name: str, decision: DelegationDecision, worker: Peer, recorded: ToolEffect
+    ) -> TaskResult:
         """Return the result of a worker, as the record has it."""
         order = self._worker_order(name, decision, worker)
         facts = await self._scope.ports.journal.lookup_recorded(order.instance)
@@ -187,7 +189,7 @@ class Delegations:
             key=order.key, instance=order.instance, status="completed", at=self._scope.ports.clock.now(), output=output
         )
 
-    async def _perform(self, name: str, decision: Decision, worker: Peer) -> TaskResult:
+    async def _perform(self, name: str, decision: DelegationDecision, worker: Peer) -> TaskResult:
         order = self._worker_order(name, decision, worker)
         self._announce_start(decision, worker)
         _log.info("Agent '%s' delegates to '%s' (depth %d)", self._order.agent_role, worker.role, order.depth)
@@ -233,7 +235,7 @@ class Delegations:
         error = AgentExecutionError(text, order.agent_role, order.task.description)
         return self._failed_result(order, error, None if stopped is None else stopped.trace)
 
-    def _worker_order(self, name: str, decision: Decision, worker: Peer) -> TaskOrder:
+    def _worker_order(self, name: str, decision: DelegationDecision, worker: Peer) -> TaskOrder:
         instance = delegated_instance(name)
         task = Task(description=decision.request.task_description, expected_output=EXPECTED_OUTPUT)
         return TaskOrder(
@@ -268,8 +270,8 @@ class Delegations:
 
     # What came of it.
 
-    def _refuse(self, call: ToolCall, decision: Decision, *, took_s: float | None = None) -> ToolEffect:
-        refusal = decision.refusal or Refusal("")
+    def _refuse(self, call: ToolCall, decision: DelegationDecision, *, took_s: float | None = None) -> ToolEffect:
+        refusal = decision.refusal or DelegationRefusal("")
         found = self._context.find(decision.request.agent_role)
         role = decision.request.agent_role if found is None else found.role
         effect = self._note_failure(decision, role, refusal.text, errors=(refusal.reason,), took_s=took_s)
@@ -278,7 +280,7 @@ class Delegations:
         return self._tool_effect(call, effect, "error" if decision.is_error else "success")
 
     def _conclude(
-        self, name: str, decision: Decision, worker: Peer, result: TaskResult, *, took_s: float | None = None
+        self, name: str, decision: DelegationDecision, worker: Peer, result: TaskResult, *, took_s: float | None = None
     ) -> DelegationEffect:
         output = result.output
         if output is None:
@@ -300,7 +302,7 @@ class Delegations:
 
     def _note_failure(
         self,
-        decision: Decision,
+        decision: DelegationDecision,
         worker_role: str,
         text: str,
         *,
@@ -339,7 +341,7 @@ class Delegations:
             duration_s=effect.response.duration.total_seconds(),
         )
 
-    def _announce_start(self, decision: Decision, worker: Peer) -> None:
+    def _announce_start(self, decision: DelegationDecision, worker: Peer) -> None:
         self._scope.emit(
             DelegationStartedEvent,
             lambda: DelegationStartedEvent(

@@ -12,11 +12,11 @@ from typing import Protocol
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
 from ensemble_ray.values.delegation import DelegationContext, Peer, spoken_role
 
-__all__ = ["Gate", "ManagerGate", "PeerGate", "Refusal"]
+__all__ = ["DelegationGate", "DelegationRefusal", "ManagerGate", "PeerGate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class DelegationRefusal:
     """Why a worker is not asked."""
 
     #: what events and the response say
@@ -30,7 +30,7 @@ class Refusal:
         return f"{self.reason}\n{self.hint}" if self.hint else self.reason
 
 
-class Gate(Protocol):
+class DelegationGate(Protocol):
     """The rules of one delegating task."""
 
     @property
@@ -43,15 +43,15 @@ class Gate(Protocol):
         """The roles that may be asked, as policies see them (S-DEL-44)."""
         ...
 
-    def find(self, role: str) -> Peer | Refusal:
+    def find(self, role: str) -> Peer | DelegationRefusal:
         """Apply the guards (S-DEL-73 to S-DEL-75, S-HIER-21)."""
         ...
 
-    def approve(self, worker: Peer) -> Refusal | None:
+    def approve(self, worker: Peer) -> DelegationRefusal | None:
         """Apply the checks before the policies; an approved attempt counts from here on (S-HIER-41)."""
         ...
 
-    def change(self, asked: Peer, role: str) -> Peer | Refusal:
+    def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:
         """Who is asked after the policies, which may have changed the target (S-DEL-77, S-DEL-78, S-HIER-46)."""
         ...
 
@@ -89,32 +89,36 @@ class PeerGate:
         self.depth = depth
         self.roles = tuple(each for each in context.roles if not self._is_self(each))
 
-    def find(self, role: str) -> Peer | Refusal:
+    def find(self, role: str) -> Peer | DelegationRefusal:
         """Depth, then self, then unknown."""
         most = self._context.max_depth
         if self.depth >= most:
-            return Refusal(
+            return DelegationRefusal(
                 f"Delegation depth limit reached (max: {most}, current: {self.depth}). "
                 "Complete this task yourself without further delegation."
             )
         if self._is_self(role):
-            return Refusal(f"Cannot delegate to yourself (role: '{self._role}'). Choose a different agent.")
+            return DelegationRefusal(f"Cannot delegate to yourself (role: '{self._role}'). Choose a different agent.")
         roles = _join_roles(self._context.roles)
         found = self._context.find(role)
-        return found or Refusal(f"Agent not found with role '{role.strip()}'. Available roles: {roles}")
+        return found or DelegationRefusal(f"Agent not found with role '{role.strip()}'. Available roles: {roles}")
 
-    def approve(self, worker: Peer) -> Refusal | None:  # noqa: ARG002  between peers nothing is counted
+    def approve(self, worker: Peer) -> DelegationRefusal | None:  # noqa: ARG002  between peers nothing is counted
         """Nothing stands before the policies."""
         return None
 
-    def change(self, asked: Peer, role: str) -> Peer | Refusal:  # noqa: ARG002  nothing was charged
+    def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:  # noqa: ARG002  nothing was charged
         """Unknown, then self."""
         found = self._context.find(role)
         if found is None:
             roles = _join_roles(self._context.roles)
-            return Refusal(f"{_describe_change(role)} but no agent found with that role. Available roles: {roles}")
+            return DelegationRefusal(
+                f"{_describe_change(role)} but no agent found with that role. Available roles: {roles}"
+            )
         if self._is_self(role):
-            return Refusal(f"{_describe_change(role)} which results in self-delegation. Choose a different agent.")
+            return DelegationRefusal(
+                f"{_describe_change(role)} which results in self-delegation. Choose a different agent."
+            )
         return found
 
     def reapply_recorded(self, charged: str) -> None:
@@ -146,23 +150,25 @@ class ManagerGate:
         self._enforcer = enforcer
         self.roles = context.roles
 
-    def find(self, role: str) -> Peer | Refusal:
+    def find(self, role: str) -> Peer | DelegationRefusal:
         """Only whether there is one."""
         roles = _join_roles(self._context.roles)
         found = self._context.find(role)
-        return found or Refusal(f"No agent found with role '{role.strip()}'. Available roles: {roles}")
+        return found or DelegationRefusal(f"No agent found with role '{role.strip()}'. Available roles: {roles}")
 
-    def approve(self, worker: Peer) -> Refusal | None:
+    def approve(self, worker: Peer) -> DelegationRefusal | None:
         """Check the constraints, by the worker's own role (S-HIER-45)."""
         reason = self._enforcer.approve(worker.role)
         return None if reason is None else self._reject(reason)
 
-    def change(self, asked: Peer, role: str) -> Peer | Refusal:
+    def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:
         """Unknown, then the constraints of the new target, which is charged instead (S-HIER-46)."""
         found = self._context.find(role)
         if found is None:
             roles = _join_roles(self._context.roles)
-            return Refusal(f"{_describe_change(role)} but no agent found with that role. Available roles: {roles}")
+            return DelegationRefusal(
+                f"{_describe_change(role)} but no agent found with that role. Available roles: {roles}"
+            )
         if found.key != asked.key and (reason := self._enforcer.move(asked.role, found.role)) is not None:
             return self._reject(reason)
         return found
@@ -185,5 +191,5 @@ class ManagerGate:
         """Once, of required workers that are missing."""
         return self._enforcer.reminder()
 
-    def _reject(self, reason: str) -> Refusal:
-        return Refusal(f"Delegation rejected by policy: {reason}", self._enforcer.hint())
+    def _reject(self, reason: str) -> DelegationRefusal:
+        return DelegationRefusal(f"Delegation rejected by policy: {reason}", self._enforcer.hint())

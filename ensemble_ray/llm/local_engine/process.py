@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ensemble_ray.llm.local_engine.registry import Process, locked_record
+from ensemble_ray.llm.local_engine.registry import EngineProcess, locked_record
 
 _POLL_S = 1.0
 
@@ -60,7 +60,7 @@ def _load(chosen: argparse.Namespace, *, key: str) -> Any:
 
 
 def _wait_for_the_last_holder(registry: Path) -> None:
-    here = Process.current()
+    here = EngineProcess.current()
     while True:
         time.sleep(_POLL_S)
         if not registry.exists():

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 from ensemble_ray.process.config import home_directory
 
-__all__ = ["LocalSpec", "Process", "ServerRecord", "locked_record", "registry_file"]
+__all__ = ["EngineProcess", "LocalSpec", "ServerRecord", "locked_record", "registry_file"]
 
 #: Position of the state and of the start time behind the command's name in `/proc/PID/stat`.
 _STATE, _START = 0, 19
@@ -36,7 +36,7 @@ class LocalSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class EngineProcess:
     """A process of this machine, told apart from a later one of the same id."""
 
     pid: int
@@ -44,12 +44,12 @@ class Process:
     started: int
 
     @classmethod
-    def current(cls) -> Process:
+    def current(cls) -> EngineProcess:
         """Name this process."""
         return cls.of(os.getpid())
 
     @classmethod
-    def of(cls, pid: int) -> Process:
+    def of(cls, pid: int) -> EngineProcess:
         """Return the process that has that id now."""
         found = _stat(pid)
         return cls(pid, int(found[_START]) if found else 0)
@@ -83,11 +83,11 @@ def _stat(pid: int) -> list[str] | None:
 class ServerRecord:
     """What the file says; changes are written when the lock is given back."""
 
-    server: Process | None = None
+    server: EngineProcess | None = None
     url: str = ""
     #: what requests must carry; only who can read the file can call the server
     key: str = ""
-    holders: list[Process] = field(default_factory=list[Process])
+    holders: list[EngineProcess] = field(default_factory=list[EngineProcess])
 
     @property
     def is_serving(self) -> bool:
@@ -98,12 +98,12 @@ class ServerRecord:
         """Only the living hold."""
         self.holders = [holder for holder in self.holders if holder.is_alive]
 
-    def add(self, holder: Process) -> None:
+    def add(self, holder: EngineProcess) -> None:
         """Note that the process uses the server from now on."""
         if holder not in self.holders:
             self.holders.append(holder)
 
-    def remove(self, holder: Process) -> None:
+    def remove(self, holder: EngineProcess) -> None:
         """Note that the process uses it no more."""
         self.holders = [other for other in self.holders if other != holder]
 
@@ -143,10 +143,10 @@ def _read(stream: IO[str]) -> ServerRecord:
         data = cast("dict[str, Any]", json.loads(text)) if text.strip() else {}
         server = data.get("server")
         return ServerRecord(
-            server=None if server is None else Process(*server),
+            server=None if server is None else EngineProcess(*server),
             url=data.get("url", ""),
             key=data.get("key", ""),
-            holders=[Process(*holder) for holder in data.get("holders", ())],
+            holders=[EngineProcess(*holder) for holder in data.get("holders", ())],
         )
     except (ValueError, TypeError, AttributeError):
         # Half written by a process that died: whoever lives will enter itself again.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.llm.local_engine.registry import LocalSpec, Process, ServerRecord, locked_record, registry_file
+from ensemble_ray.llm.local_engine.registry import EngineProcess, LocalSpec, ServerRecord, locked_record, registry_file
 
 __all__ = ["Address", "acquire", "find_held", "release", "release_all"]
 
@@ -41,7 +41,7 @@ class Address:
 
 
 #: What this process holds; a forked child holds nothing of its parent's.
-_held: dict[tuple[int, LocalSpec], tuple[Address, Process]] = {}
+_held: dict[tuple[int, LocalSpec], tuple[Address, EngineProcess]] = {}
 _lock = threading.Lock()
 
 
@@ -67,7 +67,7 @@ def acquire(spec: LocalSpec) -> Address:
     file = registry_file(spec)
     with _lock, locked_record(file) as record:
         record.forget_dead()
-        record.add(Process.current())
+        record.add(EngineProcess.current())
         server = record.server
         if server is None or not record.is_serving:
             server = _start(spec, file, record)
@@ -82,7 +82,7 @@ def release(spec: LocalSpec) -> None:
         return
     file = registry_file(spec)
     with locked_record(file) as record:
-        record.remove(Process.current())
+        record.remove(EngineProcess.current())
         record.forget_dead()
         if not record.holders:
             if record.server is not None:
@@ -99,7 +99,7 @@ def release_all() -> None:
                 release(spec)
 
 
-def _start(spec: LocalSpec, file: Path, record: ServerRecord) -> Process:
+def _start(spec: LocalSpec, file: Path, record: ServerRecord) -> EngineProcess:
     """Start the server and enter it in the record; the registry's lock is held meanwhile, so others wait."""
     record.clear_server()
     key = secrets.token_urlsafe(24)
@@ -118,12 +118,12 @@ def _start(spec: LocalSpec, file: Path, record: ServerRecord) -> Process:
     if not url:
         process.kill()
         code = process.wait()
-        record.remove(Process.current())
+        record.remove(EngineProcess.current())
         text = log.read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN_CHARACTERS:]
         raise IllegalStateError(
             f"LocalChatModel: the server for {spec.path} did not start (it ended with {code}).\n{text}".rstrip()
         )
-    server = Process.of(process.pid)
+    server = EngineProcess.of(process.pid)
     record.server, record.url, record.key = server, url, key
     # Reaped when it ends, so that no zombie is left of it in a process that lives on.
     threading.Thread(target=process.wait, name="ensemble-ray-local-model", daemon=True).start()
@@ -163,7 +163,7 @@ def _first_word(process: subprocess.Popen[str], key: str) -> str:
         timer.cancel()
 
 
-def _stop(server: Process) -> None:
+def _stop(server: EngineProcess) -> None:
     """End it, kindly first; only if it is still the process that was started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _STOP_TIMEOUT_S

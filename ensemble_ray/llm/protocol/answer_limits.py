@@ -21,8 +21,8 @@ __all__ = [
     "MOST_EVENTS",
     "MOST_TOOL_CALLS",
     "AnswerLimits",
+    "AnswerUnpacker",
     "TooMuchError",
-    "Unpacker",
 ]
 
 #: A hundred thousand tokens are half a MiB of text; log probabilities make twenty times as much of them.
@@ -124,7 +124,7 @@ def _beyond(limit: int, of: str) -> str:
     )
 
 
-class Unpacker:
+class AnswerUnpacker:
     """Unpacks content that comes in pieces, never more than 64 KiB at a time, however much a piece unpacks to.
 
     Args:

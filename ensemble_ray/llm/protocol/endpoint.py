@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from ensemble_ray.llm.protocol import transport as lean_transport
 from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.protocol.errors import Failure, Origin, build_provider_error
+from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
 from ensemble_ray.llm.protocol.schema_offers import SchemaOffer, is_refused_schema
 from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
@@ -215,7 +215,7 @@ class Endpoint:
                     raise
             await asyncio.sleep(delay_s)
 
-    def _delay(self, failure: Failure, attempt: int) -> float | None:
+    def _delay(self, failure: CallFailure, attempt: int) -> float | None:
         if attempt > self.max_retries:
             return None
         jitter = random.random()  # noqa: S311  spreads load, keeps no secret
@@ -223,13 +223,13 @@ class Endpoint:
             failure.status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()
         )
 
-    async def _provider_error(self, failure: Failure) -> Exception:
+    async def _provider_error(self, failure: CallFailure) -> Exception:
         return await build_provider_error(failure, self.origin)
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> CallOrigin:
         """Which endpoint it is, as far as errors may tell."""
-        return Origin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
+        return CallOrigin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
 
 
 async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> AsyncIterator[bytes]:
@@ -245,12 +245,12 @@ async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> 
             yield data
 
 
-def _unusable(answered: Answered, error: WireError | TooMuchError) -> Failure:
+def _unusable(answered: Answered, error: WireError | TooMuchError) -> CallFailure:
     is_from_provider = isinstance(error, WireError) and error.is_from_provider
     # What an error keeps of a body is for people.
     body = answered.body[:ERROR_BODY_BYTES]
-    return Failure(status=answered.status, body=body, reason=str(error), is_from_provider=is_from_provider)
+    return CallFailure(status=answered.status, body=body, reason=str(error), is_from_provider=is_from_provider)
 
 
-def _refuses_usage(failure: Failure) -> bool:
+def _refuses_usage(failure: CallFailure) -> bool:
     return failure.status in {400, 422} and b"stream_options" in failure.body

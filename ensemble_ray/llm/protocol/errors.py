@@ -21,7 +21,7 @@ from ensemble_ray.llm.protocol.wire import WireError, format_foreign, parse_json
 from ensemble_ray.process.threads import threads
 from ensemble_ray.text.foreign_text import one_line, whole_data
 
-__all__ = ["Failure", "Origin", "build_provider_error", "remove_secrets"]
+__all__ = ["CallFailure", "CallOrigin", "build_provider_error", "remove_secrets"]
 
 
 #: Shorter ones are placeholders such as `x`, and would tear holes into every text.
@@ -33,7 +33,7 @@ _REASON_LENGTH = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class CallOrigin:
     """Which call failed, as far as an error may tell."""
 
     #: of the resource; may hold a user and a password
@@ -55,7 +55,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class CallFailure:
     """A call that gave no answer: a status with its body, no connection, no time left, or an answer that cannot be read."""
 
     #: None when there was no answer at all
@@ -83,7 +83,7 @@ def remove_secrets(text: str, *secrets: str) -> str:
     return text
 
 
-async def build_provider_error(failure: Failure, origin: Origin) -> Exception:
+async def build_provider_error(failure: CallFailure, origin: CallOrigin) -> Exception:
     """Return the `openai` error for a failure, its cause set; the caller raises it."""
     arrived_at = time.monotonic()  # answers that come while the package is imported are later ones
     openai = await _sdk()
@@ -101,7 +101,7 @@ async def _sdk() -> Any:
     return found if is_whole else await threads.run(importlib.import_module, "openai")  # it waits for that thread
 
 
-def _build(openai: Any, failure: Failure, origin: Origin) -> Exception:
+def _build(openai: Any, failure: CallFailure, origin: CallOrigin) -> Exception:
     # openai 3 speaks httpx2, earlier ones httpx; its errors want a request of that package, here one without headers.
     httpx = cast("Any", sys.modules.get("httpx2") or importlib.import_module("httpx"))
     request = httpx.Request("POST", f"{origin.endpoint}/chat/completions")
@@ -143,7 +143,7 @@ def _status_class(openai: Any, status: int) -> Any:
     return getattr(openai, names.get(status, fallback))
 
 
-def explanation(failure: Failure, origin: Origin) -> str:
+def explanation(failure: CallFailure, origin: CallOrigin) -> str:
     """Say what happened, where, and what to do about it."""
     where = f"Endpoint {origin.endpoint}"
     if failure.timed_out:
@@ -163,7 +163,7 @@ def explanation(failure: Failure, origin: Origin) -> str:
     return f"{text.removesuffix('.')}. {_advice(failure, origin)}".rstrip()
 
 
-def _reason(failure: Failure, origin: Origin) -> str:
+def _reason(failure: CallFailure, origin: CallOrigin) -> str:
     return one_line(remove_secrets(failure.reason, *origin.secrets), _REASON_LENGTH)
 
 
@@ -177,7 +177,7 @@ def _verdict(status: int) -> str:
     return verdicts.get(status, "failed" if status >= 500 else "refused the request")  # noqa: PLR2004  as above
 
 
-def _advice(failure: Failure, origin: Origin) -> str:
+def _advice(failure: CallFailure, origin: CallOrigin) -> str:
     if failure.status == 401:  # noqa: PLR2004  HTTP's own number
         sent = "A key was sent" if origin.key else "No key was sent"
         return f"{sent}; set OPENAI_API_KEY, or pass `api_key`, to one that is valid there."
@@ -192,7 +192,7 @@ def _advice(failure: Failure, origin: Origin) -> str:
     return ""
 
 
-def _provider_text(body: bytes, origin: Origin) -> str:
+def _provider_text(body: bytes, origin: CallOrigin) -> str:
     """Return the provider's own words, from its error object or all it sent; secrets go before it is cut."""
     text = remove_secrets(body.decode(errors="replace"), *origin.secrets)
     found = _error_object(text)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
-from ensemble_ray.llm.protocol.errors import Failure, Origin
+from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin
 from ensemble_ray.llm.protocol.transport import CallFailedError
 from ensemble_ray.llm.protocol.wire import json_bytes
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -52,7 +52,7 @@ class SchemaOffer:
     #: whether the user says that the endpoint takes schemas; otherwise the first call finds out
     is_declared: bool = False
 
-    async def answer(self, send: Send, body: bytes, origin: Origin) -> ChatResponse:
+    async def answer(self, send: Send, body: bytes, origin: CallOrigin) -> ChatResponse:
         """Return the answer to a request with the schema; to the same without it where the endpoint does not take it.
 
         Args:
@@ -86,7 +86,7 @@ class SchemaOffer:
         self._remember(refused, endpoint, refusal)
         return response
 
-    def _remember(self, refused: str, endpoint: str, refusal: Failure) -> None:
+    def _remember(self, refused: str, endpoint: str, refusal: CallFailure) -> None:
         if refused not in _refused:
             _refused.add(refused)
             what = "JSON schemas" if refused == endpoint else f"the JSON schema of '{self.schema.name}'"
@@ -95,7 +95,7 @@ class SchemaOffer:
             )
 
 
-def is_refused_schema(failure: Failure) -> bool:
+def is_refused_schema(failure: CallFailure) -> bool:
     """Whether a request with a schema may have failed for the schema's sake: then it is worth a try without."""
     if failure.status in _REFUSALS:
         return True
@@ -103,7 +103,7 @@ def is_refused_schema(failure: Failure) -> bool:
     return is_explained and _names_the_mode(failure)
 
 
-def _names_the_mode(failure: Failure) -> bool:
+def _names_the_mode(failure: CallFailure) -> bool:
     said = failure.body.lower() + failure.reason.lower().encode()
     return any(name in said for name in _NAMES)
 

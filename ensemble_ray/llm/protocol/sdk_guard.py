@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from openai import OpenAIError
 
-from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError, Unpacker
-from ensemble_ray.llm.protocol.errors import Failure
+from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, AnswerUnpacker, TooMuchError
+from ensemble_ray.llm.protocol.errors import CallFailure
 from ensemble_ray.llm.protocol.redirects import (
     RedirectRefusedError,
     follow_redirect,
@@ -29,9 +29,9 @@ _FAILED = 400
 
 
 class AnswerRefusedError(OpenAIError):
-    """Carries a `Failure` through the package, which passes its own errors on without another attempt."""
+    """Carries a `CallFailure` through the package, which passes its own errors on without another attempt."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: CallFailure) -> None:
         super().__init__(failure)
         self.failure = failure
 
@@ -74,9 +74,9 @@ async def _guard_response(response: Any) -> None:
             location, url = response.headers.get("location"), str(response.request.url)
             follow_redirect(url, response.status_code, location, followed=call.redirects)
             call.redirects += 1
-        unpacker = Unpacker(response.headers.pop("content-encoding", ""))
+        unpacker = AnswerUnpacker(response.headers.pop("content-encoding", ""))
     except (RedirectRefusedError, TooMuchError) as error:
-        raise AnswerRefusedError(Failure(status=response.status_code, reason=str(error))) from None
+        raise AnswerRefusedError(CallFailure(status=response.status_code, reason=str(error))) from None
     # A response takes streams of its own package alone: openai 3 speaks httpx2, a client of the user's own may be of httpx.
     package = sys.modules[type(response.stream).__module__.partition(".")[0]]
     bounded = cast("Any", type("BoundedStream", (_BoundedStream, package.AsyncByteStream), {}))
@@ -86,7 +86,7 @@ async def _guard_response(response: Any) -> None:
 class _BoundedStream:
     """The body of a response, unpacked, within the limits; of a failure, what can be told."""
 
-    def __init__(self, response: Any, unpacker: Unpacker, limits: AnswerLimits) -> None:
+    def __init__(self, response: Any, unpacker: AnswerUnpacker, limits: AnswerLimits) -> None:
         self._packed = response.stream
         self._unpacker = unpacker
         self._status: int = response.status_code
@@ -104,7 +104,7 @@ class _BoundedStream:
                     self._check(received_bytes)
                     yield content
         except TooMuchError as error:
-            raise AnswerRefusedError(Failure(status=self._status, reason=str(error))) from None
+            raise AnswerRefusedError(CallFailure(status=self._status, reason=str(error))) from None
 
     async def aclose(self) -> None:
         """Let go of the connection."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.endpoint import IDEMPOTENCY_KEY
-from ensemble_ray.llm.protocol.errors import Failure
+from ensemble_ray.llm.protocol.errors import CallFailure
 from ensemble_ray.llm.protocol.loop_resources import PerLoop
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError
 from ensemble_ray.process.threads import threads
@@ -183,16 +183,16 @@ def _failures() -> Generator[None]:
     except AnswerRefusedError as refused:
         raise CallFailedError(refused.failure) from None
     except TooMuchError as error:
-        raise CallFailedError(Failure(status=200, reason=str(error))) from None
+        raise CallFailedError(CallFailure(status=200, reason=str(error))) from None
     except APIError as error:
         raise CallFailedError(_failure_of(error)) from None
     except transport_errors as error:
         if "Timeout" in type(error).__name__:
-            raise CallFailedError(Failure(timed_out=True, cause=error)) from error
-        raise CallFailedError(Failure(reason=str(error) or type(error).__name__, cause=error)) from error
+            raise CallFailedError(CallFailure(timed_out=True, cause=error)) from error
+        raise CallFailedError(CallFailure(reason=str(error) or type(error).__name__, cause=error)) from error
 
 
-def _failure_of(error: APIError) -> Failure:
+def _failure_of(error: APIError) -> CallFailure:
     """Return the package's own error as any other failure: its text may hold a key, ours does not."""
     from openai import APIConnectionError, APIStatusError, APITimeoutError
 
@@ -204,9 +204,9 @@ def _failure_of(error: APIError) -> Failure:
         # A connection that was not made in time ends with the cancellation by which that limit is kept.
         is_late = isinstance(root, TimeoutError | asyncio.CancelledError)
         if is_late or (root is error and isinstance(error, APITimeoutError)):
-            return Failure(timed_out=True, cause=error.__cause__)
-        return Failure(reason=str(root) or type(root).__name__, cause=error.__cause__)
+            return CallFailure(timed_out=True, cause=error.__cause__)
+        return CallFailure(reason=str(root) or type(root).__name__, cause=error.__cause__)
     if isinstance(error, APIStatusError):
         headers = {name.lower(): value for name, value in error.response.headers.items()}
-        return Failure(status=error.status_code, body=error.response.content, headers=headers)
-    return Failure(status=200, reason=error.message, is_from_provider=True)
+        return CallFailure(status=error.status_code, body=error.response.content, headers=headers)
+    return CallFailure(status=200, reason=error.message, is_from_provider=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.protocol.errors import Failure
+from ensemble_ray.llm.protocol.errors import CallFailure
 from ensemble_ray.llm.protocol.loop_resources import PerLoop
 from ensemble_ray.llm.protocol.redirects import (
     RedirectRefusedError,
@@ -49,9 +49,9 @@ _LIMITS = AnswerLimits()
 
 
 class CallFailedError(Exception):
-    """Carries a `Failure` up to where it becomes the provider's error; never leaves this package."""
+    """Carries a `CallFailure` up to where it becomes the provider's error; never leaves this package."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: CallFailure) -> None:
         super().__init__(failure)
         self.failure = failure
 
@@ -65,11 +65,11 @@ class Answered:
     body: bytes
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> CallFailure | None:
         """The failure that its status means; None for success."""
         if self.status < 400:  # noqa: PLR2004  HTTP's own classes
             return None
-        return Failure(status=self.status, body=self.body, headers=_lower_names(self.headers))
+        return CallFailure(status=self.status, body=self.body, headers=_lower_names(self.headers))
 
 
 async def post(
@@ -111,7 +111,7 @@ async def open_stream(
             _streamed_at[_origin(url)] = time.monotonic()
     except _failures() as error:
         if status is not None and _is_whole_time_up(error):
-            raise CallFailedError(Failure(status=status, reason=limits.too_late)) from error
+            raise CallFailedError(CallFailure(status=status, reason=limits.too_late)) from error
         raise CallFailedError(_no_answer(error, timeout_s)) from error
 
 
@@ -149,7 +149,7 @@ async def _answer(
                 location = response.headers.get("Location")
                 url = follow_redirect(url, response.status, location, followed=followed)
             except RedirectRefusedError as error:
-                raise CallFailedError(Failure(status=response.status, reason=str(error))) from None
+                raise CallFailedError(CallFailure(status=response.status, reason=str(error))) from None
         followed += 1
     return response
 
@@ -193,7 +193,7 @@ async def _body(response: aiohttp.ClientResponse, limits: AnswerLimits) -> bytes
         try:
             limits.check_body(len(received))
         except TooMuchError as error:
-            raise CallFailedError(Failure(status=response.status, reason=str(error))) from None
+            raise CallFailedError(CallFailure(status=response.status, reason=str(error))) from None
     return bytes(received)
 
 
@@ -222,23 +222,23 @@ def _failures() -> tuple[type[Exception], ...]:
     return (aiohttp.ClientError, TimeoutError, OSError)
 
 
-def _no_answer(error: Exception, timeout_s: float) -> Failure:
+def _no_answer(error: Exception, timeout_s: float) -> CallFailure:
     import aiohttp
 
     if isinstance(error, aiohttp.ConnectionTimeoutError) and timeout_s > _CONNECT_TIMEOUT_S:
-        return Failure(reason=f"no connection within {_CONNECT_TIMEOUT_S:g} s", cause=error)
+        return CallFailure(reason=f"no connection within {_CONNECT_TIMEOUT_S:g} s", cause=error)
     if isinstance(error, TimeoutError):
-        return Failure(timed_out=True, cause=error)
+        return CallFailure(timed_out=True, cause=error)
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return Failure(reason=f"the host name '{error.host}' cannot be resolved", cause=error)
+        return CallFailure(reason=f"the host name '{error.host}' cannot be resolved", cause=error)
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
-        return Failure(reason=os.strerror(number) if number else str(error.os_error), cause=error)
+        return CallFailure(reason=os.strerror(number) if number else str(error.os_error), cause=error)
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return Failure(reason="it closed the connection without an answer", cause=error)
+        return CallFailure(reason="it closed the connection without an answer", cause=error)
     if isinstance(error, aiohttp.ClientPayloadError):
-        return Failure(reason="it cut the connection in the middle of the answer", cause=error)
-    return Failure(reason=str(error) or type(error).__name__, cause=error)
+        return CallFailure(reason="it cut the connection in the middle of the answer", cause=error)
+    return CallFailure(reason=str(error) or type(error).__name__, cause=error)
 
 
 def _is_whole_time_up(error: Exception) -> bool:

@@ -22,7 +22,7 @@ from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.record.stores import RunSummary
+    from ensemble_ray.record.stores import RecordedRun
 
 __all__ = ["FollowedStore", "LiveEvents", "RunFollower", "SharedEnds"]
 
@@ -63,7 +63,7 @@ class FollowedStore(Protocol):
         """Return the facts behind a position; see `RunStore.read`."""
         ...
 
-    async def summary(self, run_id: str) -> RunSummary | None:
+    async def summary(self, run_id: str) -> RecordedRun | None:
         """Return how the run stands; see `RunStore.summary`."""
         ...
 
@@ -101,7 +101,7 @@ class SharedEnds:
         ]:
             self._ends.popitem(last=False)
 
-    async def summary(self, run_id: str) -> RunSummary | None:
+    async def summary(self, run_id: str) -> RecordedRun | None:
         """Return how the run stands."""
         return await self._store.summary(run_id)
 

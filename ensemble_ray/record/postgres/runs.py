@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.runs import RunEnded
-from ensemble_ray.record.stores import RunSummary
+from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ FROM ensemble_ray.runs r
 """  # noqa: S608  our own constants
 
 
-async def read_runs(connection: Connection, location: str, run_id: str | None = None) -> list[RunSummary]:
+async def read_runs(connection: Connection, location: str, run_id: str | None = None) -> list[RecordedRun]:
     """All runs, newest first; or the one of that id, if it is there."""
     if run_id is None:
         cursor = await connection.execute(f"{_RUNS} ORDER BY r.created_at DESC, r.run_id DESC")
     else:
         cursor = await connection.execute(f"{_RUNS} WHERE r.run_id = %s", [run_id])
     return [
-        RunSummary(
+        RecordedRun(
             run_id=found,
             created_at=created_at.astimezone(UTC),
             origin=origin,

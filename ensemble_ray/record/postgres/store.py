@@ -33,7 +33,7 @@ from ensemble_ray.record.postgres.owner import Claim, OwnedPostgresRun, ask_canc
 from ensemble_ray.record.postgres.runs import read_runs
 from ensemble_ray.record.postgres.writer import PostgresWriter
 from ensemble_ray.record.runs import check_run_id
-from ensemble_ray.record.stores import PAGE, GatesOfRun, OwnedRun, RunSummary, pages
+from ensemble_ray.record.stores import PAGE, GatesOfRun, OwnedRun, RecordedRun, pages
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import RunState
 
@@ -186,7 +186,7 @@ class PostgresStore:
                 return []
             return await read_facts(connection, run_id, self._database.location, instance=instance)
 
-    async def summary(self, run_id: str) -> RunSummary | None:
+    async def summary(self, run_id: str) -> RecordedRun | None:
         """Return the run as lists show it; None when there is none.
 
         Raises:
@@ -196,7 +196,7 @@ class PostgresStore:
             found = [] if connection is None else await read_runs(connection, self._database.location, run_id)
         return found[0] if found else None
 
-    async def runs(self) -> list[RunSummary]:
+    async def runs(self) -> list[RecordedRun]:
         """All runs, newest first.
 
         Raises:
@@ -205,7 +205,7 @@ class PostgresStore:
         async with self._database.reading() as connection:
             return [] if connection is None else await read_runs(connection, self._database.location)
 
-    async def find(self, text: str) -> RunSummary:
+    async def find(self, text: str) -> RecordedRun:
         """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
         Raises:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from ensemble_ray.facts.reviews import ReviewDecided
-    from ensemble_ray.record.stores import RunSummary
+    from ensemble_ray.record.stores import RecordedRun
 
 __all__ = ["gates_in", "read_gates", "record_decision"]
 
@@ -37,7 +37,7 @@ _log = bounded_logger(__name__)
 _OF_GATES = "WHERE kind IN ('review', 'review_decision') ORDER BY seq"
 
 
-def gates_in(home: Path, known: MutableMapping[str, tuple[int, RunSummary]] | None = None) -> list[GatesOfRun]:
+def gates_in(home: Path, known: MutableMapping[str, tuple[int, RecordedRun]] | None = None) -> list[GatesOfRun]:
     """Return the runs of a home that have not ended and have gates, oldest first.
 
     Args:

@@ -29,7 +29,7 @@ from ensemble_ray.record.sqlite.gates import gates_in, read_gates, record_decisi
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, SqliteJournal
 from ensemble_ray.record.sqlite.losses import keep_log
 from ensemble_ray.record.sqlite.reading import loss_in, read_instance
-from ensemble_ray.record.stores import GatesOfRun, OwnedRun, RunSummary, pages
+from ensemble_ray.record.stores import GatesOfRun, OwnedRun, RecordedRun, pages
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import RunState
@@ -54,7 +54,7 @@ class SqliteStore:
         self._home = home
         self._patience_s = patience_s
         #: runs that had ended when they were listed
-        self._ended: dict[str, tuple[int, RunSummary]] = {}
+        self._ended: dict[str, tuple[int, RecordedRun]] = {}
 
     async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
         """Begin the record of a new run as its owner. What a run of that id left that recorded nothing is taken over.
@@ -146,12 +146,12 @@ class SqliteStore:
         """
         return await threads.run(read_instance, RunDirectory(self._home, run_id).path, run_id, instance)
 
-    async def summary(self, run_id: str) -> RunSummary | None:
+    async def summary(self, run_id: str) -> RecordedRun | None:
         """Return the run as lists show it; None when there is none."""
         directory = RunDirectory(self._home, run_id)
         return await threads.run(directory.summary) if directory.path.is_dir() else None
 
-    async def runs(self) -> list[RunSummary]:
+    async def runs(self) -> list[RecordedRun]:
         """All runs, newest first.
 
         Raises:
@@ -159,7 +159,7 @@ class SqliteStore:
         """
         return await threads.run(list_runs, self._home, self._ended)
 
-    async def find(self, text: str) -> RunSummary:
+    async def find(self, text: str) -> RecordedRun:
         """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
         Raises:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.values.outputs import TaskOutput
 
-__all__ = ["EndedUnits", "Shown", "key_of_path"]
+__all__ = ["EndedUnits", "KeyedOutput", "key_of_path"]
 
 
-class Shown(NamedTuple):
+class KeyedOutput(NamedTuple):
     """An output in its place among those of the run."""
 
     #: of the task in the plan
@@ -88,7 +88,7 @@ class EndedUnits:
 
     # What the caller of a run sees of its outputs.
 
-    def list_visible(self) -> list[Shown]:
+    def list_visible(self) -> list[KeyedOutput]:
         """Return the outputs in the caller's order.
 
         Plain tasks as they completed and then loops as declared (S-LOOP-75); phases as they completed (S-PHASE-41); the
@@ -100,7 +100,7 @@ class EndedUnits:
             return [each for _, result in self.phases() for each in self.shown_of_phase(result)]
         return self._plain_and_loops({unit.key: result for unit, result in self.loops()})
 
-    def shown_of_completed(self) -> list[Shown]:
+    def shown_of_completed(self) -> list[KeyedOutput]:
         """Return the outputs of plain tasks and of the loops that did not fail."""
         failed = {failure.unit for failure in self.failures}  # a cap may fail a loop that has a reason (S-LOOP-61)
         completed = {
@@ -110,34 +110,34 @@ class EndedUnits:
         }
         return self._plain_and_loops(completed)
 
-    def _plain_and_loops(self, loops: Mapping[str, LoopResult]) -> list[Shown]:
-        plain = [Shown(node_key(name), output) for name, output in self.outputs.items() if "/" not in name]
+    def _plain_and_loops(self, loops: Mapping[str, LoopResult]) -> list[KeyedOutput]:
+        plain = [KeyedOutput(node_key(name), output) for name, output in self.outputs.items() if "/" not in name]
         ran = [loops[unit.key] for unit in self.plan.units if unit.key in loops]
         return [*plain, *(each for result in ran for each in self.shown_of_loop(result))]
 
-    def shown_of(self, path: str) -> list[Shown]:
+    def shown_of(self, path: str) -> list[KeyedOutput]:
         """Return what a task's instance, or the path of a loop, shows."""
         if "#" in path.rpartition("/")[2]:
             output = self.outputs.get(path)
-            return [] if output is None else [Shown(node_key(path), output)]
+            return [] if output is None else [KeyedOutput(node_key(path), output)]
         result = self._loop_results.get(path)
         return [] if result is None else self.shown_of_loop(result)
 
-    def shown_of_phase(self, result: PhaseResult) -> list[Shown]:
+    def shown_of_phase(self, result: PhaseResult) -> list[KeyedOutput]:
         """Return the outputs of a phase's accepted attempt; of another, those of its last."""
         return [each for path in result.outputs for each in self.shown_of(path)]
 
-    def shown_of_loop(self, result: LoopResult) -> list[Shown]:
+    def shown_of_loop(self, result: LoopResult) -> list[KeyedOutput]:
         """Return the outputs that a loop shows, in body order."""
         unit = self.units[key_of_path(result.unit)]
         if not isinstance(unit, LoopUnit):
             return []
-        shown: list[Shown] = []
+        shown: list[KeyedOutput] = []
         for instances in list_shown(unit, result.iterations):
             outputs = [self.outputs[name] for name in instances if name in self.outputs]
             if outputs and unit.output_mode == "all_iterations":
                 outputs = [join_iterations(outputs)]
-            shown += [Shown(node_key(instances[0]), output) for output in outputs]
+            shown += [KeyedOutput(node_key(instances[0]), output) for output in outputs]
         return shown
 
     @cached_property

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.record.units.failures import failures_seen
 from ensemble_ray.record.units.replayed import (
-    RecordedStimuli,
+    PredicateAnswer,
     ReplayedUnits,
-    Verdict,
+    SourceStimuli,
     recorded_plan,
     replay_units,
     verdicts_of,
@@ -38,7 +38,7 @@ class RecordedUnits:
         """Begin with the recorded plan."""
         self._data = plan
         self._plan: Plan | None = None
-        self._stimuli = RecordedStimuli()
+        self._stimuli = SourceStimuli()
         self._replayed: ReplayedUnits | None = None
 
     def apply(self, fact: Fact[StimulusRecorded]) -> None:
@@ -68,6 +68,6 @@ class RecordedUnits:
         """Return the errors of units that failed where none of their tasks did."""
         return [each.as_trace() for each in failures_seen(ended, ())]
 
-    def verdicts(self) -> Sequence[Verdict]:
+    def verdicts(self) -> Sequence[PredicateAnswer]:
         """Return what the user's predicates and conditions answered, in order."""
         return tuple(verdicts_of(self._stimuli.groups()))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.facts.fact import Fact
 
-__all__ = ["RecordedStimuli", "ReplayedUnits", "Verdict", "recorded_plan", "replay_units", "verdicts_of"]
+__all__ = ["PredicateAnswer", "ReplayedUnits", "SourceStimuli", "recorded_plan", "replay_units", "verdicts_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class ReplayedUnits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class PredicateAnswer:
     """What the user's code answered after an iteration or a step."""
 
     #: `loop:refine#1`, `graph:triage#4`
@@ -50,7 +50,7 @@ class Verdict:
     error: str = ""
 
 
-class RecordedStimuli:
+class SourceStimuli:
     """What a source was told, in the groups in which it was told."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ def replay_units(plan: Plan, groups: Sequence[Sequence[Stimulus]]) -> ReplayedUn
     return ReplayedUnits(results=tuple(ended))
 
 
-def verdicts_of(groups: Sequence[Sequence[Stimulus]]) -> Iterator[Verdict]:
+def verdicts_of(groups: Sequence[Sequence[Stimulus]]) -> Iterator[PredicateAnswer]:
     """Return the recorded answers of predicates and conditions, in order."""
     for stimulus in (each for group in groups for each in group):
         if not isinstance(stimulus, Evaluated):
@@ -134,4 +134,4 @@ def verdicts_of(groups: Sequence[Sequence[Stimulus]]) -> Iterator[Verdict]:
                 path, edge = f"{question.unit}#{question.step - 1}", question.edge
             case _:
                 continue
-        yield Verdict(path=path, edge=edge, answer=verdict, at=stimulus.at, error=error)
+        yield PredicateAnswer(path=path, edge=edge, answer=verdict, at=stimulus.at, error=error)

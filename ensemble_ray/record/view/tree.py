@@ -31,7 +31,7 @@ from ensemble_ray.values.trace import (
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.units.replayed import Verdict
+    from ensemble_ray.record.units.replayed import PredicateAnswer
     from ensemble_ray.record.view.units import Entry
 
 __all__ = [
@@ -89,7 +89,7 @@ class TreeRow:
     is_bad: bool = False
 
 
-def tree_rows(trace: ExecutionTrace, verdicts: Sequence[Verdict] = ()) -> tuple[TreeRow, ...]:
+def tree_rows(trace: ExecutionTrace, verdicts: Sequence[PredicateAnswer] = ()) -> tuple[TreeRow, ...]:
     """Return the rows of a trace, top down; `verdicts` are what its record tells of predicates and conditions."""
     return tuple(_rows(trace, verdicts))
 
@@ -107,7 +107,7 @@ def render_rows(rows: Sequence[TreeRow]) -> str:
     return "\n".join(lines)
 
 
-def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRow]:
+def _rows(trace: ExecutionTrace, verdicts: Sequence[PredicateAnswer]) -> Iterator[TreeRow]:
     named = (trace.ensemble_id, trace.workflow, str(trace.metadata.get("state", "completed")))
     ensemble_id, workflow, state = (row_text(text, _TITLE) for text in named)
     yield TreeRow(
@@ -130,7 +130,7 @@ def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRo
             yield from _unknown_rows(trace.task_traces)
             yield from _error_rows(trace.errors)
             return
-    of_path: dict[str, list[Verdict]] = {}
+    of_path: dict[str, list[PredicateAnswer]] = {}
     for verdict in verdicts:
         of_path.setdefault(verdict.path, []).append(verdict)
     yield from _entry_rows(trace, branches_of(trace.task_traces), of_path, failed, depth=1)
@@ -144,7 +144,7 @@ def _rows(trace: ExecutionTrace, verdicts: Sequence[Verdict]) -> Iterator[TreeRo
 def _entry_rows(
     trace: ExecutionTrace,
     entries: Sequence[Entry],
-    verdicts: Mapping[str, Sequence[Verdict]],
+    verdicts: Mapping[str, Sequence[PredicateAnswer]],
     failed: Collection[tuple[str, str]],
     *,
     depth: int,
@@ -164,7 +164,7 @@ def _entry_rows(
             yield _verdict_row(trace, verdict, depth + 1)
 
 
-def _verdict_row(trace: ExecutionTrace, verdict: Verdict, depth: int) -> TreeRow:
+def _verdict_row(trace: ExecutionTrace, verdict: PredicateAnswer, depth: int) -> TreeRow:
     """Return the row of what a predicate or a condition answered; its time counts from the start of the run."""
     asked = "until" if verdict.edge is None else f"edge {verdict.edge}"
     answer = f"raised {row_text(verdict.error, _QUOTE)}" if verdict.answer is None else str(verdict.answer).lower()

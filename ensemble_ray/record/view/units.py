@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from ensemble_ray.values.trace import ExecutionTrace
 
-__all__ = ["Branch", "Entry", "branches_of", "describe_unit", "is_named"]
+__all__ = ["Entry", "UnitBranch", "branches_of", "describe_unit", "is_named"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Branch:
+class UnitBranch:
     """A unit, or one execution of it."""
 
     #: `loop:refine`, or `loop:refine#2` of an execution
@@ -35,33 +35,33 @@ class Branch:
     def tasks(self) -> Iterator[TaskTrace]:
         """Return the tasks in it, however deep."""
         for entry in self.entries:
-            if isinstance(entry, Branch):
+            if isinstance(entry, UnitBranch):
                 yield from entry.tasks()
             else:
                 yield entry
 
 
-Entry = Union[TaskTrace, Branch]  # noqa: UP007  a name for the union, also at run time
+Entry = Union[TaskTrace, UnitBranch]  # noqa: UP007  a name for the union, also at run time
 
 
 def branches_of(traces: Iterable[TaskTrace]) -> list[Entry]:
     """Return tasks in their units, each where its first task stands."""
-    root = Branch(path="")
-    known: dict[str, Branch] = {"": root}
+    root = UnitBranch(path="")
+    known: dict[str, UnitBranch] = {"": root}
     for trace in traces:
         path = str(trace.metadata.get("instance", "")).rpartition("/")[0]
         _branch(path, known).entries.append(trace)
     return root.entries
 
 
-def _branch(path: str, known: dict[str, Branch]) -> Branch:
+def _branch(path: str, known: dict[str, UnitBranch]) -> UnitBranch:
     """Return the branch of a path, made with those above it."""
     found = known.get(path)
     if found is None:
         before, _, last = path.rpartition("/")
         key, mark, _ = last.rpartition("#")
         above = path.rpartition("#")[0] if mark and key else before
-        found = known[path] = Branch(path=path)
+        found = known[path] = UnitBranch(path=path)
         _branch(above, known).entries.append(found)
     return found
 

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.items.pulling import ItemReader
     from ensemble_ray.ports import ChatModel
-    from ensemble_ray.record.result import RunDescription
+    from ensemble_ray.record.result import RunResultHead
     from ensemble_ray.record.stores import OwnedRun
     from ensemble_ray.runs.ports import RunRequest
     from ensemble_ray.values.directives import RunDirective
@@ -128,7 +128,7 @@ class MapReduceLauncher:
         )
 
     async def replay(
-        self, scope: RunScope, header: PlanRecorded | None, description: RunDescription
+        self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
     ) -> EnsembleOutput | None:
         """Return what a finished run of that id gave, of these items."""
 

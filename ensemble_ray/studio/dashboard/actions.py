@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.dashboard.shown_runs import ShownRuns
     from ensemble_ray.studio.reading import StudioReader
     from ensemble_ray.studio.schemas.actions import Decision, NewFork, RunPreview
-    from ensemble_ray.studio.schemas.runs import Review
+    from ensemble_ray.studio.schemas.runs import ReviewSchema
 
 __all__ = ["DashboardActions"]
 
@@ -59,7 +59,7 @@ class DashboardActions:
         """Begin a fork in a process of its own."""
         return await self._make_recorded(run_id).fork(run_id, asked)
 
-    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> Review:
+    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
         """Decide at a gate, of this process or in the record, and return it.
 
         Raises:

@@ -17,7 +17,7 @@ from ensemble_ray.record.stores import StoreAddress
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.ports.dashboard import EnteredRun
-    from ensemble_ray.record.stores import GatesOfRun, RunStore, RunSummary
+    from ensemble_ray.record.stores import GatesOfRun, RecordedRun, RunStore
 
 __all__ = ["ShownRuns"]
 
@@ -69,12 +69,12 @@ class ShownRuns:
         store = self._store_of(run_id)
         return [] if store is None else await store.facts_of(run_id, instance)
 
-    async def summary(self, run_id: str) -> RunSummary | None:
+    async def summary(self, run_id: str) -> RecordedRun | None:
         """Return how a run stands; None: it was not seen, or has no record yet."""
         store = self._store_of(run_id)
         return None if store is None else await store.summary(run_id)
 
-    async def runs(self) -> list[RunSummary]:
+    async def runs(self) -> list[RecordedRun]:
         """Return the runs, newest first."""
         found = [each for store in self._stores() for each in await store.runs() if each.run_id in self._places]
         return sorted(found, key=lambda each: (each.created_at, each.run_id), reverse=True)

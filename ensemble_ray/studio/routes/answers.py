@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.studio.refusals import StudioRefusal, code_of, status_of
-from ensemble_ray.studio.schemas.wire import Failure
+from ensemble_ray.studio.schemas.wire import FailureSchema
 from ensemble_ray.studio.service import Studio
 from ensemble_ray.text.foreign_text import whole_data
 
@@ -59,7 +59,7 @@ def add_failure_handlers(app: FastAPI) -> None:
 
 
 def _plain(status: HTTPStatus, code: str, message: str, error: str = "InvalidRequest") -> JSONResponse:
-    failure = Failure(error=error, code=code, message=message)
+    failure = FailureSchema(error=error, code=code, message=message)
     return JSONResponse(failure.model_dump(mode="json"), status_code=status)
 
 

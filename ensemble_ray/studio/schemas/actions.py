@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ensemble_ray.studio.schemas.wire import Argument, Text, Wire
+from ensemble_ray.studio.schemas.wire import Argument, StudioSchema, Text
 
 __all__ = [
     "AcceptedAction",
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 
-class Decision(Wire):
+class Decision(StudioSchema):
     """Body of `POST api/studio/reviews/RUN/GATE`.
 
     Attributes:
@@ -30,7 +30,7 @@ class Decision(Wire):
     comment: str = ""
 
 
-class NewFork(Wire):
+class NewFork(StudioSchema):
     """Body of `POST api/studio/runs/ID/fork`.
 
     Attributes:
@@ -42,20 +42,20 @@ class NewFork(Wire):
     run_id: str | None = Field(default=None, max_length=128)
 
 
-class AcceptedAction(Wire):
+class AcceptedAction(StudioSchema):
     """Answer 202: the run that goes on, ends or begins."""
 
     run_id: str
 
 
-class PreviewedStep(Wire):
+class PreviewedStep(StudioSchema):
     """A step of a run that would go on."""
 
     step: str
     title: Text
 
 
-class PreviewedCall(Wire):
+class PreviewedCall(StudioSchema):
     """A call of which nobody knows whether it was done."""
 
     step: str
@@ -63,7 +63,7 @@ class PreviewedCall(Wire):
     arguments: Text
 
 
-class RunPreview(Wire):
+class RunPreview(StudioSchema):
     """What a resumed or forked run would take from the record, and what it would do again.
 
     Attributes:

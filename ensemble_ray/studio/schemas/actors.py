@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from ensemble_ray.studio.schemas.wire import Millis, Text, Wire
+from ensemble_ray.studio.schemas.wire import Millis, StudioSchema, Text
 
-__all__ = ["Actors", "Breaker", "Limiter", "NodeActors", "ProcessInfo", "RunHere", "TaskHere"]
+__all__ = ["Actors", "BreakerSchema", "LimiterSchema", "NodeActors", "ProcessInfo", "RunHere", "TaskHere"]
 
 
-class TaskHere(Wire):
+class TaskHere(StudioSchema):
     """A step that a process has.
 
     Attributes:
@@ -25,7 +25,7 @@ class TaskHere(Wire):
     deaths: int = 0
 
 
-class RunHere(Wire):
+class RunHere(StudioSchema):
     """A run that has a process.
 
     Attributes:
@@ -42,7 +42,7 @@ class RunHere(Wire):
     replicas: int = 1
 
 
-class ProcessInfo(Wire):
+class ProcessInfo(StudioSchema):
     """A process of a cluster, or one that owns a run.
 
     Attributes:
@@ -69,7 +69,7 @@ class ProcessInfo(Wire):
     note: Text | None = None
 
 
-class NodeActors(Wire):
+class NodeActors(StudioSchema):
     """A node of a cluster, and the processes on it."""
 
     node: str
@@ -77,7 +77,7 @@ class NodeActors(Wire):
     processes: list[ProcessInfo]
 
 
-class Limiter(Wire):
+class LimiterSchema(StudioSchema):
     """A limit of requests.
 
     Attributes:
@@ -96,7 +96,7 @@ class Limiter(Wire):
     agents: list[Text] = Field(default_factory=list[str])
 
 
-class Breaker(Wire):
+class BreakerSchema(StudioSchema):
     """Whether an endpoint of models is asked, by all processes together.
 
     Attributes:
@@ -119,7 +119,7 @@ class Breaker(Wire):
     limit: int | None = None
 
 
-class Actors(Wire):
+class Actors(StudioSchema):
     """Answer to `GET api/studio/actors`.
 
     Attributes:
@@ -128,7 +128,7 @@ class Actors(Wire):
     """
 
     nodes: list[NodeActors] = Field(default_factory=list[NodeActors])
-    limiters: list[Limiter] = Field(default_factory=list[Limiter])
-    breakers: list[Breaker] = Field(default_factory=list[Breaker])
+    limiters: list[LimiterSchema] = Field(default_factory=list[LimiterSchema])
+    breakers: list[BreakerSchema] = Field(default_factory=list[BreakerSchema])
     clusters: list[str] = Field(default_factory=list[str])
     note: Text | None = None

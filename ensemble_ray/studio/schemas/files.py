@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ensemble_ray.studio.schemas.wire import Millis, Text, Wire
+from ensemble_ray.studio.schemas.wire import Millis, StudioSchema, Text
 
 __all__ = ["FileEntry", "FileKind", "FileList"]
 
@@ -12,7 +12,7 @@ __all__ = ["FileEntry", "FileKind", "FileList"]
 FileKind = Literal["dag", "trace", "run"]
 
 
-class FileEntry(Wire):
+class FileEntry(StudioSchema):
     """A file.
 
     Attributes:
@@ -31,7 +31,7 @@ class FileEntry(Wire):
     duration_ms: int | None = None
 
 
-class FileList(Wire):
+class FileList(StudioSchema):
     """Answer to `GET api/studio/files`: those that were changed last first.
 
     Attributes:

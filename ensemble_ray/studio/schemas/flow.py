@@ -6,15 +6,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from ensemble_ray.studio.schemas.wire import Text, Wire
+from ensemble_ray.studio.schemas.wire import StudioSchema, Text
 
-__all__ = ["EdgeKind", "Flow", "FlowEdge", "FlowGroup", "FlowNode", "GroupKind"]
+__all__ = ["EdgeKind", "FlowEdgeSchema", "FlowGroupSchema", "FlowNodeSchema", "FlowSchema", "GroupKind"]
 
 EdgeKind = Literal["dependency", "conditional", "unconditional", "delegation", "loop"]
 GroupKind = Literal["phase", "loop", "graph", "map-level", "manager"]
 
 
-class FlowNode(Wire):
+class FlowNodeSchema(StudioSchema):
     """What is declared, or what ran.
 
     Attributes:
@@ -42,7 +42,7 @@ class FlowNode(Wire):
     badges: list[str] = Field(default_factory=list)
 
 
-class FlowEdge(Wire):
+class FlowEdgeSchema(StudioSchema):
     """What leads to what.
 
     Attributes:
@@ -61,7 +61,7 @@ class FlowEdge(Wire):
     fired: bool | None = None
 
 
-class FlowGroup(Wire):
+class FlowGroupSchema(StudioSchema):
     """A frame around nodes."""
 
     id: str
@@ -73,13 +73,13 @@ class FlowGroup(Wire):
     h: float
 
 
-class Flow(Wire):
+class FlowSchema(StudioSchema):
     """Answer to `GET api/studio/runs/ID/flow`."""
 
     width: float
     height: float
-    nodes: list[FlowNode]
-    edges: list[FlowEdge]
-    groups: list[FlowGroup] = Field(default_factory=list[FlowGroup])
+    nodes: list[FlowNodeSchema]
+    edges: list[FlowEdgeSchema]
+    groups: list[FlowGroupSchema] = Field(default_factory=list[FlowGroupSchema])
     mode: Literal["dag", "graph"] = "dag"
     critical_path: list[str] = Field(default_factory=list)

@@ -6,19 +6,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from ensemble_ray.studio.schemas.wire import Cost, Data, Millis, RunStatus, Text, Wire
+from ensemble_ray.studio.schemas.wire import CostSchema, Data, Millis, RunStatus, StudioSchema, Text
 
 __all__ = [
     "Action",
     "AgentBudget",
-    "Budget",
+    "BudgetSchema",
     "ComparedRuns",
     "ComparedSide",
     "ComparedStep",
     "ForkOrigin",
-    "Review",
-    "ReviewList",
-    "RunDetail",
+    "ReviewListSchema",
+    "ReviewSchema",
+    "RunDetailSchema",
     "RunError",
     "RunList",
     "RunRow",
@@ -32,7 +32,7 @@ __all__ = [
 Action = Literal["cancel", "resume", "fork", "decide"]
 
 
-class StudioInfo(Wire):
+class StudioInfo(StudioSchema):
     """Answer to `GET api/studio/info`.
 
     Attributes:
@@ -51,7 +51,7 @@ class StudioInfo(Wire):
     read_only_reason: str | None = None
 
 
-class RunRow(Wire):
+class RunRow(StudioSchema):
     """A run as the list shows it.
 
     Attributes:
@@ -73,7 +73,7 @@ class RunRow(Wire):
     ended_at: Millis | None = None
     duration_ms: int | None = None
     tokens: int | None = None
-    cost: Cost | None = None
+    cost: CostSchema | None = None
     open_reviews: int = 0
     origin_run: str | None = None
     place: str = ""
@@ -81,7 +81,7 @@ class RunRow(Wire):
     tasks: int = 0
 
 
-class RunList(Wire):
+class RunList(StudioSchema):
     """Answer to `GET api/studio/runs`: newest first.
 
     Attributes:
@@ -94,7 +94,7 @@ class RunList(Wire):
     total_known: int
 
 
-class RunSeries(Wire):
+class RunSeries(StudioSchema):
     """Answer to `GET api/studio/runs/ID/series`: a run among those that began before and behind it (S-VIZ-76).
 
     Attributes:
@@ -106,7 +106,7 @@ class RunSeries(Wire):
     runs: list[RunRow]
 
 
-class RunError(Wire):
+class RunError(StudioSchema):
     """Why a run failed.
 
     Attributes:
@@ -119,14 +119,14 @@ class RunError(Wire):
     first_failed_step: str | None = None
 
 
-class ForkOrigin(Wire):
+class ForkOrigin(StudioSchema):
     """Which run a fork is of, and from which step it does it again."""
 
     run_id: str
     step: str
 
 
-class Review(Wire):
+class ReviewSchema(StudioSchema):
     """A gate: what is asked, and what was decided.
 
     Attributes:
@@ -159,20 +159,20 @@ class Review(Wire):
     decidable: bool = False
 
 
-class ReviewList(Wire):
+class ReviewListSchema(StudioSchema):
     """Answer to `GET api/studio/reviews`: those that are open, the oldest first."""
 
-    reviews: list[Review]
+    reviews: list[ReviewSchema]
 
 
-class SpentTokens(Wire):
+class SpentTokens(StudioSchema):
     """Tokens; null: unknown, or without a limit."""
 
     spent: int | None = None
     allowed: int | None = None
 
 
-class SpentCost(Wire):
+class SpentCost(StudioSchema):
     """Money as decimal text; null: unknown, or without a limit."""
 
     spent: str | None = None
@@ -180,7 +180,7 @@ class SpentCost(Wire):
     currency: str | None = None
 
 
-class AgentBudget(Wire):
+class AgentBudget(StudioSchema):
     """What one agent spent."""
 
     agent: Text
@@ -189,7 +189,7 @@ class AgentBudget(Wire):
     steps: int = 0
 
 
-class Budget(Wire):
+class BudgetSchema(StudioSchema):
     """What was spent of what was allowed.
 
     Attributes:
@@ -202,7 +202,7 @@ class Budget(Wire):
     end_reason: str | None = None
 
 
-class RunDetail(RunRow):
+class RunDetailSchema(RunRow):
     """Answer to `GET api/studio/runs/ID`.
 
     Attributes:
@@ -219,8 +219,8 @@ class RunDetail(RunRow):
     error: RunError | None = None
     first_error_step: str | None = None
     counts: dict[str, int] = Field(default_factory=dict)
-    reviews: list[Review] = Field(default_factory=list[Review])
-    budget: Budget = Budget()
+    reviews: list[ReviewSchema] = Field(default_factory=list[ReviewSchema])
+    budget: BudgetSchema = BudgetSchema()
     forked_from: ForkOrigin | None = None
     forks: list[str] = Field(default_factory=list)
     cursor: int
@@ -228,7 +228,7 @@ class RunDetail(RunRow):
     problem: Text | None = None
 
 
-class ComparedSide(Wire):
+class ComparedSide(StudioSchema):
     """One step of one of two runs."""
 
     status: str
@@ -237,7 +237,7 @@ class ComparedSide(Wire):
     output_digest: str | None = None
 
 
-class ComparedStep(Wire):
+class ComparedStep(StudioSchema):
     """One step in two runs; null where one has it not.
 
     Attributes:
@@ -251,7 +251,7 @@ class ComparedStep(Wire):
     same: bool
 
 
-class ComparedRuns(Wire):
+class ComparedRuns(StudioSchema):
     """Answer to `GET api/studio/compare`."""
 
     a: RunRow

@@ -6,24 +6,24 @@ from typing import Literal
 
 from pydantic import Field
 
-from ensemble_ray.studio.schemas.runs import Review, RunDetail
-from ensemble_ray.studio.schemas.wire import Cost, Data, Millis, Text, Wire
+from ensemble_ray.studio.schemas.runs import ReviewSchema, RunDetailSchema
+from ensemble_ray.studio.schemas.wire import CostSchema, Data, Millis, StudioSchema, Text
 
 __all__ = [
-    "Answer",
+    "AnswerSchema",
     "ConstraintCheck",
     "ContextCut",
     "GuardrailCheck",
     "LiveSteps",
-    "Message",
+    "MessageSchema",
     "RequestedCall",
     "SegmentKind",
-    "Step",
     "StepDetail",
     "StepError",
     "StepKind",
     "StepList",
     "StepPlace",
+    "StepSchema",
     "StepStatus",
     "StepTokens",
     "ToolCallDetail",
@@ -65,14 +65,14 @@ SegmentKind = Literal["queue", "rate_limit", "model", "tool", "person", "other"]
 Effect = Literal["recorded", "repeated", "unknown"]
 
 
-class StepTokens(Wire):
+class StepTokens(StudioSchema):
     """Tokens of a step; null: the provider did not say."""
 
     input: int | None = None
     output: int | None = None
 
 
-class StepPlace(Wire):
+class StepPlace(StudioSchema):
     """Where a step runs or ran; null: nobody knows."""
 
     pid: int | None = None
@@ -80,7 +80,7 @@ class StepPlace(Wire):
     replica: str | None = None
 
 
-class Step(Wire):
+class StepSchema(StudioSchema):
     """One execution of anything.
 
     Attributes:
@@ -112,7 +112,7 @@ class Step(Wire):
     segments: list[tuple[SegmentKind, Millis, Millis]] = Field(default_factory=list[tuple[SegmentKind, Millis, Millis]])
     tools: list[tuple[Text, str, Millis]] = Field(default_factory=list[tuple[Text, str, Millis]])
     tokens: StepTokens | None = None
-    cost: Cost | None = None
+    cost: CostSchema | None = None
     level: int | None = None
     error: Text | None = None
     effect: Effect | None = None
@@ -120,31 +120,31 @@ class Step(Wire):
     reviewed: bool = False
 
 
-class StepList(Wire):
+class StepList(StudioSchema):
     """Answer to `GET api/studio/runs/ID/steps`.
 
     Attributes:
         cursor: Asks for what changed behind it.
     """
 
-    steps: list[Step]
+    steps: list[StepSchema]
     cursor: int
 
 
 class LiveSteps(StepList):
     """What a run's live stream says."""
 
-    run: RunDetail
+    run: RunDetailSchema
 
 
-class Message(Wire):
+class MessageSchema(StudioSchema):
     """A message of a prompt."""
 
     role: str
     content: Text
 
 
-class RequestedCall(Wire):
+class RequestedCall(StudioSchema):
     """A call that a model asked for; its arguments as it wrote them."""
 
     id: str
@@ -152,7 +152,7 @@ class RequestedCall(Wire):
     arguments: Text
 
 
-class Answer(Wire):
+class AnswerSchema(StudioSchema):
     """What a model answered, from iteration 0 on."""
 
     iteration: int
@@ -165,7 +165,7 @@ class Answer(Wire):
     started_at: Millis | None = None
 
 
-class ToolCallDetail(Wire):
+class ToolCallDetail(StudioSchema):
     """A call of a tool, and what came of it; its result is null where nobody knows."""
 
     name: Text
@@ -178,7 +178,7 @@ class ToolCallDetail(Wire):
     iteration: int | None = None
 
 
-class GuardrailCheck(Wire):
+class GuardrailCheck(StudioSchema):
     """What a guardrail said.
 
     Attributes:
@@ -192,7 +192,7 @@ class GuardrailCheck(Wire):
     message: Text = ""
 
 
-class ConstraintCheck(Wire):
+class ConstraintCheck(StudioSchema):
     """What a rule of delegation said."""
 
     rule: str
@@ -200,7 +200,7 @@ class ConstraintCheck(Wire):
     message: Text = ""
 
 
-class ContextCut(Wire):
+class ContextCut(StudioSchema):
     """What was left out of a prompt, so that it fits."""
 
     section: Text
@@ -209,7 +209,7 @@ class ContextCut(Wire):
     how: str = ""
 
 
-class StepError(Wire):
+class StepError(StudioSchema):
     """Why a step failed."""
 
     class_: str = Field(serialization_alias="class")
@@ -217,7 +217,7 @@ class StepError(Wire):
     causes: list[Text] = Field(default_factory=list)
 
 
-class StepDetail(Step):
+class StepDetail(StepSchema):
     """Answer to `GET api/studio/runs/ID/steps/STEP`.
 
     Attributes:
@@ -226,8 +226,8 @@ class StepDetail(Step):
         cut: Of texts that are not whole here: their lengths, by field; `.../text?field=` has them.
     """
 
-    prompt: list[Message] = Field(default_factory=list[Message])
-    answers: list[Answer] = Field(default_factory=list[Answer])
+    prompt: list[MessageSchema] = Field(default_factory=list[MessageSchema])
+    answers: list[AnswerSchema] = Field(default_factory=list[AnswerSchema])
     tools_offered: list[Text] = Field(default_factory=list)
     tool_calls: list[ToolCallDetail] = Field(default_factory=list[ToolCallDetail])
     output: Text | None = None
@@ -236,7 +236,7 @@ class StepDetail(Step):
     constraints: list[ConstraintCheck] = Field(default_factory=list[ConstraintCheck])
     context_cuts: list[ContextCut] = Field(default_factory=list[ContextCut])
     directives: list[Text] = Field(default_factory=list)
-    reviews: list[Review] = Field(default_factory=list[Review])
+    reviews: list[ReviewSchema] = Field(default_factory=list[ReviewSchema])
     failure: StepError | None = None
     fork_spec: str | None = None
     cut: dict[str, int] = Field(default_factory=dict)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Jso
 
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 
-__all__ = ["Argument", "Cost", "Data", "Failure", "Millis", "RunStatus", "Text", "Wire"]
+__all__ = ["Argument", "CostSchema", "Data", "FailureSchema", "Millis", "RunStatus", "StudioSchema", "Text"]
 
 
 def _check_argument(text: str) -> str:
@@ -30,20 +30,20 @@ Data = Annotated[JsonValue, BeforeValidator(whole_data)]
 Millis = int
 
 
-class Wire(BaseModel):
+class StudioSchema(BaseModel):
     """Refuses fields that it does not know, so that a misspelt one is not taken for none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-class Cost(Wire):
+class CostSchema(StudioSchema):
     """Money, as decimal text."""
 
     amount: str
     currency: str
 
 
-class Failure(Wire):
+class FailureSchema(StudioSchema):
     """Every answer that is no success (S-STU-40).
 
     Attributes:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ensemble_ray.studio.schemas.actors import Actors, Breaker, Limiter, NodeActors, ProcessInfo, RunHere, TaskHere
+from ensemble_ray.studio.schemas.actors import (
+    Actors,
+    BreakerSchema,
+    LimiterSchema,
+    NodeActors,
+    ProcessInfo,
+    RunHere,
+    TaskHere,
+)
 from ensemble_ray.values.descriptions import (
     MOST_AGENTS,
     ActorDescription,
@@ -18,7 +26,7 @@ from ensemble_ray.values.descriptions import (
     ProcessDescription,
 )
 
-__all__ = ["ActorsQuestion", "OwnedRun", "actors_of"]
+__all__ = ["ActorsQuestion", "RunAndOwner", "actors_of"]
 
 _RANK = {"closed": 0, "half_open": 1, "open": 2}
 #: Runs and steps that are told of one process that owns runs.
@@ -32,7 +40,7 @@ _ORDER = ("driver", "scheduler", "manager", "agent", "callables", "limiter", "ev
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnedRun:
+class RunAndOwner:
     """A run that goes on, and the process that owns it, as its record tells."""
 
     run_id: str
@@ -67,14 +75,14 @@ class ActorsQuestion:
         return self.is_all_seen or run_id in self.visible
 
 
-def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[OwnedRun], asked: ActorsQuestion) -> Actors:
+def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[RunAndOwner], asked: ActorsQuestion) -> Actors:
     """Return the processes of clusters, and those that own runs, by node."""
     places = _Places(clusters)
-    owners: dict[tuple[str, int | None, str], list[OwnedRun]] = {}
+    owners: dict[tuple[str, int | None, str], list[RunAndOwner]] = {}
     for each in owned:
         owners.setdefault((each.host, each.pid, each.name), []).append(each)
     hosted: set[str] = set()
-    buckets: list[Limiter] = []
+    buckets: list[LimiterSchema] = []
     endpoints: list[EndpointDescription] = []
     more = 0
     residents = {
@@ -206,7 +214,7 @@ def _info(process: ProcessDescription, asked: ActorsQuestion, scheduler: str | N
     )
 
 
-def _owner_info(runs: Sequence[OwnedRun], hosted: Collection[str]) -> ProcessInfo:
+def _owner_info(runs: Sequence[RunAndOwner], hosted: Collection[str]) -> ProcessInfo:
     """Return a process that owns runs. What tasks do is told by the processes that have them, where these are known."""
     own = [each for each in runs if each.run_id not in hosted]
     running = [task for each in own for task in each.running]
@@ -241,10 +249,10 @@ def _shared_info(process: ProcessDescription, asked: ActorsQuestion, ready: int)
     )
 
 
-def _limiters(actor: ActorDescription, residents: Mapping[str, Sequence[str]]) -> list[Limiter]:
+def _limiters(actor: ActorDescription, residents: Mapping[str, Sequence[str]]) -> list[LimiterSchema]:
     """Return its limits; names of most are made by programs, so that those who live where they are asked for say more."""
     return [
-        Limiter(
+        LimiterSchema(
             name=each.name,
             requests=each.requests,
             period_s=each.period_s,
@@ -259,7 +267,7 @@ def _limiters(actor: ActorDescription, residents: Mapping[str, Sequence[str]]) -
     ]
 
 
-def _breakers(endpoints: Iterable[EndpointDescription], at: float) -> list[Breaker]:
+def _breakers(endpoints: Iterable[EndpointDescription], at: float) -> list[BreakerSchema]:
     """Return each endpoint once: as the process sees it in which it is worst, with the sums of all."""
     found: dict[str, list[EndpointDescription]] = {}
     for each in endpoints:
@@ -268,11 +276,11 @@ def _breakers(endpoints: Iterable[EndpointDescription], at: float) -> list[Break
     return sorted(breakers, key=lambda each: (-_RANK[each.state], each.limit is None, each.name))
 
 
-def _breaker(name: str, seen: Sequence[EndpointDescription], at: float) -> Breaker:
+def _breaker(name: str, seen: Sequence[EndpointDescription], at: float) -> BreakerSchema:
     worst = max(seen, key=lambda each: _RANK[each.state])
     probes = [each.probe_in_s for each in seen if each.probe_in_s is not None]
     limits = [each.limit for each in seen if each.limit is not None]
-    return Breaker(
+    return BreakerSchema(
         name=name,
         state=worst.state,
         processes=len(seen),

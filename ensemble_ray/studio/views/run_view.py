@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ensemble_ray.record.open_reviews import obstacle_at
 from ensemble_ray.studio.schemas.runs import (
     AgentBudget,
-    Budget,
+    BudgetSchema,
     ForkOrigin,
-    Review,
-    RunDetail,
+    ReviewSchema,
+    RunDetailSchema,
     RunError,
     SpentCost,
     SpentTokens,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.open_reviews import Gate
-    from ensemble_ray.record.stores import RunSummary
+    from ensemble_ray.record.stores import RecordedRun
 
 __all__ = ["RunView", "review_of"]
 
@@ -37,7 +37,7 @@ _UNITS = Decimal(10**8)
 _SHOWN = 4000
 
 
-def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decide: bool) -> Review:
+def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decide: bool) -> ReviewSchema:
     """Return a gate as the page shows it.
 
     Args:
@@ -49,7 +49,7 @@ def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decid
     """
     review, decided = gate.review(), gate.decided
     is_free = gate.is_open and obstacle_at(gate, at=at, is_owned=is_owned) is None
-    return Review(
+    return ReviewSchema(
         run_id=review.run_id,
         gate_id=review.gate_id,
         ensemble=ensemble,
@@ -101,12 +101,12 @@ class RunView:
             self.totals.apply(fact)
             self.steps.apply(fact)
 
-    def settle(self, summary: RunSummary) -> None:
+    def settle(self, summary: RecordedRun) -> None:
         """Take notice of how the run stands: where nobody works on it, what had begun is interrupted."""
         if self.totals.state(summary) is RunState.INTERRUPTED:
             self.steps.interrupt(self.totals.last_at)
 
-    def reviews(self, summary: RunSummary, *, at: float, can_decide: bool) -> list[Review]:
+    def reviews(self, summary: RecordedRun, *, at: float, can_decide: bool) -> list[ReviewSchema]:
         """Return its review gates, oldest first, with their texts whole; see `detail`."""
         totals = self.totals
         return [
@@ -122,14 +122,14 @@ class RunView:
 
     def detail(
         self,
-        summary: RunSummary,
+        summary: RecordedRun,
         *,
         at: float,
         can_decide: bool,
         forks: Sequence[str] = (),
         problem: str | None = None,
         has_texts: bool = True,
-    ) -> RunDetail:
+    ) -> RunDetailSchema:
         """Return all that is said of it.
 
         Args:
@@ -154,7 +154,7 @@ class RunView:
                 )
                 for each in reviews
             ]
-        return RunDetail(
+        return RunDetailSchema(
             **dict(totals.row(summary)),
             inputs={
                 name: str(value) if has_texts else str(value)[:_SHOWN] for name, value in (header.inputs or {}).items()
@@ -193,7 +193,7 @@ class RunView:
         error = end.errors[0]
         return RunError(class_=error.error_type or "Exception", message=error.message, first_failed_step=first_failed)
 
-    def _budget(self, end_reason: str | None) -> Budget:
+    def _budget(self, end_reason: str | None) -> BudgetSchema:
         totals, limits = self.totals, self.totals.budget
         agents: dict[str, list[int | None]] = {}
         costs: dict[str, Decimal] = {}
@@ -213,7 +213,7 @@ class RunView:
             for agent, counts in agents.items()
         ]
         max_cost = None if limits is None else limits.max_cost
-        return Budget(
+        return BudgetSchema(
             tokens=SpentTokens(spent=totals.spent_tokens, allowed=None if limits is None else limits.max_tokens),
             cost=SpentCost(
                 spent=None if totals.cost is None else f"{totals.cost:f}",

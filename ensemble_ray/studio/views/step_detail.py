@@ -16,10 +16,10 @@ from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, RecordedOut
 from ensemble_ray.facts.lenient import as_count, as_mapping, as_sequence, as_text
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.studio.schemas.steps import (
-    Answer,
+    AnswerSchema,
     ConstraintCheck,
     ContextCut,
-    Message,
+    MessageSchema,
     RequestedCall,
     StepDetail,
     StepError,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.studio.schemas.runs import Review
-    from ensemble_ray.studio.schemas.steps import Step
+    from ensemble_ray.studio.schemas.runs import ReviewSchema
+    from ensemble_ray.studio.schemas.steps import StepSchema
 
 __all__ = ["CUT", "cut_detail", "detail_of", "text_of"]
 
@@ -47,7 +47,7 @@ CUT = 64 * 1024
 
 
 def detail_of(
-    row: Step, facts: Sequence[Fact], header: PlanRecorded, *, reviews: Sequence[Review], question: str = ""
+    row: StepSchema, facts: Sequence[Fact], header: PlanRecorded, *, reviews: Sequence[ReviewSchema], question: str = ""
 ) -> StepDetail:
     """Return a step in all detail, its texts whole.
 
@@ -162,21 +162,21 @@ def _output_of(facts: Sequence[Fact]) -> RecordedOutput | None:
     return None if given is None else given.read()
 
 
-def _prompt(trace: TaskTrace | None, question: str) -> list[Message]:
+def _prompt(trace: TaskTrace | None, question: str) -> list[MessageSchema]:
     if trace is None or trace.prompts is None:
-        return [Message(role="user", content=question)] if question else []
+        return [MessageSchema(role="user", content=question)] if question else []
     prompts = trace.prompts
-    said = [Message(role=each.role, content=each.content or "") for each in prompts.history]
+    said = [MessageSchema(role=each.role, content=each.content or "") for each in prompts.history]
     return [
-        Message(role="system", content=prompts.system_prompt),
+        MessageSchema(role="system", content=prompts.system_prompt),
         *said,
-        Message(role="user", content=prompts.user_prompt),
+        MessageSchema(role="user", content=prompts.user_prompt),
     ]
 
 
-def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> Answer:
+def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> AnswerSchema:
     turn = fact.name.rsplit("/", 2)[1]
-    return Answer(
+    return AnswerSchema(
         iteration=int(turn) if turn.isdecimal() else 0,
         text=answer.text,
         tool_calls=[RequestedCall(id=c.id, name=c.name, arguments=c.arguments) for c in answer.tool_calls],
@@ -235,7 +235,7 @@ def _calls(facts: Sequence[Fact]) -> list[ToolCallDetail]:
     return found
 
 
-def _agent_of(row: Step, header: PlanRecorded) -> Mapping[str, object]:
+def _agent_of(row: StepSchema, header: PlanRecorded) -> Mapping[str, object]:
     """Return the plan's entry of a step's agent, by the task's place or else by the role; empty: there is none."""
     nodes = map(as_mapping, as_sequence((header.plan or {}).get("nodes")))
     key = next((as_text(node.get("agent_key")) for node in nodes if node.get("key") == row.node), "")
@@ -244,7 +244,7 @@ def _agent_of(row: Step, header: PlanRecorded) -> Mapping[str, object]:
     return found or next((each for each in agents if each.get("role") == row.agent), {})
 
 
-def _tools_of(row: Step, header: PlanRecorded) -> list[str]:
+def _tools_of(row: StepSchema, header: PlanRecorded) -> list[str]:
     found = _agent_of(row, header)
     if not found:  # made while the run went on
         agents = map(as_mapping, header.agents or ())
@@ -252,7 +252,7 @@ def _tools_of(row: Step, header: PlanRecorded) -> list[str]:
     return [str(name) for name in as_sequence(found.get("tool_names"))]
 
 
-def _model_of(row: Step, header: PlanRecorded) -> str | None:
+def _model_of(row: StepSchema, header: PlanRecorded) -> str | None:
     """Return the model of a step's agent, or its runner, as far as the definition says."""
     key = as_text(_agent_of(row, header).get("key"))
     agent = as_mapping(as_mapping((header.definition or {}).get("agents")).get(key))
@@ -302,7 +302,7 @@ def _failure(failure: FailureRecorded) -> StepError:
     return StepError(class_=failure.error_type, message=failure.message, causes=causes)
 
 
-def _fork_spec(row: Step, header: PlanRecorded) -> str | None:
+def _fork_spec(row: StepSchema, header: PlanRecorded) -> str | None:
     """Return what `fork --from` takes to do the step again; of work that was handed on, the task that did so."""
     if header.is_dynamic or header.is_empty or row.kind in {"loop", "phase", "graph"}:
         return None

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from ensemble_ray.studio.schemas.steps import Step, StepPlace, StepTokens
-from ensemble_ray.studio.schemas.wire import Cost
+from ensemble_ray.studio.schemas.steps import StepPlace, StepSchema, StepTokens
+from ensemble_ray.studio.schemas.wire import CostSchema
 from ensemble_ray.text.foreign_text import one_line
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class StepState:
     is_reviewed: bool = False
     #: position of the last fact that changed it
     changed: int = 0
-    _row: Step | None = None
+    _row: StepSchema | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -164,13 +164,13 @@ class StepState:
         known = self.input_tokens >= 0 and self.output_tokens >= 0
         return self.input_tokens + self.output_tokens if known else None
 
-    def row(self) -> Step:
+    def row(self) -> StepSchema:
         """Return it as the page shows it."""
         if self._row is None:
             self._row = self._make_row()
         return self._row
 
-    def _make_row(self) -> Step:
+    def _make_row(self) -> StepSchema:
         spans: list[tuple[SegmentKind, int, int]] = [
             (kind, as_millis(start), as_millis(end)) for kind, start, end in self.spans
         ]
@@ -179,7 +179,7 @@ class StepState:
         tokens = None
         if self.model_calls:
             tokens = StepTokens(input=_drop_unknown(self.input_tokens), output=_drop_unknown(self.output_tokens))
-        return Step(
+        return StepSchema(
             id=self.id,
             node=self.node,
             parent=self.parent,
@@ -194,7 +194,7 @@ class StepState:
             segments=spans,
             tools=[(name, outcome, as_millis(at)) for name, outcome, at in self.tools],
             tokens=tokens,
-            cost=None if self.cost is None else Cost(amount=f"{self.cost:f}", currency=self.currency),
+            cost=None if self.cost is None else CostSchema(amount=f"{self.cost:f}", currency=self.currency),
             level=self.level,
             error=self.error,
             effect=self.effect,

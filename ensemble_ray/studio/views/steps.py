@@ -36,7 +36,7 @@ from ensemble_ray.values.outputs import RunState
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.schedule.instructions import Instruction
-    from ensemble_ray.studio.schemas.steps import Step, StepStatus
+    from ensemble_ray.studio.schemas.steps import StepSchema, StepStatus
 
 __all__ = ["MOST_STEPS", "StepsView"]
 
@@ -65,7 +65,7 @@ class StepsView:
 
     # What is asked of it.
 
-    def rows(self, *, after: int = 0) -> list[Step]:
+    def rows(self, *, after: int = 0) -> list[StepSchema]:
         """Return the rows of all steps that changed behind a position."""
         return [state.row() for state in self.states.values() if state.changed > after]
 

@@ -22,7 +22,7 @@ from ensemble_ray.record.open_reviews import END_KINDS, GATE_KINDS, ends_of, fol
 from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
 from ensemble_ray.record.spent import SpentTally
 from ensemble_ray.studio.schemas.runs import RunRow
-from ensemble_ray.studio.schemas.wire import Cost
+from ensemble_ray.studio.schemas.wire import CostSchema
 from ensemble_ray.studio.views.step_state import as_millis, title_of
 from ensemble_ray.studio.views.words import team_name, wire_status
 from ensemble_ray.values.ids import delegating_call, node_key
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import RecordedBudget
     from ensemble_ray.record.open_reviews import Gate
-    from ensemble_ray.record.stores import RunSummary
+    from ensemble_ray.record.stores import RecordedRun
     from ensemble_ray.values.outputs import RunState
 
 __all__ = ["TOTAL_KINDS", "RunTotals"]
@@ -137,11 +137,11 @@ class RunTotals:
         """What its budget counts, estimates included."""
         return self._spent.total.tokens
 
-    def state(self, summary: RunSummary) -> RunState:
+    def state(self, summary: RecordedRun) -> RunState:
         """Return how the run stands: as its record says, where it has an end."""
         return summary.state if self.head.end is None else self.head.state
 
-    def row(self, summary: RunSummary) -> RunRow:
+    def row(self, summary: RecordedRun) -> RunRow:
         """Return its row."""
         state = self.state(summary)
         created = round(summary.created_at.timestamp() * 1000)
@@ -157,7 +157,7 @@ class RunTotals:
             ended_at=ended,
             duration_ms=None if ended is None else max(0, ended - as_millis(self.head.started_at)),
             tokens=self.tokens,
-            cost=None if self.cost is None else Cost(amount=f"{self.cost:f}", currency=self.currency),
+            cost=None if self.cost is None else CostSchema(amount=f"{self.cost:f}", currency=self.currency),
             tags=dict(self.head.tags),
             open_reviews=0 if state.is_final else sum(gate.is_open for gate in self.gates),
             origin_run=None if fork is None else fork.run,

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from ensemble_ray.process.threads import threads
 from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
-from ensemble_ray.tools.web.net import Answer, RequestFailedError, exchange
+from ensemble_ray.tools.web.net import RequestFailedError, WebAnswer, exchange
 
 __all__ = ["HttpAgentTool"]
 
@@ -117,7 +117,7 @@ class HttpAgentTool(AbstractAgentTool):
         # half a surrogate pair, as a model may write it, has no UTF-8
         return self._url, headers, text.encode("utf-8", "replace")
 
-    def _read(self, answer: Answer) -> ToolResult:
+    def _read(self, answer: WebAnswer) -> ToolResult:
         body = answer.text()
         if answer.status >= 400:  # noqa: PLR2004  where HTTP's errors begin
             reason = f": {body[:_ERROR_BODY_CHARACTERS]}" if body.strip() else ""

@@ -18,7 +18,7 @@ from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.process.threads import call_user, threads
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
-from ensemble_ray.tools.web.net import Answer, RequestFailedError, exchange
+from ensemble_ray.tools.web.net import RequestFailedError, WebAnswer, exchange
 
 __all__ = ["SerpApiSearch", "TavilySearch", "WebSearchProvider", "WebSearchTool"]
 
@@ -125,14 +125,14 @@ class _KeyedSearch(ABC):
         return self._without_key(found)
 
     @abstractmethod
-    async def _ask(self, query: str) -> Answer:
+    async def _ask(self, query: str) -> WebAnswer:
         """Put the query to the service."""
 
     @abstractmethod
     def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
         """Title, address and extract of each hit."""
 
-    def _read(self, answer: Answer) -> str:
+    def _read(self, answer: WebAnswer) -> str:
         if answer.status != 200:  # noqa: PLR2004  the one status the service promises
             raise RequestFailedError(f"{self.provider_name} answered with HTTP status {answer.status}")
         try:
@@ -158,7 +158,7 @@ class TavilySearch(_KeyedSearch):
     def __init__(self, api_key: str | SecretStr | None, *, endpoint: str = "https://api.tavily.com/search") -> None:
         super().__init__(api_key, endpoint=endpoint)
 
-    async def _ask(self, query: str) -> Answer:
+    async def _ask(self, query: str) -> WebAnswer:
         wish = {
             "api_key": self._key.get_secret_value(),
             "query": query,
@@ -186,7 +186,7 @@ class SerpApiSearch(_KeyedSearch):
     def __init__(self, api_key: str | SecretStr | None, *, endpoint: str = "https://serpapi.com/search.json") -> None:
         super().__init__(api_key, endpoint=endpoint)
 
-    async def _ask(self, query: str) -> Answer:
+    async def _ask(self, query: str) -> WebAnswer:
         wish = {"engine": "google", "q": query, "api_key": self._key.get_secret_value(), "num": _MAX_RESULTS}
         return await exchange(
             "GET",

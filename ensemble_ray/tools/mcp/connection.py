@@ -21,7 +21,7 @@ from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, library_loop
 from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.delivery import Delivery, current_delivery, is_lost
+from ensemble_ray.tools.mcp.delivery import McpDelivery, current_delivery, is_lost
 from ensemble_ray.tools.mcp.opening import ErrorLines, open_session
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _Request(Generic[T]):
 
     work: Callable[[Client], Awaitable[T]]
     outcome: asyncio.Future[T]
-    delivery: Delivery = field(default_factory=Delivery)
+    delivery: McpDelivery = field(default_factory=McpDelivery)
 
     def fail(self, error: BaseException) -> None:
         if not self.outcome.done():

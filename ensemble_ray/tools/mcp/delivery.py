@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams, WriteStream
     from mcp.shared.message import SessionMessage
 
-__all__ = ["Delivery", "current_delivery", "is_lost", "watch_transport"]
+__all__ = ["McpDelivery", "current_delivery", "is_lost", "watch_transport"]
 
 #: What the SDK makes of an answer of HTTP that is no answer of the protocol; it has the same text for every status.
 _NO_ANSWER = "Server returned an error response"
 
 
 @dataclass(slots=True)
-class Delivery:
+class McpDelivery:
     """What became of the messages of one piece of work."""
 
     #: messages that the server may have worked on
@@ -40,7 +40,7 @@ class Delivery:
 
 
 #: Of the work that this code is part of; work without one is not asked about.
-current_delivery: ContextVar[Delivery | None] = ContextVar("ensemble_ray_mcp_delivery", default=None)
+current_delivery: ContextVar[McpDelivery | None] = ContextVar("ensemble_ray_mcp_delivery", default=None)
 
 
 def is_lost(error: MCPError) -> bool:
@@ -49,7 +49,7 @@ def is_lost(error: MCPError) -> bool:
 
     if error.code == CONNECTION_CLOSED:
         return True
-    delivery = current_delivery.get() or Delivery()
+    delivery = current_delivery.get() or McpDelivery()
     if delivery.is_forgotten:
         return True
     is_unanswered = error.code == INTERNAL_ERROR and error.message == _NO_ANSWER
@@ -73,7 +73,7 @@ class _WatchedStream:
         """Send a message; one that nobody took, since the program ended, was not sent."""
         from anyio import BrokenResourceError, ClosedResourceError
 
-        delivery = current_delivery.get() or Delivery()
+        delivery = current_delivery.get() or McpDelivery()
         delivery.sent += 1  # before: a writer may take what a cancelled sender gave
         try:
             await self._inner.send(item)

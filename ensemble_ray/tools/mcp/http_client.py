@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 
 from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.delivery import Delivery, current_delivery
+from ensemble_ray.tools.mcp.delivery import McpDelivery, current_delivery
 
 __all__ = ["http_client"]
 
@@ -21,7 +21,7 @@ class _WatchedClient(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request; one for which there was no connection was not sent."""
-        delivery = current_delivery.get() or Delivery()
+        delivery = current_delivery.get() or McpDelivery()
         delivery.sent += 1
         try:
             response = await super().send(request, **options)

@@ -30,9 +30,9 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.process.threads import threads
 from ensemble_ray.tools.charsets import decode
 from ensemble_ray.tools.web.addresses import refusal_of
-from ensemble_ray.tools.web.unpacking import ACCEPTED_CODINGS, Unpacker, UnpackingError, codings_of
+from ensemble_ray.tools.web.unpacking import ACCEPTED_CODINGS, PageUnpacker, UnpackingError, codings_of
 
-__all__ = ["CONNECT_TIMEOUT_S", "Answer", "RequestFailedError", "exchange", "fetch"]
+__all__ = ["CONNECT_TIMEOUT_S", "RequestFailedError", "WebAnswer", "exchange", "fetch"]
 
 CONNECT_TIMEOUT_S = 10.0
 _MAX_REDIRECTS = 10
@@ -99,7 +99,7 @@ async def _resolve(host: str, port: int, *, allow_private_hosts: bool) -> Sequen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WebAnswer:
     """What a server said."""
 
     status: int
@@ -133,7 +133,7 @@ async def exchange(
     max_bytes: int,
     timeout_s: float,
     allow_private_hosts: bool = True,
-) -> Answer:
+) -> WebAnswer:
     """Send one request and return its answer; redirects are answers like any other.
 
     Args:
@@ -177,14 +177,14 @@ async def exchange(
         raise RequestFailedError(f"timed out after {timeout_s:g} s") from None
     except (aiohttp.ClientError, UnpackingError, OSError, ValueError) as error:
         raise RequestFailedError(_reason(error)) from None
-    return Answer(
+    return WebAnswer(
         status=response.status, headers=answered, body=bytes(read[:max_bytes]), is_truncated=len(read) > max_bytes
     )
 
 
 async def fetch(
     url: str, *, headers: Mapping[str, str], max_bytes: int, timeout_s: float, allow_private_hosts: bool
-) -> Answer:
+) -> WebAnswer:
     """GET a page, following redirects, every hop judged (S-BIT-43, S-BIT-44).
 
     Raises:
@@ -250,7 +250,7 @@ async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str
         RequestFailedError: it comes in too many pieces.
         UnpackingError: it cannot be unpacked, or not within its limits.
     """
-    unpacker = Unpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
+    unpacker = PageUnpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
     read = bytearray()
     count = 0
     async for chunk, _ in response.content.iter_chunks():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 
-__all__ = ["ACCEPTED_CODINGS", "STEP_BYTES", "Unpacker", "UnpackingError", "codings_of"]
+__all__ = ["ACCEPTED_CODINGS", "STEP_BYTES", "PageUnpacker", "UnpackingError", "codings_of"]
 
 #: What is asked for, and all that is unpacked.
 ACCEPTED_CODINGS = "gzip, deflate"
@@ -49,7 +49,7 @@ def codings_of(header: str) -> tuple[str, ...]:
     return tuple(_CODINGS[name] for name in names)
 
 
-class Unpacker:
+class PageUnpacker:
     """Takes the bytes of one body and gives what they hold.
 
     Args:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ensemble_ray.coordinator.background import BackgroundTasks, as_error
+from ensemble_ray.coordinator.background import RunBackgroundTasks, as_error
 from ensemble_ray.errors import RecordError
 
 
@@ -23,7 +23,7 @@ async def _settled() -> None:
 async def test_error_reaches_the_run(error: BaseException) -> None:
     """S-MR-106, S-MR-123: also what is meant to end a task or a generator; that comes as an ordinary error."""
     failed: list[BaseException] = []
-    BackgroundTasks(failed.append).start(_raise(error))
+    RunBackgroundTasks(failed.append).start(_raise(error))
     await _settled()
     (reported,) = failed
     assert reported is error or (isinstance(reported, RuntimeError) and reported.__cause__ is error)
@@ -32,7 +32,7 @@ async def test_error_reaches_the_run(error: BaseException) -> None:
 async def test_background_tasks_are_stopped_when_the_run_has_ended() -> None:
     """S-SET-27: what they raise then is nobody's business."""
     failed: list[BaseException] = []
-    tasks = BackgroundTasks(failed.append)
+    tasks = RunBackgroundTasks(failed.append)
     is_stopped = asyncio.Event()
 
     async def hang() -> None:

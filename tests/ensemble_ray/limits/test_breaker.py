@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ensemble_ray.limits.breaker import FAILURES_TO_OPEN, FIRST_OPEN_S, LONGEST_OPEN_S, Admission, Breaker
+from ensemble_ray.limits.breaker import FAILURES_TO_OPEN, FIRST_OPEN_S, LONGEST_OPEN_S, Breaker, CallAdmission
 
 
 def opened(at: float = 0.0) -> Breaker:
@@ -24,7 +24,7 @@ def test_calls_go_when_fewer_than_five_failed_in_a_row() -> None:
     breaker.record_answer()
     for _ in range(4):
         breaker.record_failure(0.0, "HTTP 500")
-    assert breaker.enter(0.0) is Admission.GO
+    assert breaker.enter(0.0) is CallAdmission.GO
     assert not breaker.is_calm
     breaker.record_answer()
     assert breaker.is_calm
@@ -59,7 +59,7 @@ def test_calls_wait_until_a_probe_may_go_when_five_failed_in_a_row() -> None:
     assert breaker.last_failure == "HTTP 500"
     assert breaker.wakes_at() == 105.0
     assert [breaker.enter(at) for at in (100.0, 104.9, 105.0, 200.0)] == [
-        Admission.WAIT, Admission.WAIT, Admission.PROBE, Admission.WAIT,
+        CallAdmission.WAIT, CallAdmission.WAIT, CallAdmission.PROBE, CallAdmission.WAIT,
     ]  # fmt: skip
     assert breaker.wakes_at() is None
 
@@ -67,12 +67,12 @@ def test_calls_wait_until_a_probe_may_go_when_five_failed_in_a_row() -> None:
 def test_the_breaker_closes_when_its_probe_is_answered() -> None:
     """S-DUR-64: and the next opening begins with 5 s again."""
     breaker = opened()
-    assert breaker.enter(5.0) is Admission.PROBE
+    assert breaker.enter(5.0) is CallAdmission.PROBE
     breaker.record_failure(6.0, "HTTP 500", is_probe=True)
-    assert breaker.enter(16.0) is Admission.PROBE
+    assert breaker.enter(16.0) is CallAdmission.PROBE
     breaker.record_answer()
     assert breaker.is_calm
-    assert breaker.enter(16.0) is Admission.GO
+    assert breaker.enter(16.0) is CallAdmission.GO
     for _ in range(FAILURES_TO_OPEN):
         breaker.record_failure(20.0, "HTTP 500")
     assert breaker.wakes_at() == 25.0
@@ -86,7 +86,7 @@ def test_the_wait_doubles_up_to_a_minute_when_probes_fail() -> None:
         assert wakes_at is not None
         waits.append(wakes_at - at)
         at = wakes_at
-        assert breaker.enter(at) is Admission.PROBE
+        assert breaker.enter(at) is CallAdmission.PROBE
         breaker.record_failure(at, "HTTP 502", is_probe=True)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     assert breaker.last_failure == "HTTP 502"
@@ -95,9 +95,9 @@ def test_the_wait_doubles_up_to_a_minute_when_probes_fail() -> None:
 def test_the_next_call_probes_when_a_probe_left_without_an_answer() -> None:
     """S-DUR-64: as when it was cancelled."""
     breaker = opened()
-    assert breaker.enter(5.0) is Admission.PROBE
+    assert breaker.enter(5.0) is CallAdmission.PROBE
     breaker.probe_left()
-    assert breaker.enter(5.0) is Admission.PROBE
+    assert breaker.enter(5.0) is CallAdmission.PROBE
 
 
 def test_an_answer_closes_the_breaker_when_its_call_was_sent_before_it_opened() -> None:
@@ -106,22 +106,22 @@ def test_an_answer_closes_the_breaker_when_its_call_was_sent_before_it_opened() 
     breaker.record_failure(4.0, "late")
     assert breaker.wakes_at() == 5.0
     breaker.record_answer()
-    assert breaker.enter(4.0) is Admission.GO
+    assert breaker.enter(4.0) is CallAdmission.GO
 
 
 def test_no_probe_goes_when_another_process_has_sent_one() -> None:
     """S-DUR-64: for a minute at most, should that process be dead."""
     breaker = opened()
     breaker.probed_elsewhere(5.0)
-    assert breaker.enter(64.9) is Admission.WAIT
-    assert breaker.enter(65.0) is Admission.PROBE
+    assert breaker.enter(64.9) is CallAdmission.WAIT
+    assert breaker.enter(65.0) is CallAdmission.PROBE
 
 
 def test_nothing_waits_when_another_process_probes_an_endpoint_that_is_well_here() -> None:
     """S-DUR-64: news of a breaker that closed meanwhile."""
     breaker = Breaker()
     breaker.probed_elsewhere(5.0)
-    assert breaker.enter(5.0) is Admission.GO
+    assert breaker.enter(5.0) is CallAdmission.GO
 
 
 def test_the_one_that_told_probes_first_when_others_heard_of_the_opening() -> None:
@@ -149,8 +149,8 @@ class AnyLife(RuleBasedStateMachine):
     def a_call_wants_to_go(self) -> None:
         was_open = self.breaker.is_open
         entry = self.breaker.enter(self.at)
-        assert (entry is Admission.GO) != was_open
-        self.probes += entry is Admission.PROBE
+        assert (entry is CallAdmission.GO) != was_open
+        self.probes += entry is CallAdmission.PROBE
 
     @rule(extra_s=st.floats(0, 1))
     def a_call_fails(self, extra_s: float) -> None:

@@ -5,7 +5,6 @@ import pytest
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.limits.bucket import LEASE_S, TokenBucket
 from ensemble_ray.limits.steps import (
-    Cancelled,
     Dismiss,
     Expire,
     Grant,
@@ -18,6 +17,7 @@ from ensemble_ray.limits.steps import (
     Stimulus,
     Ticked,
     Used,
+    WaiterCancelled,
     WakeAt,
 )
 
@@ -101,7 +101,7 @@ def test_waiter_consumes_nothing_when_cancelled() -> None:
     """S-RATE-13: the next one gets the token that would have been its own."""
     bucket = TokenBucket(requests=1, period_s=1.0, at=0.0)
     told(bucket, asked("a"), asked("b"), asked("c"))
-    assert told(bucket, Cancelled(waiter="b"), at=0.5) == [Dismiss(waiter="b"), WakeAt(at=1.0, waiter="c")]
+    assert told(bucket, WaiterCancelled(waiter="b"), at=0.5) == [Dismiss(waiter="b"), WakeAt(at=1.0, waiter="c")]
     assert told(bucket, Ticked(), at=1.0) == [Grant(waiter="c")]
 
 
@@ -109,7 +109,7 @@ def test_nothing_happens_when_somebody_unknown_is_cancelled() -> None:
     """S-RATE-13: a cancellation that crossed the grant changes nothing."""
     bucket = TokenBucket(requests=1, period_s=1.0, at=0.0)
     told(bucket, asked("a"))
-    assert told(bucket, Cancelled(waiter="a"), at=0.0) == []
+    assert told(bucket, WaiterCancelled(waiter="a"), at=0.0) == []
 
 
 def test_token_goes_to_the_next_when_a_grant_was_not_heard() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from ensemble_ray.limits.bucket import LEASE_S, TokenBucket
 from ensemble_ray.limits.steps import (
-    Cancelled,
     Dismiss,
     Expire,
     Grant,
@@ -19,6 +18,7 @@ from ensemble_ray.limits.steps import (
     Stimulus,
     Ticked,
     Used,
+    WaiterCancelled,
     WakeAt,
 )
 from tests.ensemble_ray.limits.test_bucket import asked, full_bucket, told
@@ -105,7 +105,7 @@ def test_limit_and_order_hold_whatever_comes(
         play.tell(asked(waiter, timeout_s=timeout_s))
         if leaves and waiter in play.bucket.waiters:
             left.add(waiter)
-            play.tell(Cancelled(waiter=waiter))
+            play.tell(WaiterCancelled(waiter=waiter))
     play.pass_to(play.now + 1000.0)
 
     served, refused = [who for _, who in play.granted], [who for _, who in play.expired]

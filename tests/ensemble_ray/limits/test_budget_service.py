@@ -8,7 +8,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from ensemble_ray.errors import BudgetExhaustedError
-from ensemble_ray.limits.budget_service import BudgetMessage, BudgetReply, BudgetService, Charged, Claim, CloseAccount
+from ensemble_ray.limits.budget_service import (
+    BudgetClaim,
+    BudgetMessage,
+    BudgetReply,
+    BudgetService,
+    Charged,
+    CloseAccount,
+)
 from ensemble_ray.limits.remote_account import RemoteAccount
 from ensemble_ray.values.amounts import Amount, RunBudget
 from tests.ensemble_ray.limits.settling import settle
@@ -63,7 +70,7 @@ async def test_known_process_needs_one_message_per_claim() -> None:
     for _ in range(3):
         one.charge(await one.reserve(Amount(5)), Amount(5))
     await settle()
-    claims = [each for each in way.messages if isinstance(each, Claim)]
+    claims = [each for each in way.messages if isinstance(each, BudgetClaim)]
     assert [claim.balance is not None for claim in claims] == [True, False, False]
 
 
@@ -145,7 +152,7 @@ async def test_claim_is_given_back_when_its_caller_left_before_it_came() -> None
     arrives = asyncio.Event()
 
     async def hold(message: BudgetMessage) -> None:
-        if isinstance(message, Claim) and message.holder == "one":
+        if isinstance(message, BudgetClaim) and message.holder == "one":
             await arrives.wait()
 
     way.before = hold

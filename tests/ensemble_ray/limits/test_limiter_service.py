@@ -9,7 +9,6 @@ from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.limits import limiter_service
 from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, LimiterService, Message
 from ensemble_ray.limits.steps import (
-    Cancelled,
     Dismiss,
     Expire,
     Grant,
@@ -18,6 +17,7 @@ from ensemble_ray.limits.steps import (
     Requested,
     Returned,
     Used,
+    WaiterCancelled,
 )
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.rate_limit import RateLimit
@@ -106,7 +106,7 @@ async def test_waiter_is_dismissed_when_withdrawn(service: LimiterService, clock
         await service.receive(ask(str(number)))
     withdrawn, stays = (asyncio.create_task(service.receive(ask(name))) for name in "ab")
     await settle()
-    await service.receive(BucketUpdate("b", Cancelled(waiter="a")))
+    await service.receive(BucketUpdate("b", WaiterCancelled(waiter="a")))
     assert await withdrawn == Dismiss(waiter="a")
     clock.advance(10.0)
     assert await stays == Grant(waiter="b")
@@ -176,7 +176,7 @@ async def test_idle_buckets_are_dropped_when_there_are_many(
     "message",
     [
         ask("w"),
-        BucketUpdate("b", Cancelled(waiter="w")),
+        BucketUpdate("b", WaiterCancelled(waiter="w")),
         BucketUpdate("b", Refunded()),
         BucketUpdate("b", Used(lease="l", used=1)),
         BucketUpdate("b", Returned(lease="l", used=1)),

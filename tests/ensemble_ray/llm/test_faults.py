@@ -13,12 +13,12 @@ import pytest
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError, ValidationError
 from ensemble_ray.limits import RateLimit
 from ensemble_ray.llm.faults import fault_of, status_of
-from ensemble_ray.llm.protocol.errors import Failure, Origin, build_provider_error
+from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
 
-ORIGIN = Origin(url="http://h/v1/chat/completions", model="m", key="", timeout_s=9)
+ORIGIN = CallOrigin(url="http://h/v1/chat/completions", model="m", key="", timeout_s=9)
 
 
-async def of_openai(failure: Failure) -> Exception:
+async def of_openai(failure: CallFailure) -> Exception:
     """The error that the adapter raises."""
     return await build_provider_error(failure, ORIGIN)
 
@@ -26,7 +26,7 @@ async def of_openai(failure: Failure) -> Exception:
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 529, 599])
 async def test_it_is_the_providers_fault_when_the_status_says_so(status: int) -> None:
     """S-DUR-61: 408, 409, 429 and every 5xx."""
-    error = await of_openai(Failure(status=status, headers={"retry-after": "7"}))
+    error = await of_openai(CallFailure(status=status, headers={"retry-after": "7"}))
     fault = fault_of(error)
     assert fault is not None
     assert (fault.what, fault.status, fault.retry_after) == (f"HTTP {status}", status, "7")
@@ -37,20 +37,23 @@ async def test_it_is_the_providers_fault_when_the_status_says_so(status: int) ->
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
 async def test_it_is_nobodys_fault_but_ours_when_the_request_is_refused(status: int) -> None:
     """S-DUR-61: never another 4xx."""
-    error = await of_openai(Failure(status=status))
+    error = await of_openai(CallFailure(status=status))
     assert fault_of(error) is None
     assert status_of(error) == status
 
 
 async def test_it_is_no_fault_when_the_answer_cannot_be_read() -> None:
     """S-DUR-61: never an answer that cannot be read, nor one in which the provider tells an error."""
-    assert fault_of(await of_openai(Failure(status=200, body=b"<html>", reason="no JSON"))) is None
-    assert fault_of(await of_openai(Failure(status=200, reason="overloaded", is_from_provider=True))) is None
+    assert fault_of(await of_openai(CallFailure(status=200, body=b"<html>", reason="no JSON"))) is None
+    assert fault_of(await of_openai(CallFailure(status=200, reason="overloaded", is_from_provider=True))) is None
 
 
 async def test_it_is_the_providers_fault_when_there_is_no_answer() -> None:
     """S-DUR-61: no connection, and a timeout."""
-    lost, late = fault_of(await of_openai(Failure(reason="gone"))), fault_of(await of_openai(Failure(timed_out=True)))
+    lost, late = (
+        fault_of(await of_openai(CallFailure(reason="gone"))),
+        fault_of(await of_openai(CallFailure(timed_out=True))),
+    )
     assert lost is not None
     assert late is not None
     assert (lost.what, lost.status) == ("no connection", None)

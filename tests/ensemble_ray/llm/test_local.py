@@ -15,7 +15,7 @@ import pytest
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.local_engine import weights
-from ensemble_ray.llm.local_engine.registry import LocalSpec, Process, ServerRecord, locked_record, registry_file
+from ensemble_ray.llm.local_engine.registry import EngineProcess, LocalSpec, ServerRecord, locked_record, registry_file
 from ensemble_ray.ports import ChatModel, StreamingChatModel
 from ensemble_ray.values.messages import ChatMessage
 
@@ -147,11 +147,11 @@ def test_the_command_leaves_dependencies_out_when_weights_are_installed() -> Non
 @pytest.mark.program
 def test_a_process_counts_when_it_lives() -> None:
     """S-SET-47: a holder is its id and its start; one that died does not count, nor one whose id came round again."""
-    here = Process.current()
+    here = EngineProcess.current()
     assert here.is_alive
-    assert not Process(here.pid, here.started + 1).is_alive
+    assert not EngineProcess(here.pid, here.started + 1).is_alive
     child = subprocess.Popen([sys.executable, "-c", ""])
-    identity = Process.of(child.pid)
+    identity = EngineProcess.of(child.pid)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert not identity.is_alive, "a zombie holds nothing"
     child.wait()
@@ -161,7 +161,7 @@ def test_a_process_counts_when_it_lives() -> None:
 def test_what_one_writes_the_next_reads_when_the_record_is_unlocked(tmp_path: Path) -> None:
     """S-SET-47: the file lists the holders' process ids; dead ones are dropped, the living stay."""
     file = tmp_path / "models" / "tiny.json"
-    here, dead = Process.current(), Process(2**22 + 5, 1)
+    here, dead = EngineProcess.current(), EngineProcess(2**22 + 5, 1)
     with locked_record(file) as record:
         assert record == ServerRecord()
         record.server, record.url, record.key = here, "http://127.0.0.1:1", "secret"

@@ -10,15 +10,15 @@ import openai
 import pytest
 
 from ensemble_ray.errors import portable
-from ensemble_ray.llm.protocol.errors import Failure, Origin, build_provider_error
+from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
 
-ORIGIN = Origin(url="https://user:pw@host:8443/v1/chat/completions", model="m", key="sk-very-secret", timeout_s=600)
+ORIGIN = CallOrigin(url="https://user:pw@host:8443/v1/chat/completions", model="m", key="sk-very-secret", timeout_s=600)
 
 
-def status(code: int, message: str = "because", **headers: str) -> Failure:
+def status(code: int, message: str = "because", **headers: str) -> CallFailure:
     """A failure with that status and a provider's error body."""
     body = json.dumps({"error": {"message": message, "code": "some_code", "type": "t"}}).encode()
-    return Failure(status=code, body=body, headers=headers)
+    return CallFailure(status=code, body=body, headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def status(code: int, message: str = "because", **headers: str) -> Failure:
             "Endpoint https://host:8443/v1 failed (HTTP 503): because.",
         ),
         (
-            Failure(status=418, body=b"<html>\n teapot</html>"),
+            CallFailure(status=418, body=b"<html>\n teapot</html>"),
             openai.APIStatusError,
             "Endpoint https://host:8443/v1 refused the request (HTTP 418): <html> teapot</html>.",
         ),
         (
-            Failure(status=500),
+            CallFailure(status=500),
             openai.InternalServerError,
             "Endpoint https://host:8443/v1 failed (HTTP 500).",
         ),
         (
-            Failure(reason="Connection refused"),
+            CallFailure(reason="Connection refused"),
             openai.APIConnectionError,
             (
                 "Cannot reach endpoint https://host:8443/v1: Connection refused. Check that it is running and that "
@@ -82,7 +82,7 @@ def status(code: int, message: str = "because", **headers: str) -> Failure:
             ),
         ),
         (
-            Failure(timed_out=True),
+            CallFailure(timed_out=True),
             openai.APITimeoutError,
             (
                 "Endpoint https://host:8443/v1 gave no answer within 600 s. Raise `timeout`, or check that the endpoint "
@@ -90,19 +90,19 @@ def status(code: int, message: str = "because", **headers: str) -> Failure:
             ),
         ),
         (
-            Failure(status=200, body=b"<html>", reason="it is not JSON: <html>"),
+            CallFailure(status=200, body=b"<html>", reason="it is not JSON: <html>"),
             openai.APIResponseValidationError,
             "Endpoint https://host:8443/v1 sent an answer that cannot be used: it is not JSON: <html>",
         ),
         (
-            Failure(status=200, body=b'{"error": "no credit"}', reason="no credit", is_from_provider=True),
+            CallFailure(status=200, body=b'{"error": "no credit"}', reason="no credit", is_from_provider=True),
             openai.APIError,
             "Endpoint https://host:8443/v1 sent an answer that cannot be used: no credit",
         ),
     ],
 )
 async def test_class_and_text_tell_the_failure_when_a_call_fails(
-    failure: Failure, kind: type[Exception], text: str
+    failure: CallFailure, kind: type[Exception], text: str
 ) -> None:
     """S-ERR-31: the provider's own class; the text says what, where and what to do, also after a journey."""
     error = await build_provider_error(failure, ORIGIN)
@@ -125,7 +125,7 @@ async def test_the_key_is_blacked_out_when_the_provider_echoes_it() -> None:
 
 async def test_the_error_says_so_when_no_key_was_sent() -> None:
     """S-ERR-39: whether a key was sent is told, never which."""
-    origin = Origin(url="http://h/v1/chat/completions", model="m", key="", timeout_s=1)
+    origin = CallOrigin(url="http://h/v1/chat/completions", model="m", key="", timeout_s=1)
     assert "No key was sent" in str(await build_provider_error(status(401), origin))
 
 
@@ -140,7 +140,7 @@ async def test_details_are_there_when_the_provider_gave_them() -> None:
 async def test_the_transports_error_is_the_cause_when_nothing_answered() -> None:
     """S-ERR-31: the chain goes on to what was at the bottom."""
     cause = ConnectionRefusedError(111, "Connection refused")
-    error = await build_provider_error(Failure(reason="Connection refused", cause=cause), ORIGIN)
+    error = await build_provider_error(CallFailure(reason="Connection refused", cause=cause), ORIGIN)
     assert error.__cause__ is cause
 
 
@@ -149,12 +149,12 @@ def test_failures_are_told_while_the_package_of_the_errors_is_being_imported() -
     """Many calls fail at once in a fresh process: half an import gives nobody an `AttributeError`."""
     code = """
 import asyncio
-from ensemble_ray.llm.protocol.errors import Failure, Origin, build_provider_error
+from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
 
 async def failed(number):
     await asyncio.sleep(number / 100)  # some of them meet the import on its way
-    origin = Origin(url="http://host/v1/chat/completions", model="m", key="k", timeout_s=1)
-    return await build_provider_error(Failure(status=400, body=b"{}"), origin)
+    origin = CallOrigin(url="http://host/v1/chat/completions", model="m", key="k", timeout_s=1)
+    return await build_provider_error(CallFailure(status=400, body=b"{}"), origin)
 
 async def main():
     print(*{type(error).__name__ for error in await asyncio.gather(*map(failed, range(100)))})

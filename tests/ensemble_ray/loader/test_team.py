@@ -24,7 +24,7 @@ from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.loader import load_ensemble
 from ensemble_ray.loader.member_sections import AgentKeys, TaskKeys
-from ensemble_ray.loader.section import Section
+from ensemble_ray.loader.section import FileSection
 from ensemble_ray.loader.sections import TeamKeys
 from ensemble_ray.loader.unit_sections import GraphKeys, LoopKeys, PhaseKeys
 from ensemble_ray.loader.value_sections import ConstraintKeys
@@ -310,7 +310,7 @@ NOT_IN_FILES = {"history", "revision_feedback", "prior_attempt_output", "attempt
         (ConstraintKeys, HierarchicalConstraints, set[str]()),
     ],
 )
-def test_keys_are_the_fields_of_the_classes(section: type[Section], kind: type[Task], beside: set[str]) -> None:
+def test_keys_are_the_fields_of_the_classes(section: type[FileSection], kind: type[Task], beside: set[str]) -> None:
     """The same names in YAML and in Python: a new field gets its key, a key has its field."""
     fields = {info.alias or name for name, info in kind.model_fields.items()}
     assert set(section.model_fields) - {"map_reduce", "a2a"} == fields - beside

@@ -7,7 +7,7 @@ import pytest
 from ensemble_ray.execute.agent_templates import requirements_of
 from ensemble_ray.plan.requirements import (
     NOTHING,
-    Node,
+    ClusterNode,
     ProcessDemand,
     ResourceRequirements,
     find_obstacle,
@@ -18,8 +18,8 @@ from ensemble_ray.plan.requirements import (
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent
 
-HEAD = Node(resources={"CPU": 2, "node:__internal_head__": 1}, labels={"ray.io/node-id": "x"})
-DESK = Node(resources={"CPU": 2, "GPU": 1, "desk": 1}, labels={"zone": "a"})
+HEAD = ClusterNode(resources={"CPU": 2, "node:__internal_head__": 1}, labels={"ray.io/node-id": "x"})
+DESK = ClusterNode(resources={"CPU": 2, "GPU": 1, "desk": 1}, labels={"zone": "a"})
 
 
 def demand(count: int = 1, who: str = "Agent 'A'", **asked: object) -> ProcessDemand:
@@ -85,14 +85,14 @@ def test_processes_that_are_there_together_are_counted_together() -> None:
 
 def test_nodes_that_may_come_count_as_many_times_as_they_may() -> None:
     """S-CLU-43: an autoscaler's; their labels are not known, so none is missing."""
-    coming = Node(resources={"GPU": 1}, labels=None, count=2)
+    coming = ClusterNode(resources={"GPU": 1}, labels=None, count=2)
     assert find_obstacle([demand(num_gpus=1, count=2, labels=(("zone", "x"),))], [HEAD, coming]) is None
     assert find_obstacle([demand(num_gpus=1, count=3)], [HEAD, coming]) is not None
 
 
 def test_message_stays_short_when_there_are_many_kinds_of_nodes() -> None:
     """S-CLU-43: five kinds, those that are there most first; an empty cluster says so."""
-    nodes = [Node(resources={"CPU": 1}), *(Node(resources={"CPU": number}) for number in range(1, 9))]
+    nodes = [ClusterNode(resources={"CPU": 1}), *(ClusterNode(resources={"CPU": number}) for number in range(1, 9))]
     assert show_nodes(nodes).startswith("The cluster has 2 x [CPU 1, GPU 0]; ")
     assert show_nodes(nodes).endswith(" and 3 other kinds of nodes")
     assert show_nodes([]) == "The cluster has no node"
@@ -100,19 +100,21 @@ def test_message_stays_short_when_there_are_many_kinds_of_nodes() -> None:
 
 def test_next_process_is_where_the_fewest_are_for_each_processor() -> None:
     """S-CLU-50: a node that has just come is next, a large one has more, a head without processors none."""
-    nodes = [Node(node_id=name, resources={"CPU": cpus}) for name, cpus in (("head", 0), ("a", 2), ("b", 2), ("c", 8))]
+    nodes = [
+        ClusterNode(node_id=name, resources={"CPU": cpus}) for name, cpus in (("head", 0), ("a", 2), ("b", 2), ("c", 8))
+    ]
     counts: dict[str, int] = {}
     for _ in range(12):
         chosen = least_used(nodes, counts)
         counts[chosen] = counts.get(chosen, 0) + 1
     assert counts == {"a": 2, "b": 2, "c": 8}
-    assert least_used([*nodes, Node(node_id="new", resources={"CPU": 2})], counts) == "new"
+    assert least_used([*nodes, ClusterNode(node_id="new", resources={"CPU": 2})], counts) == "new"
     assert least_used(nodes[:1], {}) == "head"
 
 
 def test_room_is_what_the_nodes_hold_when_nothing_else_is_there() -> None:
     """S-CLU-46: each process on one node; labels alone take no room."""
-    nodes = [HEAD, DESK, Node(resources={"CPU": 8, "GPU": 1.5, "desk": 5}, labels={"zone": "a"})]
+    nodes = [HEAD, DESK, ClusterNode(resources={"CPU": 8, "GPU": 1.5, "desk": 5}, labels={"zone": "a"})]
     asked = ResourceRequirements(num_gpus=0.5, resources=(("desk", 1),))
     assert room_for(asked, nodes) == 4
     assert room_for(ResourceRequirements(num_gpus=0.1), [DESK]) == 10

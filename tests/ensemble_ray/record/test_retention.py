@@ -13,7 +13,7 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.retention import Retention, age_from, apply_retention, prune
 from ensemble_ray.record.runs import list_runs
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.record.stores import OwnedRun, RunSummary, StoreAddress
+from ensemble_ray.record.stores import OwnedRun, RecordedRun, StoreAddress
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_now
 
@@ -124,7 +124,7 @@ async def test_records_are_looked_at_once_a_minute_when_many_runs_end(
 class Broken(SqliteStore):
     """A store that cannot be read."""
 
-    async def runs(self) -> list[RunSummary]:
+    async def runs(self) -> list[RecordedRun]:
         """Fail."""
         raise RecordError("no rights")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ensemble_ray.studio.schemas.actors import Actors, ProcessInfo, TaskHere
-from ensemble_ray.studio.views.actors_view import ActorsQuestion, OwnedRun, actors_of
+from ensemble_ray.studio.views.actors_view import ActorsQuestion, RunAndOwner, actors_of
 from ensemble_ray.values.descriptions import (
     ActorDescription,
     BucketDescription,
@@ -63,9 +63,9 @@ def asked(*visible: str, run_id: str | None = None, is_all_seen: bool = True) ->
     return ActorsQuestion(visible=frozenset(visible), is_all_seen=is_all_seen, run_id=run_id, at=NOW)
 
 
-def owner(run_id: str, *, pid: int = 77, host: str = "alpha", ready: int = 0) -> OwnedRun:
+def owner(run_id: str, *, pid: int = 77, host: str = "alpha", ready: int = 0) -> RunAndOwner:
     """A run that some process owns, with a step that runs."""
-    return OwnedRun(
+    return RunAndOwner(
         run_id=run_id,
         host=host,
         pid=pid,

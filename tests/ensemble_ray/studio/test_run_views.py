@@ -10,7 +10,7 @@ from typing import Any
 from ensemble_ray import Ensemble, InlineRuntime, Task, afork
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.record.stores import RunSummary
+from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.run_list import RunListing
 from ensemble_ray.studio.run_views import RunViews
@@ -74,7 +74,7 @@ class SomeOnly(Anybody):
 
     def may_see(self, run: object) -> bool:
         """Whether it is one of them."""
-        return isinstance(run, RunSummary) and not run.run_id.startswith("hidden")
+        return isinstance(run, RecordedRun) and not run.run_id.startswith("hidden")
 
 
 async def test_forks_that_somebody_may_not_see_are_not_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray import InlineRuntime
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.studio.schemas.steps import Step
+from ensemble_ray.studio.schemas.steps import StepSchema
 from ensemble_ray.studio.views.steps import StepsView
 from tests.ensemble_ray.record.delegating_team import Counted
 from tests.ensemble_ray.record.facts_of_runs import begun, fact, intent, model, node, result
@@ -26,7 +26,7 @@ def folded(*facts: Fact) -> StepsView:
     return view
 
 
-def row_of(view: StepsView, step: str) -> Step:
+def row_of(view: StepsView, step: str) -> StepSchema:
     """The row of one step."""
     return next(row for row in view.rows() if row.id == step)
 
@@ -36,7 +36,7 @@ async def test_steps_are_the_same_whenever_somebody_looks(team: str, tmp_path: P
     """S-STU-10: deltas behind each position, laid over each other, are the rows of the whole; no step stands still."""
     _, facts = await recorded_team(tmp_path, team)
     whole, view = StepsView(), StepsView()
-    seen: dict[str, Step] = {}
+    seen: dict[str, StepSchema] = {}
     last = 0
     for each in facts:
         whole.apply(each)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray import IllegalStateError
-from ensemble_ray.visualization.layout import Box, Frame, Layout, Line, Place, lay_out
+from ensemble_ray.visualization.layout import Box, EdgeLine, Frame, Layout, Place, lay_out
 
 
 def _boxes(*names: str, frame: str | None = None) -> list[Box]:
@@ -44,7 +44,7 @@ def _is_on_border(place: Place, x: float, y: float) -> bool:
     return is_beside and is_level and min(ends_x, ends_y) <= near
 
 
-def _check(found: Layout, boxes: list[Box], lines: list[Line], frames: list[Frame]) -> None:
+def _check(found: Layout, boxes: list[Box], lines: list[EdgeLine], frames: list[Frame]) -> None:
     """S-VIZ-80."""
     for one, other in combinations([found.places[box.id] for box in boxes], 2):
         assert not _overlap(one, other)
@@ -63,7 +63,7 @@ def _check(found: Layout, boxes: list[Box], lines: list[Line], frames: list[Fram
 
 def test_layers_follow_each_other_from_top_to_bottom() -> None:
     """S-VIZ-80."""
-    boxes, lines = _boxes("a", "b", "c"), [Line(source="a", target="b"), Line(source="a", target="c")]
+    boxes, lines = _boxes("a", "b", "c"), [EdgeLine(source="a", target="b"), EdgeLine(source="a", target="c")]
     found = lay_out(boxes, lines)
     _check(found, boxes, lines, [])
     a, b, c = (found.places[name] for name in "abc")
@@ -76,7 +76,7 @@ def test_layers_follow_each_other_from_top_to_bottom() -> None:
 def test_a_way_back_does_not_turn_the_order_around() -> None:
     """S-VIZ-80."""
     boxes = _boxes("first", "second")
-    lines = [Line(source="first", target="second"), Line(source="second", target="first", is_back=True)]
+    lines = [EdgeLine(source="first", target="second"), EdgeLine(source="second", target="first", is_back=True)]
     found = lay_out(boxes, lines)
     _check(found, boxes, lines, [])
     assert found.places["first"].y < found.places["second"].y
@@ -87,11 +87,11 @@ def test_frames_enclose_what_lies_in_them_with_room_for_their_titles() -> None:
     frames = [Frame(id="outer"), Frame(id="one", parent="outer"), Frame(id="two", parent="outer")]
     boxes = [*_boxes("a", "b", frame="one"), *_boxes("c", frame="two"), *_boxes("before", "beside")]
     lines = [
-        Line(source="before", target="outer"),
-        Line(source="before", target="beside"),
-        Line(source="a", target="b"),
-        Line(source="one", target="two"),
-        Line(source="two", target="one", is_back=True, label_size=(60, 18)),
+        EdgeLine(source="before", target="outer"),
+        EdgeLine(source="before", target="beside"),
+        EdgeLine(source="a", target="b"),
+        EdgeLine(source="one", target="two"),
+        EdgeLine(source="two", target="one", is_back=True, label_size=(60, 18)),
     ]
     found = lay_out(boxes, lines, frames)
     _check(found, boxes, lines, frames)
@@ -114,7 +114,7 @@ def test_nothing_overlaps_and_lines_end_at_borders_whatever_the_graph(
     frames = [Frame(id="outer")] if inside else []
     frames += [Frame(id="inner", parent="outer")] if "inner" in inside.values() else []
     boxes = [Box(id=str(each), width=100, height=40, frame=inside.get(each)) for each in range(count)]
-    lines = [Line(source=str(a), target=str(b)) for a, b in pairs if a < count and b < count]
+    lines = [EdgeLine(source=str(a), target=str(b)) for a, b in pairs if a < count and b < count]
     found = lay_out(boxes, lines, frames)
     _check(found, boxes, lines, frames)
     assert lay_out(boxes, lines, frames) == found
@@ -128,7 +128,7 @@ def test_nothing_has_no_size() -> None:
 def test_unknown_ends_and_doubled_names_are_refused() -> None:
     """S-VIZ-80."""
     with pytest.raises(ValueError, match=r"^the graph has no node 'nowhere'$"):
-        lay_out(_boxes("a"), [Line(source="a", target="nowhere")])
+        lay_out(_boxes("a"), [EdgeLine(source="a", target="nowhere")])
     with pytest.raises(ValueError, match=r"^the graph has two nodes 'a'$"):
         lay_out(_boxes("a", "a"))
 

@@ -1,4 +1,5 @@
-// What travels between page and server, as types. The models of `ensemble_ray/studio/schemas` say what each field means.
+// What travels between page and server, as types. The models of `ensemble_ray/studio/schemas` say what each field means; one whose name a
+// value has too ends in `Schema` there.
 
 /** @typedef {"accepted"|"running"|"waiting"|"completed"|"failed"|"cancelled"|"rejected"|"budget_exhausted"|"interrupted"} RunStatus */
 /** @typedef {"pending"|"ready"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */

@@ -8,11 +8,11 @@ import pytest
 
 from ensemble_ray.execute.agent.react import MAX_STOPS, ReactMachine, stop_text
 from ensemble_ray.execute.agent.steps import (
+    AnswerReceived,
     CallModel,
     CallTools,
     Fail,
     Finish,
-    ModelAnswered,
     StepInstruction,
     ToolsReturned,
 )
@@ -54,12 +54,12 @@ def requests(*ids: str) -> tuple[ToolCall, ...]:
 
 def asks(loop: ReactMachine, *ids: str, text: str | None = None) -> StepInstruction:
     """The model asks for tools."""
-    return loop.handle(ModelAnswered(response=ChatResponse(text=text, tool_calls=requests(*ids))))
+    return loop.handle(AnswerReceived(response=ChatResponse(text=text, tool_calls=requests(*ids))))
 
 
 def answers(loop: ReactMachine, text: str | None) -> StepInstruction:
     """The model answers with a text."""
-    return loop.handle(ModelAnswered(response=ChatResponse(text=text)))
+    return loop.handle(AnswerReceived(response=ChatResponse(text=text)))
 
 
 def returns(loop: ReactMachine, *texts: str) -> StepInstruction:
@@ -89,7 +89,7 @@ def test_first_call_has_system_and_user_prompt_only() -> None:
 def test_one_call_is_made_when_the_agent_has_no_tools(response: ChatResponse) -> None:
     """S-ENG-31: tool requests in its answer are ignored."""
     loop = machine(has_tools=False)
-    assert loop.handle(ModelAnswered(response=response)) == Finish(text="42")
+    assert loop.handle(AnswerReceived(response=response)) == Finish(text="42")
     assert loop.messages[-1] == ChatMessage(role="assistant", content="42")
     assert loop.tool_call_count == 0
 

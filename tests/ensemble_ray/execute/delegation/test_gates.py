@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.execute.delegation.gates import ManagerGate, PeerGate, Refusal
+from ensemble_ray.execute.delegation.gates import DelegationRefusal, ManagerGate, PeerGate
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
 from ensemble_ray.values.delegation import DelegationContext, Peer
@@ -22,7 +22,7 @@ def manager_gate(**rules: object) -> ManagerGate:
 
 def reason(found: object) -> str:
     """Why not."""
-    assert isinstance(found, Refusal)
+    assert isinstance(found, DelegationRefusal)
     return found.reason
 
 
@@ -79,7 +79,7 @@ def test_manager_is_refused_with_a_hint_behind_the_reason() -> None:
     assert first == refused.reason
     assert "'Digger', 'Painter'" in hint
     unknown = gate.find("Nobody")
-    assert isinstance(unknown, Refusal)
+    assert isinstance(unknown, DelegationRefusal)
     assert (
         unknown.text
         == unknown.reason

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.following import SharedEnds
-from ensemble_ray.record.stores import RunSummary
+from ensemble_ray.record.stores import RecordedRun
 from tests.ensemble_ray.record.facts_of_runs import fact
 
 
@@ -23,7 +23,7 @@ class CountedStore:
         if found := self.facts[after:]:
             yield found
 
-    async def summary(self, run_id: str) -> RunSummary | None:
+    async def summary(self, run_id: str) -> RecordedRun | None:
         return None
 
 

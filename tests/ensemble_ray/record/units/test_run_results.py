@@ -9,7 +9,7 @@ from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.units import EdgeEntry
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.rerun import recorded_output
-from ensemble_ray.record.units.replayed import Verdict, verdicts_of
+from ensemble_ray.record.units.replayed import PredicateAnswer, verdicts_of
 from ensemble_ray.schedule.instructions import CountTokens, EdgeMatches, UntilHolds
 from ensemble_ray.schedule.stimuli import Evaluated
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
@@ -229,8 +229,8 @@ def test_verdicts_say_when_and_of_what() -> None:
         ],
     ]
     assert list(verdicts_of(groups)) == [
-        Verdict(path="loop:refine#0", edge=None, answer=False, at=1.0),
-        Verdict(path="graph:triage#1", edge=1, answer=True, at=2.0),
-        Verdict(path="loop:refine#1", edge=None, answer=None, at=4.0, error="RuntimeError: boom"),
+        PredicateAnswer(path="loop:refine#0", edge=None, answer=False, at=1.0),
+        PredicateAnswer(path="graph:triage#1", edge=1, answer=True, at=2.0),
+        PredicateAnswer(path="loop:refine#1", edge=None, answer=None, at=4.0, error="RuntimeError: boom"),
     ]
     assert RunFold(walked(loop_plan(CAPPED)).facts).verdicts() == ()

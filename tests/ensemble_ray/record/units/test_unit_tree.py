@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray.record.fold import fold_trace
-from ensemble_ray.record.units.replayed import Verdict
+from ensemble_ray.record.units.replayed import PredicateAnswer
 from ensemble_ray.record.view.tree import render_tree, tree_rows
 from ensemble_ray.record.view.units import is_named
 from tests.ensemble_ray.record.units.plans import REFINE, graph_plan, loop_plan
@@ -67,8 +67,8 @@ def test_verdicts_stand_below_what_they_judged() -> None:
     """S-LOOP-183: with their times from the start of the run; a raised error is marked."""
     trace = fold_trace(walked(loop_plan(replace(REFINE, max_iterations=2), plain=())).facts)
     verdicts = [
-        Verdict(path="loop:refine#0", edge=None, answer=False, at=2.5),
-        Verdict(path="loop:refine#1", edge=None, answer=None, at=4.5, error="RuntimeError: boom"),
+        PredicateAnswer(path="loop:refine#0", edge=None, answer=False, at=2.5),
+        PredicateAnswer(path="loop:refine#1", edge=None, answer=None, at=4.5, error="RuntimeError: boom"),
     ]
     rows = [row for row in tree_rows(trace, verdicts) if row.kind == "verdict"]
     assert [(row.title, row.details, row.is_bad) for row in rows] == [
@@ -78,7 +78,7 @@ def test_verdicts_stand_below_what_they_judged() -> None:
     graph = fold_trace(walked(graph_plan(LINE)).facts)
     (row,) = [
         row
-        for row in tree_rows(graph, [Verdict(path="graph:triage#0", edge=1, answer=True, at=1.0)])
+        for row in tree_rows(graph, [PredicateAnswer(path="graph:triage#0", edge=1, answer=True, at=1.0)])
         if row.kind == "verdict"
     ]
     assert row.title == "edge 1: true"

@@ -10,7 +10,7 @@ from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded
 from ensemble_ray.plan.plan import Plan
-from ensemble_ray.record.result import RunDescription, assemble
+from ensemble_ray.record.result import RunResultHead, assemble
 from ensemble_ray.runs.planned_result import conclude
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import End, Start
@@ -37,7 +37,7 @@ class Walked:
         """What the caller of the run gets."""
         assert self.outcome is not None
         concluded = conclude(self.plan, self.outcome)
-        description = RunDescription(run_id="run-1", workflow=self.plan.shown_workflow)
+        description = RunResultHead(run_id="run-1", workflow=self.plan.shown_workflow)
         return assemble(description, concluded.results, concluded.end, concluded.failure)
 
 
