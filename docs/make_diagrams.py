@@ -131,7 +131,7 @@ def redraw(page: str) -> str:
     return _between(page, _states("tasks"), PAGE, "tasks")
 
 
-def drawn_units(page: str) -> str:
+def redraw_units(page: str) -> str:
     """Return the page of the units with its drawn parts made anew.
 
     Raises:
@@ -146,7 +146,7 @@ def _states(name: str) -> str:
     return f"{state_diagram(name)}\n\n{state_table(name)}"
 
 
-def drawn_rules(page: str) -> str:
+def redraw_rules(page: str) -> str:
     """Return the page of the rules with its drawn part made anew.
 
     Raises:
@@ -167,7 +167,7 @@ def _between(page: str, part: str, file: Path, name: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or check them."""
-    for file, draw in ((PAGE, redraw), (UNITS_PAGE, drawn_units), (RULES_PAGE, drawn_rules)):
+    for file, draw in ((PAGE, redraw), (UNITS_PAGE, redraw_units), (RULES_PAGE, redraw_rules)):
         page = file.read_text(encoding="utf-8")
         wanted = draw(page)
         if "--check" not in arguments:

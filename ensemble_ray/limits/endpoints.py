@@ -251,9 +251,7 @@ class EndpointService:
         if is_change:
             self.publish(EndpointUpdate(endpoint=endpoint.name, category="answered"))
 
-    def record_failure(
-        self, endpoint: _Endpoint, visit: Visit, what: str, *, is_probe: bool, ago_s: float = 0.0
-    ) -> None:
+    def record_failure(self, endpoint: _Endpoint, visit: Visit, what: str, *, is_probe: bool, ago_s: float) -> None:
         """Count a call that failed by the endpoint's fault."""
         with self._lock:
             endpoint.sent.discard(visit)

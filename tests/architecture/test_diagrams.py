@@ -27,9 +27,9 @@ def script() -> ModuleType:
 def test_page_is_what_the_script_draws(script: ModuleType) -> None:
     """A changed table changes the page in the same commit: python docs/make_diagrams.py."""
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    assert script.drawn(page) == page
+    assert script.redraw(page) == page
     page = (ROOT / "docs/units.md").read_text(encoding="utf-8")
-    assert script.drawn_units(page) == page
+    assert script.redraw_units(page) == page
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_every_transition_is_in_the_picture(
 def test_rules_of_a_manager_are_what_its_machine_says(script: ModuleType) -> None:
     """S-HIER-71 to S-HIER-74: the table of the page, one row for each check, in their order."""
     page = (ROOT / "docs/hierarchical.md").read_text(encoding="utf-8")
-    assert script.drawn_rules(page) == page
+    assert script.redraw_rules(page) == page
     rows = script.rules_table().splitlines()[2:]
     assert [row.count("Delegation rejected by policy: ") for row in rows] == [1] * 4
     assert not any("None" in row for row in rows)
@@ -62,4 +62,4 @@ def test_rules_of_a_manager_are_what_its_machine_says(script: ModuleType) -> Non
 def test_page_without_markers_is_refused(script: ModuleType) -> None:
     """A lost marker would let the picture go stale in silence."""
     with pytest.raises(ValueError, match="markers are gone"):
-        script.drawn("# Architecture")
+        script.redraw("# Architecture")
