@@ -2,7 +2,8 @@
 
 - `python`: run in the order of the page, all blocks of a page in one namespace.
 - `output`: exactly what the Python block before it printed; `...` stands for anything.
-- `python elsewhere`: the original of another framework that is not installed here: it must be Python, and is not run.
+- `python original`: the same in another framework: run like `python`, and not checked for types, which are the framework's.
+- `python elsewhere`: the original of a framework that is not installed here: it must be Python, and is not run.
 - `yaml` whose first line is a comment with a file name: written to the page's working directory.
 - `console run`: each `$ ` line is run and its output compared; plain `console` blocks are only read.
 
@@ -128,6 +129,7 @@ pytest_collect_file = Sybil(
     name="pages",
     parsers=[
         CodeBlockParser("python", _run_python),
+        CodeBlockParser("python original", _run_python),
         CodeBlockParser("python elsewhere", _compile_python),
         CodeBlockParser("output", _compare_output),
         CodeBlockParser("yaml", _write_file),

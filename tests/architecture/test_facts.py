@@ -1,8 +1,8 @@
 """Facts are known in one place: no code outside `ensemble_ray.facts` knows how they are written."""
 
 import ast
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import pytest
@@ -32,9 +32,9 @@ def _looks_into_data(node: ast.AST) -> bool:
             return False
 
 
-def _reads_output(tree: ast.AST) -> Iterator[ast.AST]:
+def _reads_output(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Give where a key of `x.output_data()` is read, there or by a name that the function gives it."""
-    for function in ast.walk(tree):
+    for function in nodes:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         inside = list(ast.walk(function))
@@ -70,16 +70,36 @@ def _names_a_kind(node: ast.AST) -> bool:
             return False
 
 
-def test_nobody_else_knows_a_key() -> None:
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where code outside `ensemble_ray.facts` knows what it should not, as `path:line`."""
+
+    keys: list[str] = field(default_factory=list)
+    output_keys: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def places() -> _Places:
+    """Of all code, which is parsed once."""
+    found = _Places()
+    for path, tree in _code():
+        nodes = list(ast.walk(tree))
+        found.keys.extend(f"{path}:{node.lineno}" for node in nodes if _looks_into_data(node))  # type: ignore[attr-defined]
+        found.output_keys.extend(f"{path}:{node.lineno}" for node in _reads_output(nodes))  # type: ignore[attr-defined]
+        if path not in _MESSAGES:
+            found.kinds.extend(f"{path}:{node.lineno}" for node in nodes if _names_a_kind(node))  # type: ignore[attr-defined]
+    return found
+
+
+def test_nobody_else_knows_a_key(places: _Places) -> None:
     """Readers use attributes: a misspelt one is an error before it runs."""
-    found = [f"{path}:{node.lineno}" for path, tree in _code() for node in ast.walk(tree) if _looks_into_data(node)]  # type: ignore[attr-defined]
-    assert found == []
+    assert places.keys == []
 
 
-def test_nobody_else_knows_a_key_of_an_output() -> None:
+def test_nobody_else_knows_a_key_of_an_output(places: _Places) -> None:
     """Its data are handed on as a whole, or read by `OutputRecorded.read()`."""
-    found = [f"{path}:{node.lineno}" for path, tree in _code() for node in _reads_output(tree)]  # type: ignore[attr-defined]
-    assert found == []
+    assert places.output_keys == []
 
 
 @pytest.mark.parametrize(
@@ -91,7 +111,7 @@ def test_nobody_else_knows_a_key_of_an_output() -> None:
 )
 def test_keys_of_outputs_are_seen_when_they_are_read(code: str) -> None:
     """There, or by a name."""
-    assert len(list(_reads_output(ast.parse(code)))) == 1
+    assert len(list(_reads_output(ast.walk(ast.parse(code))))) == 1
 
 
 #: Messages to pages have types and fields of their own, and some of them are the same words (27).
@@ -105,11 +125,9 @@ _MESSAGES = {
 }
 
 
-def test_nobody_else_knows_the_name_of_a_kind() -> None:
+def test_nobody_else_knows_the_name_of_a_kind(places: _Places) -> None:
     """Readers match on classes."""
-    code = [(path, tree) for path, tree in _code() if path not in _MESSAGES]
-    found = [f"{path}:{node.lineno}" for path, tree in code for node in ast.walk(tree) if _names_a_kind(node)]  # type: ignore[attr-defined]
-    assert found == []
+    assert places.kinds == []
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.KEYS], ids=lambda kind: kind.KIND)
