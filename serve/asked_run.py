@@ -32,8 +32,8 @@ __all__ = ["AskedRun", "DoneTask", "Token", "token_of"]
 
 #: One look at a run lasts so long, s.
 _LOOK_S = 600.0
-#: How often it is looked whether a run goes on whose gates are decided, s.
-_DECIDED_LOOK_S = 0.2
+#: A run whose gates are decided waits until what drives it goes on with it; it is looked at so often, s, and so many times.
+_DECIDED_LOOK_S, _DECIDED_LOOKS = 0.2, 150
 #: Runs that are being ended for clients that went away; a task that nobody refers to may be collected.
 _endings: set[asyncio.Task[None]] = set()
 
@@ -99,24 +99,30 @@ class AskedRun:
                 return found
 
     async def end_or_gate(self) -> RunDetail:
-        """Return the run when it has ended, or a gate of it is open: one whose gates are all decided is about to go on."""
+        """Return the run when it has ended, or a gate of it is open: one whose gates are all decided is about to go on.
+
+        One that does not go on is returned as it waits, without gates.
+        """
+        looks_left = _DECIDED_LOOKS
         while True:
             found = await self.end()
-            if found.status is not RunStatus.WAITING or found.reviews:
+            if found.status is not RunStatus.WAITING or found.reviews or not looks_left:
                 return found
+            looks_left -= 1
             self._is_answered = False
             await asyncio.sleep(_DECIDED_LOOK_S)
 
-    async def end_for(self, receive: Receive) -> RunDetail:
+    async def end_for(self, receive: Receive, *, or_gate: bool = False) -> RunDetail:
         """Return the run as `end` does.
 
         Args:
             receive: Says when the client goes away.
+            or_gate: Return it as `end_or_gate` does.
 
         Raises:
             Refusal: the client went away before; nobody reads the answer.
         """
-        ending = asyncio.ensure_future(self.end())
+        ending = asyncio.ensure_future(self.end_or_gate() if or_gate else self.end())
         leaving = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({ending, leaving}, return_when=asyncio.FIRST_COMPLETED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,10 +42,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("program")
 
 
+@pytest.fixture(scope="session")
+def make_home(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], str]:
+    """Makes directories by number; `mktemp` looks through all there are for the next free one, of thousands."""
+    homes, numbers = tmp_path_factory.mktemp("homes"), itertools.count()
+
+    def make() -> str:
+        path = homes / str(next(numbers))
+        path.mkdir()
+        return str(path)
+
+    return make
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> str:
+def home(make_home: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> str:
     """Records of a test's runs go to a directory of its own; what the environment says of runs is not heard."""
-    path = str(tmp_path_factory.mktemp("home"))
+    path = make_home()
     monkeypatch.setenv("ENSEMBLE_RAY_HOME", path)
     for name in (
         "ENSEMBLE_RAY_RUNTIME", "ENSEMBLE_RAY_STORE", "ENSEMBLE_RAY_CAPTURE_MODE", "ENSEMBLE_RAY_OTEL", "RAY_ADDRESS",
@@ -55,10 +70,15 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 @pytest.fixture(autouse=True)
 def checkout() -> Iterator[None]:
     """Fail the test that leaves something at the top of the checkout; the caches of tools are no news."""
-    before = set(_ROOT.iterdir())
+    before = _names_in_root()
     yield
-    left = [path.name for path in set(_ROOT.iterdir()) - before if not path.name.startswith((".", "__pycache__"))]
+    left = [name for name in _names_in_root() - before if not name.startswith((".", "__pycache__"))]
     assert left == [], "a test writes to its own tmp_path"
+
+
+def _names_in_root() -> set[str]:
+    with os.scandir(_ROOT) as found:
+        return {each.name for each in found}
 
 
 @pytest.fixture(autouse=True)

@@ -14,14 +14,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
 from mcp import MCPError
-from mcp_types import (
-    CallToolResult,
-    ElicitRequest,
-    ElicitRequestFormParams,
-    ElicitResult,
-    InputRequiredResult,
-    TextContent,
-)
+from mcp_types import CallToolResult, InputRequiredResult, TextContent
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ensemble_ray.cli.view.failures import describe_error
@@ -30,8 +23,9 @@ from ensemble_ray.ensemble import Ensemble, stream_run
 from ensemble_ray.errors import EnsembleError, IllegalStateError, ReviewDecidedError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent
+from ensemble_ray.execute.review.client_forms import make_gate_form, read_client_answer, shows_forms
 from ensemble_ray.execute.review.console import ConsoleReviewHandler
-from ensemble_ray.execute.review.elicitation import GATE_FORM, gate_message, read_answer
+from ensemble_ray.execute.review.elicitation import GATE_FORM, gate_message
 from ensemble_ray.process.loop import bridge
 from ensemble_ray.recovery.deciding import adecide, apending_reviews
 from ensemble_ray.recovery.resuming import begin_again
@@ -74,6 +68,7 @@ class TeamCall:
         self._context = context
         self._runs = runs
         self._runtime = runtime
+        self._can_ask = shows_forms(context)
         self._team = _asking_nobody_here(team, can_ask=self._can_ask)
         self._done = 0
 
@@ -98,7 +93,7 @@ class TeamCall:
                 if not self._can_ask:
                     return _waiting(gates)
                 if self._context.protocol_version in MODERN_PROTOCOL_VERSIONS:
-                    forms: dict[str, InputRequest] = {each.gate_id: ElicitRequest(params=_form(each)) for each in gates}
+                    forms: dict[str, InputRequest] = {each.gate_id: make_gate_form(each) for each in gates}
                     return InputRequiredResult(input_requests=forms, request_state=gates[0].run_id)
                 if left_open := await self._decide(gates, await self._ask(gates)):
                     return _waiting(left_open)
@@ -111,21 +106,13 @@ class TeamCall:
 
     # People.
 
-    @property
-    def _can_ask(self) -> bool:
-        """Whether the client shows forms to its user."""
-        offered = self._context.session.client_capabilities
-        form = None if offered is None else offered.elicitation
-        return form is not None and (form.form is not None or form.url is None)
-
     async def _ask(self, gates: Sequence[OpenReview]) -> Mapping[str, InputResponse]:
         """Ask a client of the older protocol, one gate after the other; one that it does not answer stays open."""
         answers: dict[str, InputResponse] = {}
         for gate in gates:
-            form = _form(gate)
             with contextlib.suppress(MCPError):
                 answers[gate.gate_id] = await self._context.session.elicit_form(
-                    form.message, form.requested_schema, related_request_id=self._context.request_id
+                    gate_message(gate), dict(GATE_FORM), related_request_id=self._context.request_id
                 )
         return answers
 
@@ -133,8 +120,7 @@ class TeamCall:
         """Record decisions; return the gates that stay open."""
         left_open: list[OpenReview] = []
         for gate in gates:
-            answer = answers.get(gate.gate_id)
-            decision = read_answer(answer.action, answer.content) if isinstance(answer, ElicitResult) else None
+            decision = read_client_answer(answers.get(gate.gate_id))
             if decision is None:
                 left_open.append(gate)
             else:
@@ -204,10 +190,6 @@ def _asking_nobody_here(team: Ensemble, *, can_ask: bool) -> Ensemble:
 def _exit(_request: ReviewRequest) -> ReviewDecision:
     """Decide for a team without a record: nobody can be asked, and a run that waits would be lost."""
     return ReviewDecision.exit_early()
-
-
-def _form(gate: OpenReview) -> ElicitRequestFormParams:
-    return ElicitRequestFormParams(message=gate_message(gate), requested_schema=dict(GATE_FORM))
 
 
 def _waiting(gates: Sequence[OpenReview]) -> CallToolResult:

@@ -7,7 +7,6 @@ Rules: a call that is cancelled ends its run; so does a client that leaves.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +31,7 @@ from ensemble_ray.cli.team_call import TeamCall, make_failure
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
+from ensemble_ray.tools.tool import make_tool_name
 from ensemble_ray.values.outputs import EnsembleOutput
 
 __all__ = ["TeamTools"]
@@ -58,7 +58,7 @@ class TeamTools:
             ValidationError: another team has that name.
         """
         stem = target.rpartition(":")[2] if ":" in target and not Path(target).suffix else Path(target).stem
-        name = re.sub(r"[^A-Za-z0-9_]", "_", stem)
+        name = make_tool_name(stem)
         if name in self._teams:
             raise ValidationError(
                 f"Two teams would be the tool '{name}': rename one of the files. The second: {target}"

@@ -53,6 +53,7 @@ __all__ = [
     "check_effect",
     "check_tool_name",
     "current_tool_context",
+    "make_tool_name",
     "strongest_effect",
     "timeout_seconds",
     "use_tool_context",
@@ -205,6 +206,11 @@ def check_tool_name(name: object) -> str | None:
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         return f"Tool name '{name}' must contain only alphanumeric characters and underscores"
     return None
+
+
+def make_tool_name(text: str) -> str:
+    """Return a name that a tool may have: each character that it may not have is an underscore (S-DOM-8)."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", text)
 
 
 def check_effect(effect: object, subject: str) -> Effect:

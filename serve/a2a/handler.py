@@ -188,7 +188,7 @@ class TeamHandler(RequestHandler):
     async def _send_message(self, params: SendMessageRequest) -> Task:
         run = await self._carry_out(params.message)
         if not params.configuration.return_immediately and not _is_settled(run):
-            run = await self._wait_until_settled(run.run_id)
+            run = await self._make_asked_run(run.run_id).end_for(self._receive, or_gate=True)
         return task_of(run)
 
     async def _get_task(self, run_id: str) -> Task:
@@ -238,16 +238,6 @@ class TeamHandler(RequestHandler):
         if run.ensemble != self._info.name:
             raise Refusal(HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'")
         return run
-
-    async def _wait_until_settled(self, run_id: str) -> RunDetail:
-        """Return a run when it ended, or a person has to decide."""
-        asked = self._make_asked_run(run_id)
-        begun = asyncio.get_running_loop().time()
-        while True:
-            run = await asked.end_for(self._receive)
-            if _is_settled(run) or asyncio.get_running_loop().time() - begun > _PATIENCE_S:
-                return run
-            await asyncio.sleep(_LOOK_S)
 
     def _make_asked_run(self, run_id: str) -> AskedRun:
         return AskedRun(self._service, run_id, ends_with_client=False)

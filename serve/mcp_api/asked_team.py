@@ -15,19 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
 from mcp import MCPError
-from mcp_types import (
-    INVALID_PARAMS,
-    CallToolResult,
-    ElicitRequest,
-    ElicitRequestFormParams,
-    ElicitResult,
-    InputRequiredResult,
-    TextContent,
-)
+from mcp_types import INVALID_PARAMS, CallToolResult, InputRequiredResult, TextContent
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.execute.review.elicitation import GATE_FORM, gate_message, read_answer
+from ensemble_ray.execute.review.client_forms import make_gate_form, read_client_answer, shows_forms
 from ensemble_ray.serve.asked_run import AskedRun, DoneTask
 from ensemble_ray.serve.control_schemas import NewDecision, Verdict
 from ensemble_ray.serve.mcp_api.tools import ITEMS
@@ -44,7 +36,7 @@ if TYPE_CHECKING:
     from mcp_types import InputRequest, InputResponse
     from starlette.requests import Request
 
-    from ensemble_ray.serve.run_schemas import EnsembleInfo, OpenReview, RunDetail
+    from ensemble_ray.serve.run_schemas import EnsembleInfo, RunDetail
     from ensemble_ray.serve.run_service import RunService
 
 __all__ = ["IDEMPOTENCY_KEY", "RUN_ID", "AskedTeam"]
@@ -123,7 +115,7 @@ class AskedTeam:
 
     async def _decide(self, run_id: str, gate_id: str, answer: InputResponse) -> bool:
         """Record a decision; return whether the gate is decided now, by whomever."""
-        decided = read_answer(answer.action, answer.content) if isinstance(answer, ElicitResult) else None
+        decided = read_client_answer(answer)
         if decided is None:
             return False
         with contextlib.suppress(
@@ -151,17 +143,14 @@ class AskedTeam:
         """Return the open gates of a run as forms; where the client cannot be asked, as an error that says what to do."""
         if not self._can_decide:
             return self._waiting(found)
-        forms: dict[str, InputRequest] = {each.gate_id: _form(each) for each in found.reviews}
+        forms: dict[str, InputRequest] = {each.gate_id: make_gate_form(each) for each in found.reviews}
         return InputRequiredResult(input_requests=forms, request_state=found.run_id)
 
     @property
     def _can_decide(self) -> bool:
         """Whether the client shows forms, and its caller may decide."""
-        offered = self._context.session.client_capabilities
-        form = None if offered is None else offered.elicitation
-        is_form = form is not None and (form.form is not None or form.url is None)
         return (
-            is_form
+            shows_forms(self._context)
             and self._context.protocol_version in MODERN_PROTOCOL_VERSIONS
             and Right.REVIEW in self._caller.rights
         )
@@ -208,10 +197,6 @@ def _idempotency_key(context: ServerRequestContext[dict[str, Any]], request: Req
     if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY:
         raise MCPError(INVALID_PARAMS, f"{IDEMPOTENCY_KEY} must be a text of 1 to {_LONGEST_KEY} characters")
     return key
-
-
-def _form(gate: OpenReview) -> ElicitRequest:
-    return ElicitRequest(params=ElicitRequestFormParams(message=gate_message(gate), requested_schema=dict(GATE_FORM)))
 
 
 def _wire(decision: ReviewDecision) -> NewDecision:

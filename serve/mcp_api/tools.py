@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from mcp_types import Tool
+
+from ensemble_ray.tools.tool import make_tool_name
 
 if TYPE_CHECKING:
     from ensemble_ray.serve.run_schemas import EnsembleInfo
@@ -21,7 +22,7 @@ ITEMS = "items"
 def tools_by_name(teams: Iterable[EnsembleInfo]) -> Mapping[str, EnsembleInfo]:
     """Return teams by the names of their tools: letters, digits and underscores; of those that would be one, as they are."""
     known = list(teams)
-    shown = {each.name: re.sub(r"[^A-Za-z0-9_]", "_", each.name) for each in known}
+    shown = {each.name: make_tool_name(each.name) for each in known}
     count = Counter(shown.values())
     return {(shown[each.name] if count[shown[each.name]] == 1 else each.name): each for each in known}
 

@@ -10,6 +10,7 @@ import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, OpenAI
 from starlette.types import Message
 
+from ensemble_ray.serve import asked_run
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.asked_run import AskedRun
 from ensemble_ray.serve.openai_api.said_text import SaidText
@@ -222,6 +223,15 @@ async def test_a_client_that_goes_after_a_decision_ends_its_run() -> None:
     await asyncio.wait({waiting})
     await run.leave()
     assert double.cancelled == ["r"]
+
+
+async def test_a_run_that_nothing_goes_on_with_is_told_as_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-26: all of its gates are decided; its client is answered, where what drives it stays away."""
+    monkeypatch.setattr(asked_run, "_DECIDED_LOOK_S", 0.0)
+    monkeypatch.setattr(asked_run, "_DECIDED_LOOKS", 3)
+    double = RunsDouble(end=detail(RunStatus.WAITING))
+    found = await AskedRun(double, "r", ends_with_client=True).end_or_gate()
+    assert (found.status, list(found.reviews)) == (RunStatus.WAITING, [])
 
 
 async def test_a_run_ends_though_its_request_is_cancelled_meanwhile() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from contextlib import aclosing
 from datetime import timedelta
@@ -12,7 +11,14 @@ from ensemble_ray.tools.a2a.address import AgentAddress
 from ensemble_ray.tools.a2a.answers import RemoteAnswer
 from ensemble_ray.tools.a2a.asking import ask_agent
 from ensemble_ray.tools.a2a.connecting import RemoteAgentError
-from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult, check_effect, check_tool_name, timeout_seconds
+from ensemble_ray.tools.tool import (
+    AbstractAgentTool,
+    ToolResult,
+    check_effect,
+    check_tool_name,
+    make_tool_name,
+    timeout_seconds,
+)
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.messages import Effect
 
@@ -59,7 +65,7 @@ class A2ATool(AbstractAgentTool):
         self._address = AgentAddress.of(
             url, headers=headers, hosts=hosts, connect_timeout_s=seconds_of(connect_timeout, "connect_timeout")
         )
-        self.name = name or f"ask_{re.sub(r'[^A-Za-z0-9_]', '_', self._address.name)}"
+        self.name = name or f"ask_{make_tool_name(self._address.name)}"
         if problem := check_tool_name(self.name):
             raise ValidationError(f"A2ATool: {problem}")
         self.description = (

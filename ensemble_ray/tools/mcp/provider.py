@@ -6,7 +6,6 @@ Rules: the value travels, the session does not: each process that runs the agent
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -24,6 +23,7 @@ from ensemble_ray.tools.tool import (
     check_effect,
     check_tool_name,
     current_tool_context,
+    make_tool_name,
     timeout_seconds,
 )
 from ensemble_ray.values.messages import Effect
@@ -163,8 +163,8 @@ class MCP(DynamicToolProvider):
         return tools if self._tools is None else [tool for tool in tools if tool.name in self._tools]
 
     def _name_of(self, name: str) -> str:
-        """Return what the model calls it by: letters, digits and underscores."""
-        return self._prefix + re.sub(r"[^A-Za-z0-9_]", "_", name)
+        """Return what the model calls it by."""
+        return self._prefix + make_tool_name(name)
 
     def _effect_of(self, tool: Tool) -> Effect:
         effect = self._effect

@@ -11,7 +11,7 @@ import pytest
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError, ValidationError
 from ensemble_ray.tools import AgentTool, NoOpToolMetrics, ToolContext, ToolMetrics, ToolResult, current_tool_context
-from ensemble_ray.tools.tool import check_tool_name, timeout_seconds, use_tool_context
+from ensemble_ray.tools.tool import check_tool_name, make_tool_name, timeout_seconds, use_tool_context
 from tests.ensemble_ray.tools.doubles import CountingMetrics, Plain, Safe, SafeAsync
 
 
@@ -58,6 +58,15 @@ def test_name_is_refused_when_a_character_is_not_allowed(name: str) -> None:
     """S-DOM-8, S-TOOL-4: ASCII letters, digits, underscore, over the whole string."""
     assert check_tool_name(name) == f"Tool name '{name}' must contain only alphanumeric characters and underscores"
     assert check_tool_name("Web_search2") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("news-desk.v2", "news_desk_v2"), ("Web_search2", "Web_search2"), ("\u00e9 \n", "___")]
+)
+def test_any_text_makes_a_name_of_a_tool(text: str, name: str) -> None:
+    """S-DOM-8; a name that a tool may have stays as it is."""
+    assert make_tool_name(text) == name
+    assert check_tool_name(name) is None
 
 
 def test_timeout_is_read_when_given_as_seconds_or_timedelta() -> None:
