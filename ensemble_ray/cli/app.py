@@ -1,53 +1,57 @@
 """The commands, put together; and what happens to errors that leave them. Package: cli.
 
-Only the command line's own library is imported here, so that `--help` is quick; a command imports what it needs.
+Only the command line's own library is imported here, and the module of the command that is called: what the parser makes of all
+commands takes longer than many of them. A command imports what it needs.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import typer
 
-from ensemble_ray.cli.commands.actors import actors
-from ensemble_ray.cli.commands.attach import attach
-from ensemble_ray.cli.commands.cancel import cancel
-from ensemble_ray.cli.commands.delete import delete, prune
-from ensemble_ray.cli.commands.doctor import doctor
-from ensemble_ray.cli.commands.fork import fork
-from ensemble_ray.cli.commands.import_team import imports
-from ensemble_ray.cli.commands.keys import keys
-from ensemble_ray.cli.commands.map import map_items
-from ensemble_ray.cli.commands.mcp import mcp
-from ensemble_ray.cli.commands.memory import memory
-from ensemble_ray.cli.commands.models import models
-from ensemble_ray.cli.commands.plan import plan
-from ensemble_ray.cli.commands.resume import resume
-from ensemble_ray.cli.commands.reviews import review, reviews
-from ensemble_ray.cli.commands.run import run
-from ensemble_ray.cli.commands.runs import runs
-from ensemble_ray.cli.commands.schema import schema
-from ensemble_ray.cli.commands.serve import serve
-from ensemble_ray.cli.commands.studio import studio
-from ensemble_ray.cli.commands.submit import submit
-from ensemble_ray.cli.commands.trace import trace
-from ensemble_ray.cli.demo.command import demo
 from ensemble_ray.cli.view.terminal import INTERRUPTED, USAGE, SafeFormatter, say, show
 
-__all__ = ["app", "invoke"]
+__all__ = ["COMMANDS", "GROUPS", "invoke", "make_app"]
 
-app = typer.Typer(
-    name="ensemble-ray",
-    help="Teams of LLM agents as actors on Ray.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_COMMANDS = "ensemble_ray.cli.commands"
+#: Where each command is, in the order of the help.
+COMMANDS: Mapping[str, str] = {
+    "map": f"{_COMMANDS}.map:map_items",
+    "run": f"{_COMMANDS}.run:run",
+    "submit": f"{_COMMANDS}.submit:submit",
+    "attach": f"{_COMMANDS}.attach:attach",
+    "plan": f"{_COMMANDS}.plan:plan",
+    "runs": f"{_COMMANDS}.runs:runs",
+    "trace": f"{_COMMANDS}.trace:trace",
+    "actors": f"{_COMMANDS}.actors:actors",
+    "reviews": f"{_COMMANDS}.reviews:reviews",
+    "review": f"{_COMMANDS}.reviews:review",
+    "resume": f"{_COMMANDS}.resume:resume",
+    "fork": f"{_COMMANDS}.fork:fork",
+    "cancel": f"{_COMMANDS}.cancel:cancel",
+    "delete": f"{_COMMANDS}.delete:delete",
+    "prune": f"{_COMMANDS}.delete:prune",
+    "studio": f"{_COMMANDS}.studio:studio",
+    "serve": f"{_COMMANDS}.serve:serve",
+    "mcp": f"{_COMMANDS}.mcp:mcp",
+    "demo": "ensemble_ray.cli.demo.command:demo",
+    "doctor": f"{_COMMANDS}.doctor:doctor",
+    "schema": f"{_COMMANDS}.schema:schema",
+    "version": "ensemble_ray.cli.app:version",
+}
+#: The same of commands that have commands of their own.
+GROUPS: Mapping[str, str] = {
+    "import": f"{_COMMANDS}.import_team:imports",
+    "keys": f"{_COMMANDS}.keys:keys",
+    "memory": f"{_COMMANDS}.memory:memory",
+    "models": f"{_COMMANDS}.models:models",
+}
 
 #: Root of the parser's own errors; the library does not export it, but all of them derive from it.
 _ParserError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
@@ -59,7 +63,6 @@ def _version_wanted(is_wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the library's log.")] = False,
     is_version: Annotated[
@@ -76,15 +79,31 @@ def version() -> None:
     show(f"ensemble-ray {version_of('ensemble-ray')}")
 
 
-app.command("map")(map_items)
-for command in (
-    run, submit, attach, plan, runs, trace, actors, reviews, review, resume, fork, cancel, delete, prune, studio, serve, mcp, demo, doctor, schema, version
-):  # fmt: skip
-    app.command()(command)
-app.add_typer(imports, name="import")
-app.add_typer(keys, name="keys")
-app.add_typer(memory, name="memory")
-app.add_typer(models, name="models")
+def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
+    """Return the command line, with the one command that the arguments call; where they call none that there is, with all."""
+    app = typer.Typer(
+        name="ensemble-ray",
+        help="Teams of LLM agents as actors on Ray.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    called = next((each for each in arguments if not each.startswith("-")), None)
+    if "--version" in arguments[:1]:
+        called = "version"  # which is as good as any other: the option ends the program
+    for name in [called] if called in COMMANDS or called in GROUPS else [*COMMANDS, *GROUPS]:
+        if name in COMMANDS:
+            app.command(name)(_import(COMMANDS[name]))
+        else:
+            app.add_typer(_import(GROUPS[name]), name=name)
+    return app
+
+
+def _import(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def invoke(arguments: Sequence[str]) -> int:
@@ -96,9 +115,8 @@ def invoke(arguments: Sequence[str]) -> int:
         logging.basicConfig(level=logging.INFO, handlers=[handler])
         logging.getLogger("ensemble_ray").setLevel(logging.DEBUG)
     try:
-        code = cast("Any", app)(
-            [each for each in arguments if each != "--debug"], prog_name="ensemble-ray", standalone_mode=False
-        )
+        words = [each for each in arguments if each != "--debug"]
+        code = cast("Any", make_app(words))(words, prog_name="ensemble-ray", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         say("Interrupted.")
         return INTERRUPTED

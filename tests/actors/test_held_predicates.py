@@ -18,8 +18,15 @@ from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions,
 from ensemble_ray.limits.endpoints import process_endpoints
 from ensemble_ray.schedule.instructions import EdgeMatches
 from tests.actors.test_wire import output_of
+from tests.scenarios.teams import PATIENCE_S
 
 UNIT = "graph:g"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report waits for its answers, also where the machine is busy with other things."""
+    monkeypatch.setattr(predicates, "_WAIT_S", PATIENCE_S)
 
 
 def edge(number: int, step: int = 1) -> EdgeMatches:

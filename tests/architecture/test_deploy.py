@@ -20,7 +20,7 @@ import yaml
 from packaging.requirements import Requirement
 from ray.serve.schema import ServeDeploySchema
 
-from ensemble_ray.cli.app import app
+from ensemble_ray.cli.app import make_app
 from ensemble_ray.loader import load_runnable
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.app import EndpointOptions
@@ -70,7 +70,7 @@ def serve_configs() -> Iterator[tuple[str, ServeDeploySchema]]:
 def check_command(words: list[str]) -> None:
     """Refuse what this command line does not take; nothing is carried out."""
     assert Path(words[0]).name == "ensemble-ray"
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(make_app())
     name, command, rest = group.resolve_command(group.make_context("ensemble-ray", [words[1]]), words[1:])
     command.make_context(name, list(rest))
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from ensemble_ray.cli.view.progress import count_noun
+from ensemble_ray.cli.view.terminal import count_noun
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.private_files import exposed_bits

@@ -15,8 +15,7 @@ from ensemble_ray.cli.commands.run import Inputs, InputsFile, Llm, Target, Workf
 from ensemble_ray.cli.view.pictures import Dag, Mermaid, Pictures, Svg
 from ensemble_ray.cli.view.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
 from ensemble_ray.cli.view.plan_units import shape_of, unit_lines, units_data
-from ensemble_ray.cli.view.progress import count_noun
-from ensemble_ray.cli.view.terminal import say, screen_line, show, show_json
+from ensemble_ray.cli.view.terminal import count_noun, say, screen_line, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.cli.view.progress import count_noun
+from ensemble_ray.cli.view.terminal import count_noun
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt

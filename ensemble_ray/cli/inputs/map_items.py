@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.map_team import MapTeam, prompt_of
-from ensemble_ray.cli.view.progress import count_noun
+from ensemble_ray.cli.view.terminal import count_noun
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.items.results import refuse_old_rows

@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ensemble_ray.cli.view.progress import Progress, count_noun
-from ensemble_ray.cli.view.terminal import is_terminal, say, screen_line
+from ensemble_ray.cli.view.progress import Progress
+from ensemble_ray.cli.view.terminal import count_noun, is_terminal, say, screen_line
 from ensemble_ray.events import EnsembleStartedEvent, Event
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.process.notices import NOTICES

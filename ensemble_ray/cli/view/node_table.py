@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.cli.view.progress import count_noun
-from ensemble_ray.cli.view.terminal import screen_line
+from ensemble_ray.cli.view.terminal import count_noun, screen_line
 
 if TYPE_CHECKING:
     from ensemble_ray.values.node_reports import NodeReport, NodesReport

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ensemble_ray.cli.view.progress import count_noun
-from ensemble_ray.cli.view.terminal import screen_line
+from ensemble_ray.cli.view.terminal import count_noun, screen_line
 
 if TYPE_CHECKING:
     from ensemble_ray.ensemble import Ensemble

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-from ensemble_ray.cli.view.terminal import screen_line
+from ensemble_ray.cli.view.terminal import count_noun, screen_line
 from ensemble_ray.cli.view.unit_progress import UnitProgress
 from ensemble_ray.events import (
     DelegationCompletedEvent,
@@ -31,7 +31,7 @@ from ensemble_ray.events import (
 from ensemble_ray.text.control_characters import escape_controls
 from ensemble_ray.values.ids import delegating_call, is_inside_unit, node_key, task_instance
 
-__all__ = ["Block", "Progress", "RunningDelegation", "RunningTask", "TaskProgress", "count_noun", "label_of"]
+__all__ = ["Block", "Progress", "RunningDelegation", "RunningTask", "TaskProgress", "label_of"]
 
 #: Running tasks that the block lists.
 _SHOWN_TASKS = 8
@@ -129,11 +129,6 @@ def _depth_of(event: _DelegationEvent) -> int:
 def label_of(event: _TaskEvent) -> str:
     """Return the task's key, as plans and traces show it."""
     return node_key(event.instance) or f"task-{event.task_index}"
-
-
-def count_noun(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 task`, `2 tasks`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class TaskProgress:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.view.display import Display
 from ensemble_ray.cli.view.item_progress import ItemProgress
-from ensemble_ray.cli.view.progress import TaskProgress, count_noun
-from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, WAITING, own_command, screen_line
+from ensemble_ray.cli.view.progress import TaskProgress
+from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, WAITING, count_noun, own_command, screen_line
 from ensemble_ray.cli.view.unit_progress import UnitProgress
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition

@@ -28,6 +28,7 @@ __all__ = [
     "USAGE",
     "WAITING",
     "SafeFormatter",
+    "count_noun",
     "flush_results",
     "frame_results",
     "guard_streams",
@@ -214,3 +215,8 @@ def screen_line(text: str, length: int) -> str:
     # Cut first: an answer may be as large as a book.
     clean = escape_controls(" ".join(text[: 4 * length].split()))
     return clean if len(clean) <= length else f"{clean[: length - 1].rstrip()}\u2026"
+
+
+def count_noun(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 task`, `2 tasks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

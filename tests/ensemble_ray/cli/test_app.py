@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray.cli.app import COMMANDS, GROUPS
 from tests.command_line import Call
-
-COMMANDS = ("run", "plan", "trace", "demo", "doctor", "mcp", "memory", "models", "schema", "version")
 
 
 def test_every_command_is_listed_when_help_is_asked_for(call: Call) -> None:
@@ -19,12 +18,12 @@ def test_every_command_is_listed_when_help_is_asked_for(call: Call) -> None:
     called = call("--help")
     assert called.code == 0
     lines = called.printed.splitlines()
-    for name in COMMANDS:
+    for name in (*COMMANDS, *GROUPS):
         (line,) = (line for line in lines if line.strip().startswith(f"{name} "))
         assert line.endswith(".")
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "memory ls", "memory clear", "models install", "models list"])
+@pytest.mark.parametrize("command", [*COMMANDS, *GROUPS, "memory ls", "memory clear", "models install", "models list"])
 def test_every_command_explains_itself(call: Call, command: str) -> None:
     """`--help` behind each command."""
     called = call(*command.split(), "--help")
@@ -93,11 +92,22 @@ def test_the_schema_is_printed_as_json(call: Call) -> None:
 
 @pytest.mark.program
 def test_nothing_heavy_is_imported_when_only_help_is_asked_for() -> None:
-    """`--help` stays quick: no Ray, no SDK of a model, no terminal library, no YAML."""
+    """`--help` stays quick: no Ray, no SDK of a model, no terminal library, no YAML, nothing of teams."""
     code = (
         "import sys\nfrom ensemble_ray.cli.app import invoke\ninvoke(['--help'])\n"
-        "heavy = {'ray', 'openai', 'aiohttp', 'yaml', 'rich', 'loky', 'docstring_parser', 'actors'}\n"
+        "heavy = {'ray', 'openai', 'aiohttp', 'yaml', 'rich', 'loky', 'docstring_parser', 'actors', 'pydantic'}\n"
         "sys.exit(sorted(heavy & set(sys.modules)) or 0)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603  our own code
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.program
+def test_commands_that_are_not_called_are_not_imported() -> None:
+    """Wherever the options of the program stand."""
+    code = (
+        "import sys\nfrom ensemble_ray.cli.app import invoke\ninvoke(['--debug', 'schema'])\n"
+        "sys.exit(' '.join(name for name in sys.modules if name.startswith('ensemble_ray.cli.commands.')))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603  our own code
+    assert ended.stderr.splitlines()[-1] == "ensemble_ray.cli.commands.schema"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +17,13 @@ from tests.ensemble_ray.loader.test_team import WHOLE
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@functools.cache
 def _validator() -> Any:
     # Not a dependency of ours, but of Ray's; nothing but this test uses it.
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.Draft7Validator.check_schema(team_schema())
-    return jsonschema.Draft7Validator(team_schema())
+    schema = team_schema()
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
 
 
 def schema_errors(text: str) -> list[str]:
