@@ -90,7 +90,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    called = next((each for each in arguments if not each.startswith("-")), None)
+    called = next((each for each in arguments if not each.startswith("-")), "")
     if "--version" in arguments[:1]:
         called = "version"  # which is as good as any other: the option ends the program
     for name in [called] if called in COMMANDS or called in GROUPS else [*COMMANDS, *GROUPS]:
