@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.endpoint import IDEMPOTENCY_KEY
 from ensemble_ray.llm.protocol.errors import CallFailure
-from ensemble_ray.llm.protocol.loop_resources import PerLoop
+from ensemble_ray.llm.protocol.event_loop_resources import PerLoop
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError
 from ensemble_ray.process.threads import threads
 

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.errors import CallFailure
-from ensemble_ray.llm.protocol.loop_resources import PerLoop
+from ensemble_ray.llm.protocol.event_loop_resources import PerLoop
 from ensemble_ray.llm.protocol.redirects import (
     RedirectRefusedError,
     follow_redirect,

@@ -25,8 +25,8 @@ from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.record.following.delegations import DelegationMessages
-from ensemble_ray.record.following.rounds import render_round
 from ensemble_ray.record.following.starts import ReplayedStarts
+from ensemble_ray.record.following.unit_messages import render_round
 from ensemble_ray.schedule.instructions import Announce, Start
 from ensemble_ray.schedule.stimuli import Failed, decode_stimulus
 from ensemble_ray.values.ids import delegating_call, node_key, task_instance
