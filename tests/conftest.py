@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -27,6 +28,12 @@ _ROOT = Path(__file__).resolve().parents[1]
 _CORE = _ROOT / "tests" / "ensemble_ray"
 #: What a module imports whose tests start programs.
 _PROGRAMS = {"subprocess", "program", "own_environment", "run_command", "run_example"}
+
+
+def pytest_collection_finish() -> None:
+    """Leave the modules of thousands of tests out of what is looked through for garbage: a tenth of the time went there."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING
 
 from ensemble_ray.plan.units import ForkEntry, GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order, members_of
 from ensemble_ray.values.messages import JsonValue
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 __all__ = ["MANAGER_KEY", "MANAGER_ROLE", "AgentEntry", "HierarchyRules", "Node", "Plan"]
 
@@ -164,9 +169,14 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Mapping[str, JsonValue]) -> Plan:
         """Return the plan that `to_dict` wrote."""
-        from pydantic import TypeAdapter  # only readers of records pay for it
+        return _plan_adapter().validate_python(data)
 
-        return TypeAdapter(cls).validate_python(data)
+
+@cache
+def _plan_adapter() -> TypeAdapter[Plan]:
+    from pydantic import TypeAdapter  # only readers of records pay for it
+
+    return TypeAdapter(Plan)
 
 
 def _data_of_node(node: Node, names: Sequence[str]) -> dict[str, JsonValue]:
