@@ -5,10 +5,12 @@ In: arguments. Out: exit code, standard output, standard error. Never: a program
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +59,14 @@ def work_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("ENSEMBLE_RAY_RUNTIME", "inline")
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
+    with _forgetting_modules_of(folder):
+        yield folder
+
+
+@contextlib.contextmanager
+def _forgetting_modules_of(folder: Path) -> Generator[None, None, None]:
     known = set(sys.modules)
-    yield folder
+    yield
     for name in set(sys.modules) - known:
         if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
@@ -84,3 +92,21 @@ def run_command(
         [*COMMAND, *arguments], env=dict(environment), cwd=place, capture_output=True, text=True, check=False,
         timeout=timeout_s, input=given,
     )  # fmt: skip
+
+
+def call_command(place: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Do in this process what `run_command` has a program do, where neither its start nor its end is what is checked.
+
+    A program costs seconds of processor time before it begins; its environment may not be one that Ray reads when it is imported.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, _forgetting_modules_of(place):
+        for name in os.environ.keys() - environment.keys():
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.chdir(place)
+        patch.setattr(sys, "path", [str(place), *sys.path])
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = invoke(arguments)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())

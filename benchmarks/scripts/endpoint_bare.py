@@ -39,6 +39,7 @@ async def _stream(messages: Any) -> AsyncIterator[str]:
 
 with socket.socket() as listening:
     listening.bind(("127.0.0.1", 0))
+    listening.listen(2048)  # who is told the URL may connect at once, and waits until the server has started
     server = uvicorn.Server(uvicorn.Config(api, log_level="warning", access_log=False))
 
     def stop() -> None:

@@ -32,6 +32,7 @@ async def runs() -> AsyncGenerator[RunService]:
 
 with socket.socket() as listening:
     listening.bind(("127.0.0.1", 0))
+    listening.listen(2048)  # who is told the URL may connect at once, and waits until the server has started
     server = uvicorn.Server(uvicorn.Config(build_api(runs()), log_level="warning", access_log=False))
 
     def stop() -> None:

@@ -53,6 +53,7 @@ def job_head(directory: Path, *, has_token: bool = True, **variables: str) -> Ge
     port, dashboard, agent, client = free_ports(4)
     head = [
         *(RAY, "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1"),
+        *("--no-monitor", "--include-log-monitor=false"),  # nobody adds nodes, nobody follows the logs of workers
         *(f"--port={port}", f"--temp-dir={directory / 'ray'}", f"--ray-client-server-port={client}"),
         *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"),
     ]

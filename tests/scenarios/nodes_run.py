@@ -89,7 +89,9 @@ class Steps:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        # Nobody reads logs, and nobody adds nodes but the steps.
+        head = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.head = str(cast("Any", self.cluster).head_node.node_id)
         self.desk = self.add(resources={"desk": 1}, labels={"zone": "a"})
         self.runtime = ray_runtime_class()(self.cluster.address, init_options={"namespace": "mine"})

@@ -9,13 +9,14 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from ensemble_ray.testing import Fault, ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
-from tests.command_line import COMMAND, PATIENCE_S, ROOT, environment_of, run_command
+from tests.command_line import COMMAND, PATIENCE_S, ROOT, call_command, environment_of, run_command
 from tests.processes import own_directory, program
 
 TEAMS = ROOT / "examples" / "teams"
@@ -64,7 +65,7 @@ def test_a_team_file_runs_with_code_beside_it(place: Path, model_server: Servers
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "An article of 3 words\n"
     assert "done     3/3  article (Writer)" in ended.stderr
-    trace = run_command(place, environment, "trace", "one")
+    trace = call_command(place, environment, "trace", "one")
     assert trace.stdout.startswith("Run one: parallel, completed")
     assert 'word_count({"text": "one two three"}) -> 3' in trace.stdout
     assert len(server.requests) == 4
@@ -74,28 +75,28 @@ def test_a_module_runs_from_the_current_directory(place: Path, model_server: Ser
     """`module:attribute`, an ensemble or a function that makes one."""
     server = model_server("An answer.")
     environment = environment_of(place, server)
-    for target in ("article_team:team", "article_team:make_team"):
-        ended = run_command(TEAMS, environment, "run", target, "-i", "topic=tides", "-q")
+    for target, runs in (("article_team:team", run_command), ("article_team:make_team", call_command)):
+        ended = runs(TEAMS, environment, "run", target, "-i", "topic=tides", "-q")
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.count("An answer.") == 3
-    assert "(deterministic) <- answer-1" in run_command(TEAMS, environment, "plan", "article_team:team").stdout
+    assert "(deterministic) <- answer-1" in call_command(TEAMS, environment, "plan", "article_team:team").stdout
 
 
 @pytest.mark.parametrize(
-    ("script", "expected"),
+    ("script", "expected", "runs"),
     [
-        (Fault(status=401, message="Incorrect API key provided."), "refused the key (HTTP 401)"),
-        (Fault(status=404, message="no such model"), "does not know the model or the path (HTTP 404)"),
-        (Fault(kind="garbage"), "sent an answer that cannot be used"),
-        (Fault(kind="drop"), "Cannot reach endpoint"),
+        (Fault(status=401, message="Incorrect API key provided."), "refused the key (HTTP 401)", run_command),
+        (Fault(status=404, message="no such model"), "does not know the model or the path (HTTP 404)", call_command),
+        (Fault(kind="garbage"), "sent an answer that cannot be used", call_command),
+        (Fault(kind="drop"), "Cannot reach endpoint", call_command),
     ],
 )
 def test_one_clear_message_is_left_when_the_endpoint_fails(
-    place: Path, model_server: Servers, script: Fault, expected: str
+    place: Path, model_server: Servers, script: Fault, expected: str, runs: Callable[..., CompletedProcess[str]]
 ) -> None:
     """S-ERR-46: task, endpoint, reason, what to do, once; exit code 1, no traceback; `--debug` shows it; no key anywhere."""
     environment = environment_of(place, model_server(script))
-    ended = run_command(place, environment, "run", "my_team:team", "-i", "topic=tides")
+    ended = runs(place, environment, "run", "my_team:team", "-i", "topic=tides")
     assert ended.returncode == 1
     assert ended.stdout == ""
     error = ended.stderr[ended.stderr.index("Error:") :]
@@ -103,7 +104,7 @@ def test_one_clear_message_is_left_when_the_endpoint_fails(
     told = [line for line in ended.stderr.splitlines() if ": attempt " not in line]  # retries are lines of their own
     assert sum(expected in line for line in told) == error.count(expected) == 1
     assert "Traceback" not in ended.stderr
-    shown = run_command(place, environment, "--debug", "run", "my_team:team", "-i", "topic=tides")
+    shown = runs(place, environment, "--debug", "run", "my_team:team", "-i", "topic=tides")
     assert "Traceback" in shown.stderr
     assert "Error: task" not in shown.stderr
     assert "sk-of-a-test" not in ended.stderr + shown.stderr
@@ -112,7 +113,7 @@ def test_one_clear_message_is_left_when_the_endpoint_fails(
 def test_one_clear_message_is_left_when_nothing_listens(place: Path) -> None:
     """An address where no server is."""
     environment = environment_of(place, OPENAI_BASE_URL="http://127.0.0.1:9/v1")
-    ended = run_command(place, environment, "run", "my_team:team", "-i", "topic=tides", "-q")
+    ended = call_command(place, environment, "run", "my_team:team", "-i", "topic=tides", "-q")
     assert ended.returncode == 1
     assert "Cannot reach endpoint http://127.0.0.1:9/v1" in ended.stderr
     assert "ensemble-ray doctor" in ended.stderr
@@ -153,7 +154,7 @@ def test_the_run_ends_within_seconds_when_it_is_interrupted(place: Path, model_s
         assert "The run ended early: cancelled" in running.text
         assert "Traceback" not in running.text
     assert server.abandoned == 1
-    assert "cancelled" in run_command(place, environment, "trace", "stopped").stdout
+    assert "cancelled" in call_command(place, environment, "trace", "stopped").stdout
 
 
 def test_nothing_is_said_when_the_reader_of_a_pipe_has_seen_enough(place: Path, model_server: Servers) -> None:
@@ -188,9 +189,8 @@ def test_a_command_ends_quietly_when_nobody_reads_its_pipe(
 ) -> None:
     """S-SEC-66: `ensemble-ray trace RUN | head -1`: exit code 0, no traceback."""
     environment = environment_of(place, model_server("x"))
-    assert (
-        run_command(place, environment, "run", "my_team:team", "-i", "topic=x", "--run-id", "one", "-q").returncode == 0
-    )
+    recorded = call_command(place, environment, "run", "my_team:team", "-i", "topic=x", "--run-id", "one", "-q")
+    assert recorded.returncode == 0, recorded.stderr
     reader, writer = os.pipe()
     os.close(reader)  # before anything is written
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: writer}
@@ -218,14 +218,14 @@ def test_every_failure_has_its_way_out_when_the_doctor_looks(place: Path, model_
     """A key that is refused, a model that is not there."""
     server = model_server("yes", api_key="sk-right", models=["there"])
     environment = environment_of(place, server, OPENAI_API_KEY="sk-right")
-    fine = run_command(place, environment, "doctor", "--no-ray", "--llm", "openai:there")
+    fine = call_command(place, environment, "doctor", "--no-ray", "--llm", "openai:there")
     assert fine.returncode == 0, fine.stdout
     assert "answers and takes the key" in fine.stdout
     assert "openai:there answered in" in fine.stdout
-    wrong = run_command(place, environment, "doctor", "--no-ray", "--llm", "openai:not-there")
+    wrong = call_command(place, environment, "doctor", "--no-ray", "--llm", "openai:not-there")
     assert wrong.returncode == 1
     assert "does not know the model or the path" in wrong.stdout
-    refused = run_command(
+    refused = call_command(
         place, {**environment, "OPENAI_API_KEY": "sk-wrong"}, "doctor", "--no-ray", "--llm", "openai:there", "--json"
     )
     assert refused.returncode == 1
@@ -247,4 +247,4 @@ def test_a_small_run_is_made_on_ray_when_the_doctor_looks(place: Path) -> None:
     made = place / ".ray" / "auth_token"
     assert [stat.S_IMODE(each.stat().st_mode) for each in (made, made.parent)] == [0o600, 0o700]
     assert len(bytes.fromhex(made.read_text(encoding="utf-8"))) == 32
-    assert run_command(place, environment_of(place), "trace").stdout == ""
+    assert call_command(place, environment_of(place), "trace").stdout == ""

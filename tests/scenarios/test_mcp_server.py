@@ -14,7 +14,7 @@ import pytest
 
 from ensemble_ray.testing import Fault, ModelServer
 from ensemble_ray.values.outputs import RunState
-from tests.command_line import COMMAND, environment_of, run_command
+from tests.command_line import COMMAND, call_command, environment_of, run_command
 from tests.processes import own_directory
 from tests.scenarios.teams import PATIENCE_S
 
@@ -105,22 +105,35 @@ async def test_a_team_is_a_tool_with_its_inputs(place: Path, model_server: Calla
             await client.call_tool("other", {})
 
 
-async def test_a_run_that_fails_is_an_error_of_the_tool(place: Path, model_server: Callable[..., ModelServer]) -> None:
-    """S-INT-23: with its causes; also inputs that are missing."""
-    async with served(place, model_server(Fault(status=401, message="no such key"))) as client:
+async def test_a_run_that_fails_or_waits_is_an_error_of_the_tool(
+    place: Path, model_server: Callable[..., ModelServer]
+) -> None:
+    """S-INT-23: with its causes; also inputs that are missing; a client without forms is told what to do.
+
+    The console belongs to the protocol, and asks nobody.
+    """
+    left: list[Fault] = [Fault(status=401, message="no such key")]
+    async with served(place, model_server(lambda _: left.pop() if left else "fine")) as client:
         failed = await client.call_tool("news_team", {"topic": "tea"})
         assert failed.is_error
         assert "no such key" in failed.content[0].text
         missing = await client.call_tool("news_team", {})
         assert missing.is_error
         assert "topic" in missing.content[0].text
+        waiting = await client.call_tool("asking", {"topic": "tea"})
+        assert waiting.is_error
+        assert "ensemble-ray review" in waiting.content[0].text
+    assert sorted(await states(place)) == [RunState.FAILED, RunState.WAITING]
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_open_reviews_are_forms_for_the_clients_user(
     place: Path, model_server: Callable[..., ModelServer], mode: str
 ) -> None:
-    """S-INT-23: in both protocols, in place of the console; what is closed stays open, what is declined ends the run."""
+    """S-INT-23: in both protocols, in place of the console; what is closed stays open, what is declined ends the run.
+
+    Of two open gates each is a form; the command for what is decided is not shown, and the other one ends the run's wait.
+    """
     answers: list[tuple[str, dict[str, Any] | None]] = [
         ("accept", {"decision": "edit", "text": "better"}),
         ("decline", None),
@@ -130,8 +143,14 @@ async def test_open_reviews_are_forms_for_the_clients_user(
 
     async def fill_in(_context: object, params: Any) -> Any:
         shown.append(params.message)
-        action, content = answers.pop(0)
-        return mcp.types.ElicitResult(action=action, content=content)
+        if answers:
+            action, content = answers.pop(0)
+            return mcp.types.ElicitResult(action=action, content=content)
+        if "facts" in params.message:  # the older protocol asks one after the other: this one is no answer at all
+            return (
+                mcp.types.ErrorData(code=mcp.types.INVALID_REQUEST, message="no line") if mode == "legacy" else CLOSED
+            )
+        return mcp.types.ElicitResult(action="accept", content={"decision": "approve"})
 
     async with served(place, model_server(lambda _: "fine"), mode=mode, elicitation_callback=fill_in) as client:
         edited = await client.call_tool("asking", {"topic": "tea"})
@@ -141,106 +160,68 @@ async def test_open_reviews_are_forms_for_the_clients_user(
         closed = await client.call_tool("asking", {"topic": "tea"})
         assert closed.is_error
         assert "waits for a person" in closed.content[0].text
-    assert all("Right or wrong" in each and each.endswith("\nfine") for each in shown)
-    (command,) = [line for line in closed.content[0].text.splitlines() if line.startswith("ensemble-ray")]
-    done = await asyncio.to_thread(
-        run_command, place, environment_of(place, model_server("never")), *command.partition("#")[0].split()[1:]
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(await states(place)) == ["completed"] * 3
-
-
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_of_two_open_gates_the_one_that_stays_open_is_named(
-    place: Path, model_server: Callable[..., ModelServer], mode: str
-) -> None:
-    """S-INT-23: each is a form; the command for what is decided is not shown, and the other one ends the run's wait."""
-    shown: list[str] = []
-
-    async def fill_in(_context: object, params: Any) -> Any:
-        shown.append(params.message)
-        if "facts" in params.message:  # the older protocol asks one after the other: this one is no answer at all
-            return (
-                mcp.types.ErrorData(code=mcp.types.INVALID_REQUEST, message="no line") if mode == "legacy" else CLOSED
-            )
-        return mcp.types.ElicitResult(action="accept", content={"decision": "approve"})
-
-    async with served(place, model_server(lambda _: "fine"), mode=mode, elicitation_callback=fill_in) as client:
-        answer = await client.call_tool("twice", {"topic": "tea"})
+        assert all("Right or wrong" in each and each.endswith("\nfine") for each in shown)
+        shown.clear()
+        half = await client.call_tool("twice", {"topic": "tea"})
     assert sorted("songs" in each for each in shown) == [False, True]
+    await decided(place, closed, model_server("never"))
+    assert sorted(await states(place)) == [RunState.COMPLETED] * 3 + [RunState.WAITING]
+    assert "facts" in await decided(place, half, model_server("never"))
+    assert await states(place) == [RunState.COMPLETED] * 4
+
+
+async def decided(place: Path, answer: Any, models: ModelServer) -> str:
+    """Carry out the only command that an answer names, and return it."""
     (command,) = [line for line in answer.content[0].text.splitlines() if line.startswith("ensemble-ray")]
-    assert "facts" in command
-    done = await asyncio.to_thread(
-        run_command, place, environment_of(place, model_server("never")), *command.partition("#")[0].split()[1:]
-    )
+    words = command.partition("#")[0].split()[1:]
+    done = await asyncio.to_thread(run_command, place, environment_of(place, models), *words)
     assert done.returncode == 0, done.stderr
-    assert await states(place) == [RunState.COMPLETED]
+    return command
 
 
-async def test_a_client_without_forms_is_told_what_to_do(place: Path, model_server: Callable[..., ModelServer]) -> None:
-    """S-INT-23: the console belongs to the protocol, and asks nobody."""
-    async with served(place, model_server(lambda _: "fine")) as client:
-        answer = await client.call_tool("asking", {"topic": "tea"})
-        assert answer.is_error
-        assert "ensemble-ray review" in answer.content[0].text
-    assert await states(place) == [RunState.WAITING]
-
-
-async def test_a_call_that_is_cancelled_ends_its_run(place: Path, model_server: Callable[..., ModelServer]) -> None:
-    """S-INT-24: the record says so."""
-    asked, free = threading.Event(), threading.Event()
+async def test_a_call_that_is_cancelled_ends_its_run_and_so_does_the_end_of_the_input(
+    place: Path, model_server: Callable[..., ModelServer]
+) -> None:
+    """S-INT-24, S-INT-20: the record says so of a run that goes on."""
+    asked, free = threading.Semaphore(0), threading.Semaphore(0)
 
     def wait(_: object) -> str:
-        asked.set()
-        free.wait(PATIENCE_S)
+        asked.release()
+        free.acquire(timeout=PATIENCE_S)
         return "late"
 
     try:
         async with served(place, model_server(wait)) as client:
             call = asyncio.ensure_future(client.call_tool("news_team", {"topic": "tea"}))
-            assert await asyncio.to_thread(asked.wait, PATIENCE_S)
+            assert await asyncio.to_thread(asked.acquire, timeout=PATIENCE_S)
             call.cancel()
             async with asyncio.timeout(PATIENCE_S):
-                while RunState.CANCELLED not in await states(place):  # noqa: ASYNC110  another process writes it
+                while await states(place) != [RunState.CANCELLED]:  # noqa: ASYNC110  another process writes it
                     await asyncio.sleep(0.2)
+            free.release()  # the server gives one answer after the other
+            call = asyncio.ensure_future(client.call_tool("news_team", {"topic": "tea"}))
+            assert await asyncio.to_thread(asked.acquire, timeout=PATIENCE_S)
+        await asyncio.wait({call}, timeout=PATIENCE_S)
+        assert isinstance(call.exception(), mcp.MCPError)
+        assert await states(place) == [RunState.CANCELLED] * 2
     finally:
-        free.set()
+        free.release()
 
 
 async def states(place: Path) -> list[str]:
     """States of the recorded runs."""
-    done = await asyncio.to_thread(run_command, place, environment_of(place), "runs", "--json")
+    done = await asyncio.to_thread(call_command, place, environment_of(place), "runs", "--json")
     return [run["state"] for run in json.loads(done.stdout)]
-
-
-async def test_runs_end_with_the_input(place: Path, model_server: Callable[..., ModelServer]) -> None:
-    """S-INT-20: one that goes on is cancelled, and the record says so."""
-    asked, free = threading.Event(), threading.Event()
-
-    def wait(_: object) -> str:
-        asked.set()
-        free.wait(PATIENCE_S)
-        return "late"
-
-    try:
-        async with served(place, model_server(wait)) as client:
-            call = asyncio.ensure_future(client.call_tool("news_team", {"topic": "tea"}))
-            assert await asyncio.to_thread(asked.wait, PATIENCE_S)
-        await asyncio.wait({call}, timeout=PATIENCE_S)
-        assert isinstance(call.exception(), mcp.MCPError)
-        assert await states(place) == [RunState.CANCELLED]
-    finally:
-        free.set()
 
 
 def test_teams_that_cannot_be_served_are_refused(place: Path) -> None:
     """S-INT-20: two of one name, one that is not there, a map-reduce whose tasks are made while it runs."""
     environment = environment_of(place)
-    twice = run_command(place, environment, "mcp", "news-team.yaml", "news-team.yaml")
+    twice = call_command(place, environment, "mcp", "news-team.yaml", "news-team.yaml")
     assert twice.returncode == 2
     assert "'news_team'" in twice.stderr
-    assert run_command(place, environment, "mcp", "none.yaml").returncode == 2
+    assert call_command(place, environment, "mcp", "none.yaml").returncode == 2
     (place / "many.py").write_text(MANY, encoding="utf-8")
-    dynamic = run_command(place, environment, "mcp", "many:team")
+    dynamic = call_command(place, environment, "mcp", "many:team")
     assert dynamic.returncode == 2
     assert "many" in dynamic.stderr

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.chaos.cluster import environment_in
 from tests.processes import own_directory, program
 from tests.scenarios.nodes_run import ITEMS
@@ -34,25 +32,36 @@ def came_of(log: Path, *steps: str, auth: str) -> dict[str, Any]:
         return found
 
 
-@pytest.mark.parametrize("auth", ["token", "disabled"])
-def test_agents_live_where_they_ask_to_and_what_no_node_has_is_refused(tmp_path: Path, auth: str) -> None:
-    """S-CLU-42, S-CLU-43, S-CLU-50, S-CLU-53, S-CLU-60: labels and resources name nodes, others are spread; with a token and without."""
-    came = came_of(tmp_path / "log", "placed", "refused", auth=auth)
-    placed = came["placed"]
+def _check_placed(placed: dict[str, Any]) -> None:
     asking, away, *plain = placed["answers"]
     assert (asking, away) == (placed["desk"], placed["head"])
     assert set(plain) == {placed["desk"], placed["head"]}
     assert placed["schedulers"] == ["ensemble_ray"]  # the driver is in a namespace of its own
-    lacking, greedy, mapped = came["refused"]["texts"]
+
+
+def _check_refused(refused: dict[str, Any]) -> None:
+    lacking, greedy, mapped = refused["texts"]
     assert "Agent 'Lacking' asks for num_gpus=1, which no node has. The cluster has" in lacking
     assert "desk 1; zone=a" in lacking
     assert "Agent 'Greedy 0', Agent 'Greedy 1': the processes ask for 2 desk together, and the nodes have 1" in greedy
     assert "Agent 'Lacking' asks for num_gpus=1, which no node has" in mapped
 
 
-def test_run_goes_on_elsewhere_when_a_node_is_lost_and_new_nodes_get_work(tmp_path: Path) -> None:
-    """S-CLU-44, S-CLU-51, S-CLU-52: what waits for a node says so and starts on a new one; a group that grows uses it."""
-    came = came_of(tmp_path / "log", "lost", "added", auth="token")
+def test_agents_live_where_they_ask_to_and_what_no_node_has_is_refused_without_a_token(tmp_path: Path) -> None:
+    """S-CLU-42, S-CLU-43, S-CLU-50, S-CLU-53, S-CLU-60: labels and resources name nodes, others are spread."""
+    came = came_of(tmp_path / "log", "placed", "refused", auth="disabled")
+    _check_placed(came["placed"])
+    _check_refused(came["refused"])
+
+
+def test_agents_live_where_they_ask_to_and_their_run_goes_on_elsewhere_when_a_node_is_lost(tmp_path: Path) -> None:
+    """The same with a token, and S-CLU-44, S-CLU-51, S-CLU-52: what becomes of runs when nodes go and come.
+
+    What waits for a node says so and starts on a new one; a group that grows uses a node that came meanwhile.
+    """
+    came = came_of(tmp_path / "log", "placed", "refused", "lost", "added", auth="token")
+    _check_placed(came["placed"])
+    _check_refused(came["refused"])
     lost, added = came["lost"], came["added"]
     assert lost["after"] == lost["new"] != lost["before"]
     assert "Agent 'Clerk': its process waits for a node that has resources={desk: 1} free" in lost["warning"]

@@ -1,4 +1,4 @@
-"""`ensemble-ray submit`, `attach` and `doctor --cluster` over a job server: real clusters, with and without a token."""
+"""`ensemble-ray submit` and `attach` over a job server: real clusters, with and without a token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ensemble_ray import RunState
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Fault, ServedRequest
-from tests.chaos.cluster import cluster_there
 from tests.command_line import COMMAND, run_command
 from tests.processes import own_directory, program
 from tests.scenarios.job_head import job_head
@@ -62,7 +61,7 @@ def test_a_submitted_run_is_checked_followed_left_and_attached_to() -> None:
             assert ended.returncode == 0, ended.stderr
             assert json.loads(ended.stdout)["raw"] == "a line"
 
-            failed = run_command(directory, env, *begin, "--input", "topic=failure", "--quiet")
+            failed = run_command(directory, env, *begin, "--input", "topic=failure", "--quiet", "--no-check")
             assert (failed.returncode, failed.stdout) == (1, "")
             assert "too much" in failed.stderr
 
@@ -122,37 +121,3 @@ def test_a_cluster_without_a_token_takes_runs_and_stops_them() -> None:
             state = RunDirectory(directory / "records", "stopped").state()
             assert state is RunState.CANCELLED, typing.text
         is_over.set()  # the server waits for those that answer
-
-
-def test_each_of_two_nodes_says_what_it_lacks(tmp_path: Path) -> None:
-    """S-CLU-1, S-CLU-3 to S-CLU-5: a module that only the caller has, and an endpoint that nobody reaches; no model is asked."""
-    modules = tmp_path / "modules"
-    modules.mkdir()
-    (modules / "lonely_tools.py").write_text(
-        "from ensemble_ray import tool\n\n@tool\ndef look(text: str) -> str:\n    return text\n", encoding="utf-8"
-    )
-    (tmp_path / "team.yaml").write_text(
-        "llm: {model: m, base_url: 'http://127.0.0.1:9/v1'}\n"
-        "agents: {a: {role: A, goal: g, tools: ['lonely_tools:look']}}\n"
-        "tasks: {t: {description: d, expected_output: e, agent: a}}\n",
-        encoding="utf-8",
-    )
-    with cluster_there(has_two_nodes=True) as cluster:
-        env = {
-            **os.environ,
-            **cluster.environment,
-            "PYTHONPATH": f"{ROOT}:{modules}",
-            "ENSEMBLE_RAY_HOME": str(tmp_path),
-        }
-        fine = run_command(tmp_path, env, "doctor", "--cluster", "--json")
-        found = json.loads(fine.stdout)
-        assert (fine.returncode, found["is_fine"]) == (0, True), fine.stderr
-        assert len({node["node_id"] for node in found["nodes"]}) == 2
-        lacking = run_command(tmp_path, env, "run", "team.yaml", "--runtime", "ray", "--check-nodes")
-        assert lacking.returncode == 2, lacking.stderr
-        assert (
-            lacking.stderr.count("Agent 'A' cannot be loaded: ModuleNotFoundError: No module named 'lonely_tools'") == 2
-        )
-        assert lacking.stderr.count("http://127.0.0.1:9/v1: cannot be reached: ") == 2
-        assert "2 of 2 nodes cannot run it" in lacking.stderr
-        assert "Nothing was asked of any model" in lacking.stderr

@@ -12,7 +12,7 @@ import pytest
 from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
-from tests.command_line import environment_of, run_command
+from tests.command_line import call_command, environment_of, run_command
 from tests.processes import own_directory
 
 TEAM = """
@@ -67,11 +67,11 @@ def test_an_unknown_outcome_shows_in_the_trace_of_a_map_reduce(place: Path, opti
         environment = environment_of(place, server)
         killed = run_command(place, environment, "run", "paying:team", "--run-id", "one")
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        interrupted = run_command(place, environment, "trace", "one")
+        interrupted = call_command(place, environment, "trace", "one")
         resumed = run_command(place, environment, "resume", "one", "--quiet")
         assert resumed.returncode == 0, resumed.stderr
-        completed = run_command(place, environment, "trace", "one")
-        data = json.loads(run_command(place, environment, "trace", "one", "--json").stdout)
+        completed = call_command(place, environment, "trace", "one")
+        data = json.loads(call_command(place, environment, "trace", "one", "--json").stdout)
     call = 'map-1: pay({"item": "1"}) -> '
     assert f"{call}No result was recorded: the run ended during this call  [unknown]" in interrupted.stdout
     assert f"{call}Outcome unknown: this call of 'pay' was begun" in completed.stdout

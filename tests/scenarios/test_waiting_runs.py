@@ -20,7 +20,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.testing import ModelServer
-from tests.command_line import run_command
+from tests.command_line import call_command, run_command
 from tests.scenarios.dying import kill_actor
 from tests.scenarios.teams import Marks, recorded_state, until
 
@@ -122,12 +122,12 @@ def test_run_goes_on_when_its_program_has_ended(
     here = {**os.environ, "ENSEMBLE_RAY_HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}
     joined = {**here, "RAY_ADDRESS": ray_cluster}
     ran = run_command(tmp_path, joined, "run", "team.yaml", "--runtime", "ray", "--run-id", "apology")
-    listed = run_command(tmp_path, here, "reviews")
+    listed = call_command(tmp_path, here, "reviews")
     assert "Is it polite?" in listed.stdout, ran.stderr
     gate = listed.stdout.split()[1]
     decided = run_command(tmp_path, here, "review", "apology", gate, "edit", "better.txt", "--comment", "warmer")
     assert decided.returncode == 0, decided.stderr
     assert decided.stderr == "The run goes on by itself on its cluster\n"
-    until(lambda: "completed" in run_command(tmp_path, here, "runs").stdout, "the run's end")
+    until(lambda: "completed" in call_command(tmp_path, here, "runs").stdout, "the run's end")
     shown = run_command(tmp_path, joined, "resume", "apology", "--quiet")
     assert shown.stdout == "Sent: We are very sorry.\n"
