@@ -116,7 +116,7 @@ class ModelCalls:
         """Say what the last answer was, and capture the conversation as it stands now (S-CAP-11)."""
         effect = self._effects.models[-1]
         effect.is_final = is_final
-        if self._scope.context.capture_mode.is_at_least(CaptureMode.STANDARD):
+        if self._scope.context.capture_mode is not CaptureMode.OFF:
             effect.messages = capture_messages(messages)
         order, response, usage = self._order, effect.response, effect.response.usage or TokenUsage()
         self._scope.emit(
