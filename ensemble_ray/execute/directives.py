@@ -19,12 +19,13 @@ _DIRECTIVES = "directives"
 
 async def recall_directives(scope: TaskScope) -> tuple[str, ...]:
     """Return the directives that the task is told; one that goes on is told what it was told before (S-CTL-6)."""
-    instance = scope.order.instance
+    instance, directives = scope.order.instance, scope.order.directives
+    if not directives and not scope.recorded_facts:  # as a rule
+        return ()
     name = effect_name(instance, 0, _DIRECTIVES)
     shown = scope.find_recorded(name, DirectivesShown)
     if shown is not None:
         return shown.data.texts
-    directives = scope.order.directives
     if not directives or scope.find_recorded(effect_name(instance, 0), ModelAnswered) is not None:
         return ()  # its model was asked before they were given
     await scope.note(name, DirectivesShown(texts=directives))

@@ -225,33 +225,38 @@ class TaskEffects:
 
     def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
         """Return the sums (S-MET-10 to S-MET-16)."""
-        tools = [tool for model in self.models for tool in model.tools]
-        usages = [model.response.usage for model in self.models]
+        inputs: list[int] = []
+        outputs: list[int] = []
+        llm_s = tools_s = 0.0
+        incomplete = 0
+        for model in self.models:  # once: this is done for every task of every run
+            usage = model.response.usage
+            inputs.append(UNKNOWN_TOKENS if usage is None else usage.input_tokens)
+            outputs.append(UNKNOWN_TOKENS if usage is None else usage.output_tokens)
+            llm_s += model.latency_s
+            incomplete += incomplete_reason(model.response) is not None
+            for tool in model.tools:
+                tools_s += tool.duration_s
         if self.is_handler:
-            input_tokens = output_tokens = 0
-        else:
-            # Lists, here and below: each entry of a generator is a call more, for every task of every run.
-            input_tokens = add_tokens([UNKNOWN_TOKENS if u is None else u.input_tokens for u in usages])
-            output_tokens = add_tokens([UNKNOWN_TOKENS if u is None else u.output_tokens for u in usages])
+            inputs, outputs = [], []
         if self.embedding_tokens:
-            input_tokens = add_tokens((input_tokens, self.embedding_tokens))
-        sampled = [answer for _, answer in self.sampled]
-        if sampled:
-            input_tokens = add_tokens((input_tokens, *[each.input_tokens for each in sampled]))
-            output_tokens = add_tokens((output_tokens, *[each.output_tokens for each in sampled]))
+            inputs.append(self.embedding_tokens)
+        for _, answer in self.sampled:
+            inputs.append(answer.input_tokens)
+            outputs.append(answer.output_tokens)
+            llm_s += answer.latency_s
+        input_tokens, output_tokens = add_tokens(inputs), add_tokens(outputs)
         return TaskMetrics(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             total_tokens=add_tokens((input_tokens, output_tokens)),
-            llm_latency=timedelta(
-                seconds=sum([model.latency_s for model in self.models] + [each.latency_s for each in sampled])
-            ),
-            tool_execution_time=timedelta(seconds=sum([tool.duration_s for tool in tools])),
+            llm_latency=timedelta(seconds=llm_s),
+            tool_execution_time=timedelta(seconds=tools_s),
             prompt_build_time=timedelta(seconds=self.prompt_build_s),
-            llm_call_count=len(self.models) + len(sampled),
+            llm_call_count=len(self.models) + len(self.sampled),
             tool_call_count=self.tool_call_count,
             retry_count=self.retry_count,
-            incomplete_answers=sum([incomplete_reason(model.response) is not None for model in self.models]),
+            incomplete_answers=incomplete,
             delegation_count=sum([each.is_started for each in self.delegations]),
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
             memory_retrieval_time=timedelta() if self.memory is None else self.memory.reading_time,
@@ -274,7 +279,7 @@ class TaskEffects:
             prompts=self.prompts,
             llm_interactions=tuple([self._interaction(index, model) for index, model in enumerate(self.models)]),
             delegations=tuple(
-                each.as_trace(self.agent_role, is_nested=not self.is_manager) for each in self.delegations
+                [each.as_trace(self.agent_role, is_nested=not self.is_manager) for each in self.delegations]
             ),
             final_output=final_output,
             parsed_output=parsed_output,

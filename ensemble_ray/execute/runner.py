@@ -139,7 +139,7 @@ class TaskRunner:
             task_description=order.task.description,
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
-            started_at=min([now, *(began_at(fact) for fact in recorded_facts.values() if is_of_work(fact))]),
+            started_at=min([now, *[began_at(fact) for fact in recorded_facts.values() if is_of_work(fact)]]),
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
             instance=order.instance,

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from ensemble_ray.definition.durability import Durability
 from ensemble_ray.events import Event
 from ensemble_ray.events.telemetry.active import effect_span
 from ensemble_ray.execute.effects import is_doing
@@ -91,13 +90,17 @@ class TaskScope:
     @property
     def delegated(self) -> tuple[tuple[str, TaskOutput], ...]:
         """The outputs of a manager's workers, by role, in the order in which they were done (S-HIER-6)."""
-        given = [each.output for each in self.effects.delegations if each.output is not None] if self.is_manager else []
+        if not self.is_manager:
+            return ()
+        given = [each.output for each in self.effects.delegations if each.output is not None]
         return tuple((each.agent_role, each) for each in sorted(given, key=lambda output: output.completed_at))
 
     @property
     def failed_delegations(self) -> tuple[TaskTrace, ...]:
         """The traces of a manager's workers that failed; their tokens were spent (S-TRC-43)."""
-        attempts = self.effects.delegations if self.is_manager else []
+        if not self.is_manager:
+            return ()
+        attempts = self.effects.delegations
         return tuple(each.trace for each in attempts if each.output is None and each.trace is not None)
 
     def find_recorded(self, name: str, wanted: type[D]) -> Fact[D] | None:
@@ -142,14 +145,10 @@ class TaskScope:
 
         Whoever wants it stopped meanwhile comes too late: the run must say what its record does (S-DUR-138).
         """
-        if self.context.durability == Durability.OFF:  # the facts are in memory at once, and nothing can come between
-            await self.note(self.order.instance, *data)
-            return
-        noting = asyncio.ensure_future(self.note(self.order.instance, *data, until=Persistence.COMMITTED))
         try:
-            await asyncio.shield(noting)
-        except asyncio.CancelledError:
-            await noting
+            await self.note(self.order.instance, *data, until=Persistence.COMMITTED)
+        except asyncio.CancelledError:  # while it waits for the commit of what a journal has taken before it waits
+            await self.ports.journal.flush()
 
     def effect_span(self, name: str) -> AbstractContextManager[None]:
         """Perform the effect of that name in the block, as its span where the run is traced (S-INT-37)."""

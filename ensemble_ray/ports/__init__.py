@@ -121,7 +121,7 @@ class Journal(Protocol):
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order; return when they are as safe as asked, those appended before them included.
 
-        A buffered journal (durability `run`) and one in memory return at once.
+        They are taken before it waits for anything: a caller that is cancelled does not call them back. A buffered journal (durability `run`) and one in memory return at once.
 
         Raises:
             StaleEpochError: a newer epoch has been seen; the writer must stop before its next effect. Facts that were

@@ -65,11 +65,10 @@ class ReflectionParts(NamedTuple):
     suggestions: tuple[str, ...] = ()
 
 
-def improvement_section(reflection: TaskReflection | None) -> Section:
+def improvement_section(reflection: TaskReflection) -> Section:
     """Return what earlier runs learned of a task, for its prompt (S-REFL-8)."""
-    label = SectionKind.IMPROVEMENT_NOTES.value
-    notes = () if reflection is None else (Piece(label=label, text="\n".join(_notes(reflection))),)
-    return Section(kind=SectionKind.IMPROVEMENT_NOTES, heading=_NOTES_HEADING, pieces=notes, first_to_go="first")
+    notes = Piece(label=SectionKind.IMPROVEMENT_NOTES.value, text="\n".join(_notes(reflection)))
+    return Section(kind=SectionKind.IMPROVEMENT_NOTES, heading=_NOTES_HEADING, pieces=(notes,), first_to_go="first")
 
 
 def build_reflection_request(task: Task, output: str, prior: TaskReflection | None) -> str:

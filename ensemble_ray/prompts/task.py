@@ -55,9 +55,15 @@ def user_prompt_parts(
 ) -> list[PromptPart]:
     """Return what the prompt of `build_user_prompt` is made of: sections that a context budget may cut, and the rest."""
     short_term = None if memory is None else memory.short_term
-    earlier = context_part(context_outputs) if short_term is None else short_term_section(short_term)
-    parts = [*scope_sections(memory), earlier, *memory_sections(memory), improvement_section(notes)]
-    return [*[part for part in parts if part.pieces], *fixed_parts(task, directives)]
+    sections = [*scope_sections(memory)]
+    if short_term is not None:
+        sections.append(short_term_section(short_term))
+    elif context_outputs:
+        sections.append(context_part(context_outputs))
+    sections += memory_sections(memory)
+    if notes is not None:
+        sections.append(improvement_section(notes))
+    return [*[section for section in sections if section.pieces], *fixed_parts(task, directives)]
 
 
 def fixed_parts(task: Task, directives: Sequence[str] = ()) -> list[str]:

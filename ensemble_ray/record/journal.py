@@ -82,7 +82,7 @@ class MemoryJournal:
             msg = f"The journal of run '{self.run_id}' is closed"
             raise IllegalStateError(msg)
         self._fence.admit(facts, epoch)
-        self._facts.extend((fact, epoch) for fact in facts)
+        self._facts += [(fact, epoch) for fact in facts]
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of an instance: (name, kind) -> its newest fact, stimuli left out."""

@@ -61,14 +61,14 @@ def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
 
 def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResults:
     """Return what the tasks gave, in the order of levels where the plan has any."""
-    by_instance = [(instance, output.trace) for instance, output in outcome.completed if output.trace is not None]
+    by_instance = [(instance, output.trace) for instance, output in ended.outputs.items() if output.trace is not None]
     left = [*((failed.instance, failed.failure) for failed in outcome.failures), *outcome.unfinished]
     by_instance += [(instance, failure.trace) for instance, failure in left if failure.trace is not None]
     ordered = in_level_order(plan, by_instance)
     traces = [trace for _, trace in ordered]
     if plan.hierarchy is not None:
         traces += _worker_traces(traces[0] if traces else None, outcome)
-    shown = _list_visible(plan, outcome, ended)
+    shown = _list_visible(plan, ended)
     outputs = (*(output for _, output in outcome.delegated), *(output for _, output in shown))
     object_ids = {node.key: node.object_id for node in plan.nodes}
     places = enumerate(shown, start=len(outcome.delegated))
@@ -88,11 +88,11 @@ def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResult
     )
 
 
-def _list_visible(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> Sequence[tuple[str, TaskOutput]]:
+def _list_visible(plan: Plan, ended: EndedUnits) -> Sequence[tuple[str, TaskOutput]]:
     """Return the outputs that the caller sees, by the keys of their tasks."""
     if plan.units:
         return ended.list_visible()
-    return [(node_key(instance), output) for instance, output in in_level_order(plan, outcome.completed)]
+    return [(node_key(instance), output) for instance, output in in_level_order(plan, tuple(ended.outputs.items()))]
 
 
 def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:

@@ -59,7 +59,9 @@ async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -
         cut = one_line(cut_for_log(arguments, context.log_truncate_length), None)
         _log.info("[%s] Tool configuration error: %s(%s) -> %s", context.agent_role, bound.name, cut, error)
         raise
-    outcome = replace(outcome, text=whole_text(outcome.text))
+    text = whole_text(outcome.text)
+    if text is not outcome.text:
+        outcome = replace(outcome, text=text)
     _log_call(bound.name, arguments, outcome, context, started_s)
     return outcome
 

@@ -16,8 +16,8 @@ import math
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -28,6 +28,7 @@ from ensemble_ray.errors.texts import format_with_class, user_traceback
 from ensemble_ray.events import Event
 from ensemble_ray.ports import CustomToolMetrics, ToolMetrics
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import ScopedVariable
 from ensemble_ray.process.threads import is_async_callable, threads
 from ensemble_ray.tools.approval import approval_request, ask, ask_from_thread
 from ensemble_ray.tools.metrics import NoOpToolMetrics
@@ -168,14 +169,9 @@ def current_tool_context() -> ToolContext:
     return _context.get() or _OUTSIDE
 
 
-@contextmanager
-def use_tool_context(context: ToolContext | None) -> Generator[None]:
+def use_tool_context(context: ToolContext | None) -> AbstractContextManager[None]:
     """Serve the block under that context; None hides an outer one."""
-    token = _context.set(context)
-    try:
-        yield
-    finally:
-        _context.reset(token)
+    return ScopedVariable(_context, context)
 
 
 class AgentTool(ABC):

@@ -137,10 +137,12 @@ class AgentLoop:
         self._log_prompts(self._effects.prompts)
 
     def _log_prompts(self, prompts: TaskPrompts) -> None:
+        if not (self._is_verbose or _log.isEnabledFor(logging.DEBUG)):  # as a rule
+            return
         for name, text in (("System", prompts.system_prompt), ("User", prompts.user_prompt)):
             if self._is_verbose:
                 _log.info("%s prompt:\n%s", name, text)
-            elif _log.isEnabledFor(logging.DEBUG):
+            else:
                 _log.debug("%s prompt (%d characters):\n%s", name, len(text), text)
 
     def _fit(self, turn: int) -> Sequence[ChatMessage]:

@@ -75,7 +75,8 @@ class ModelCalls:
         self._named = name, _text_of(self._model, "provider_name")
         #: whether a record has its requests' digests, or one is compared with them
         self._needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
-        self._digest = hashlib.sha256()
+        #: over the messages that were digested; None: none were
+        self._digest: hashlib._Hash | None = None
         self._digested = 0
         self._turn = 0
         #: whether the last answer is on its way to the record, and nothing that follows it has been waited for
@@ -109,13 +110,13 @@ class ModelCalls:
 
     def begin_anew(self) -> None:
         """Compute the next request's digest of its whole conversation: messages in its middle may have changed."""
-        self._digest, self._digested = hashlib.sha256(), 0
+        self._digest, self._digested = None, 0
 
     def capture_answer(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
         """Say what the last answer was, and capture the conversation as it stands now (S-CAP-11)."""
         effect = self._effects.models[-1]
         effect.is_final = is_final
-        if self._scope.context.capture_mode.is_at_least(CaptureMode.STANDARD):
+        if self._scope.context.capture_mode is not CaptureMode.OFF:
             effect.messages = capture_messages(messages)
         order, response, usage = self._order, effect.response, effect.response.usage or TokenUsage()
         self._scope.emit(
@@ -218,7 +219,8 @@ class ModelCalls:
             effects.retry_count += 1
             requests = effects.attempts
             # Not streamed: the pieces that were passed on cannot be taken back.
-            effect = join_answers(effect, reason, await self._send(f"{name}/again-{repeat}", messages, tools, None))
+            again = await self._send(name, messages, tools, None, again=f"/again-{repeat}")
+            effect = join_answers(effect, reason, again)
             effects.attempts += requests
         return effect
 
@@ -228,14 +230,15 @@ class ModelCalls:
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolSpec],
         stream: StreamingChatModel | None,
+        again: str = "",
     ) -> ModelEffect:
         """Ask the model, again if its provider fails; the latency is that of the attempt that was answered.
 
-        `name` tells one effect from another: an endpoint that keeps answers by key is asked for another answer.
+        `again` tells a repetition of the effect from the first time: an endpoint that keeps answers by key is asked for
+        another answer.
         """
         clock = self._scope.ports.clock
-        effect = effect_name(self._order.instance, self._turn)
-        key = uuid_of(f"{self._order.run_id}/{name}")
+        key = uuid_of(f"{self._order.run_id}/{name}{again}")
         started_at, wait = 0.0, PermitWait(clock.now)
         pieces: list[str] = []
 
@@ -245,7 +248,7 @@ class ModelCalls:
                 await self._runner.begin(self._turn)
             started_at, wait = clock.now(), PermitWait(clock.now)
             # The same for every attempt: it is one effect (S-DUR-27).
-            with use_effect_key(key), use_permit_wait(wait), self._scope.effect_span(effect):
+            with use_effect_key(key), use_permit_wait(wait), self._scope.effect_span(name):
                 if stream is None:
                     return await self._plain(messages, tools)
                 return await self._read_stream(stream, messages, tools, pieces)
@@ -375,12 +378,13 @@ class ModelCalls:
 
     def _request_digest(self, messages: Sequence[ChatMessage]) -> str:
         """SHA-256 over the conversation; only new messages are hashed, so a long loop stays linear."""
+        digest = self._digest = self._digest or hashlib.sha256()
         for message in messages[self._digested :]:
             calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
             line = json.dumps((message.role, message.content, calls, message.tool_call_id))
-            self._digest.update(line.encode())
+            digest.update(line.encode())
         self._digested = len(messages)
-        return self._digest.hexdigest()
+        return digest.hexdigest()
 
 
 def _text_of(model: object, name: str) -> str | None:

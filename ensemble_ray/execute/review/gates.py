@@ -54,8 +54,10 @@ async def ask_before(scope: TaskScope) -> None:
     Raises:
         ExitEarlyError: it must not, and the run ends (S-REV-30).
     """
-    name = effect_name(scope.order.instance, 0, "before-review")
     review = review_before(scope.order, scope.context)
+    if review is None and not scope.recorded_facts:  # as a rule
+        return
+    name = effect_name(scope.order.instance, 0, "before-review")
     if scope.find_recorded(name, ReviewDecided) is not None:
         review = review or Review()  # also where nobody would be asked now
     if review is None or (scope.find_recorded(name, ReviewDecided) is None and _has_ended(scope)):
@@ -67,8 +69,10 @@ async def ask_before(scope: TaskScope) -> None:
 
 async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
     """Ask about an output, and return what becomes of it (S-REV-31, S-REV-32)."""
-    name = _after(scope)
     review = review_after(scope.order, scope.context)
+    if review is None and not scope.recorded_facts:
+        return Reviewed(output)
+    name = _after(scope)
     if scope.find_recorded(name, ReviewDecided) is not None:
         review = review or Review()  # also where nobody would be asked now
     if review is None:
@@ -92,7 +96,7 @@ def is_of_work(fact: Fact) -> bool:
 
 def work_ended_at(scope: TaskScope) -> float:
     """Return when the work of a task ended that has just given its text: before it came to its gate, where it came there."""
-    asked = scope.find_recorded(_after(scope), ReviewRequested)
+    asked = scope.find_recorded(_after(scope), ReviewRequested) if scope.recorded_facts else None
     return scope.ports.clock.now() if asked is None else asked.at
 
 

@@ -38,8 +38,11 @@ def tool_reviews(scope: TaskScope, call: str, limits: Sequence[TimeLimit]) -> To
         call: Name of the call's effect.
         limits: Those of the call.
     """
-    was_asked = scope.find_recorded(_gate_name(call, 0), ReviewDecided) is not None
-    return ToolReviews(scope, call, limits) if was_asked or scope.context.review_policy is not None else None
+    if scope.context.review_policy is None:
+        was_asked = scope.recorded_facts and scope.find_recorded(_gate_name(call, 0), ReviewDecided) is not None
+        if not was_asked:
+            return None
+    return ToolReviews(scope, call, limits)
 
 
 def stands_at_gate(scope: TaskScope, call: str, *, asks_first: bool) -> bool:
@@ -50,6 +53,8 @@ def stands_at_gate(scope: TaskScope, call: str, *, asks_first: bool) -> bool:
         call: Name of the call's effect.
         asks_first: Whether the tool does nothing before its first gate, so that a process that died there did nothing.
     """
+    if not scope.recorded_facts:  # as a rule
+        return False
     newest, asked = 0, scope.find_recorded(_gate_name(call, 0), ReviewRequested)
     if asked is None:
         return False
