@@ -40,14 +40,19 @@ from ensemble_ray.cli.view.terminal import INTERRUPTED, USAGE, SafeFormatter, sa
 
 __all__ = ["app", "invoke"]
 
-app = typer.Typer(
-    name="ensemble-ray",
-    help="Teams of LLM agents as actors on Ray.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def _make_app() -> typer.Typer:
+    return typer.Typer(
+        name="ensemble-ray",
+        help="Teams of LLM agents as actors on Ray.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+app = _make_app()
 
 #: Root of the parser's own errors; the library does not export it, but all of them derive from it.
 _ParserError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
@@ -87,6 +92,19 @@ app.add_typer(memory, name="memory")
 app.add_typer(models, name="models")
 
 
+def _app_for(words: Sequence[str]) -> typer.Typer:
+    """Return the application with the command that is called alone, where one is: parsers of all take a while to make."""
+    alone = _make_app()
+    alone.callback()(_root)
+    alone.registered_commands = [each for each in app.registered_commands if _name_of(each) in words[:1]]
+    alone.registered_groups = [each for each in app.registered_groups if each.name in words[:1]]
+    return alone if alone.registered_commands or alone.registered_groups else app
+
+
+def _name_of(command: typer.models.CommandInfo) -> str:
+    return command.name or str(getattr(command.callback, "__name__", ""))
+
+
 def invoke(arguments: Sequence[str]) -> int:
     """Run one command; gives the exit code. `--debug` counts wherever it stands."""
     is_debug = "--debug" in arguments
@@ -95,10 +113,9 @@ def invoke(arguments: Sequence[str]) -> int:
         handler.setFormatter(SafeFormatter(logging.BASIC_FORMAT))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
         logging.getLogger("ensemble_ray").setLevel(logging.DEBUG)
+    words = [each for each in arguments if each != "--debug"]
     try:
-        code = cast("Any", app)(
-            [each for each in arguments if each != "--debug"], prog_name="ensemble-ray", standalone_mode=False
-        )
+        code = cast("Any", _app_for(words))(words, prog_name="ensemble-ray", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         say("Interrupted.")
         return INTERRUPTED
