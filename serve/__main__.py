@@ -8,6 +8,7 @@ import sys
 from ensemble_ray.cli.view.failures import describe_error, exit_code_of
 from ensemble_ray.cli.view.terminal import FINE, say
 from ensemble_ray.errors import EnsembleError, ValidationError
+from ensemble_ray.serve.team import load_teams, team_names
 
 
 def main(argument: str) -> int:
@@ -18,7 +19,13 @@ def main(argument: str) -> int:
     """
     options = json.loads(argument)
     try:
+        load_teams(
+            team_names(options["teams"])
+        )  # Ray Serve takes seconds to load, and what is wrong with a team is told before
         from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
+    except (EnsembleError, ValidationError) as error:
+        say(describe_error(error))
+        return exit_code_of(error)
     except ImportError as error:
         say(f'The endpoint needs Ray Serve ({error.name} is missing). What to do: pip install "ensemble-ray[serve]"')
         return exit_code_of(ValidationError(str(error)))

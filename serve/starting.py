@@ -28,7 +28,7 @@ from ensemble_ray.process.notices import notify
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.catalog import load_catalog, load_models
 from ensemble_ray.serve.driving.remote_runs import driver_name
-from ensemble_ray.serve.team import load_teams, team_names
+from ensemble_ray.serve.team import team_names
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -108,13 +108,14 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     """Serve teams until this process is interrupted or told to end.
 
     Args:
-        options: Arguments of the application, such as `teams`.
+        options: Arguments of the application, such as `teams`, which were loaded and have their keys: what begins this looks before it
+            loads Ray Serve.
         place: Where it listens.
         name: Of the application; what was accepted under it before is gone on with.
 
     Raises:
-        ValidationError: a team, a tool or a model cannot be found, read or run, a key is missing, the port is taken, or callers would need keys
-            and there are none.
+        ValidationError: a team, a tool or a model cannot be found, read or run, the port is taken, or callers would need keys and there are
+            none.
         EnsembleError: Ray cannot be joined or started.
     """
     stopped = threading.Event()
@@ -124,7 +125,6 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
 
     checked = _check(options)
     policy, namespace = checked.key_policy(), checked.chosen_namespace()
-    load_teams(team_names(checked.teams))
     load_catalog(checked.tools)
     load_models(checked.models)
     cluster = os.environ.get("RAY_ADDRESS", "").strip() or LOCAL

@@ -11,13 +11,15 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import ray
 from ray._private import ray_constants
+from ray._private.node import Node
 
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -67,7 +69,7 @@ def start_local(options: Mapping[str, object]) -> None:
     has_address = "_node_ip_address" in options
     arguments = {"include_dashboard": False, "_temp_dir": str(private_ray_directory()), **options}
     notify("Starting a local Ray (about 7 s) ...")
-    with quiet(), _ended_on_exit(), contextlib.nullcontext() if has_address else on_loopback():
+    with quiet(), _ended_on_exit(), _without(_needless(arguments)), nullcontext() if has_address else on_loopback():
         cast("Callable[..., object]", ray.init)(**arguments)
     address = str(ray.get_runtime_context().gcs_address)
     if not has_address and not _is_loopback(address.rpartition(":")[0].strip("[]")):
@@ -77,6 +79,35 @@ def start_local(options: Mapping[str, object]) -> None:
             "cluster yourself and name its address, or allow it: RayRuntime(init_options={'_node_ip_address': ...})"
         )
     _started.append(_instance())
+
+
+def _needless(options: Mapping[str, object]) -> Sequence[str]:
+    """Return what starts the processes of Ray that such an instance has no use for, as methods of its node.
+
+    It has one machine, to which nobody adds another; its logs are read by no driver, and nobody looks at its page. With its page it is
+    looked at as a cluster, and has all of them.
+    """
+    if options["include_dashboard"] is not False:
+        return ()
+    return ("start_monitor", "start_api_server", *(() if options.get("log_to_driver") else ("start_log_monitor",)))
+
+
+@contextlib.contextmanager
+def _without(methods: Sequence[str]) -> Generator[None]:
+    """Have Ray leave that out, for which it has no arguments: three processes of 80 MB each, and half a second of each start."""
+
+    def leave_out(*_: object, **__: object) -> None:
+        """Start nothing."""
+
+    node = cast("Any", Node)
+    kept = {name: getattr(node, name) for name in methods if hasattr(node, name)}
+    for name in kept:
+        setattr(node, name, leave_out)
+    try:
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(node, name, method)
 
 
 @contextlib.contextmanager

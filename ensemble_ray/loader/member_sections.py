@@ -125,14 +125,18 @@ class NamedTaskKeys(TaskKeys):
 
 def members_of(one: str, by_name: Any, listed: Any) -> PlainValidator:
     """Read the members of a section, by name or as a list."""
-    adapters = {Entries: TypeAdapter[object](by_name), Items: TypeAdapter[object](listed)}
+    # Made when they are first used: a file says its members in one of the two ways, and has few of the sections.
+    adapters: dict[type[Entries | Items], TypeAdapter[object]] = {}
 
     def read(node: object, info: ValidationInfo) -> object:
         if not isinstance(node, Entries | Items):
             raise refuse(f"must be a mapping of names to {one}s, or a list of {one}s", at="key")
         if not node:
             raise refuse(f"there must be at least one {one}", at="key")
-        return adapters[type(node)].validate_python(node, context=info.context)
+        kind = type(node)
+        if kind not in adapters:
+            adapters[kind] = TypeAdapter[object](by_name if kind is Entries else listed)
+        return adapters[kind].validate_python(node, context=info.context)
 
     forms: list[Any] = [Annotated[form, Field(min_length=1)] for form in (by_name, listed)]
     return PlainValidator(read, json_schema_input_type=forms[0] | forms[1])

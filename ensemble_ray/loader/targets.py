@@ -16,7 +16,6 @@ from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.loader.problems import list_known_names, suggestion
 from ensemble_ray.loader.provenance import Provenance, definer_of, module_provenance
 from ensemble_ray.loader.references import find_attribute, is_reference, make_importable
-from ensemble_ray.loader.team import load_team_file
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
 
 if TYPE_CHECKING:
@@ -96,6 +95,8 @@ def load_runnable(
     model = _resolve_model(llm)
     chosen = {"llm": llm} if isinstance(llm, str) else {}
     if Path(target).suffix.lower() in _YAML:
+        from ensemble_ray.loader.team import load_team_file  # it knows every section of a file, which takes a while
+
         loaded = load_team_file(target, llm=model, needs_keys=needs_keys)
         return loaded.with_origin(loaded.origin or target, chosen)
     if is_reference(target):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray._private import ray_constants
+from ray._private.node import Node
 
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
 from ensemble_ray.errors import EnsembleError
@@ -32,6 +33,10 @@ def test_what_to_do_is_told_when_ray_cannot_be_started(monkeypatch: pytest.Monke
     assert isinstance(told.value.__cause__, kind)
 
 
+#: What starts processes of Ray that an instance of one driver has no use for.
+_STARTS = {name: getattr(Node, name) for name in ("start_monitor", "start_api_server", "start_log_monitor")}
+
+
 class _Begun(Exception):  # noqa: N818  ends a start that is only looked at
     pass
 
@@ -44,7 +49,15 @@ def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, ob
     def init(**options: object) -> None:
         file = token_file()
         mode = None if file is None or not file.exists() else stat.S_IMODE(file.stat().st_mode)
-        seen.append({**options, "mode of token": mode, "on loopback": not ray_constants.ENABLE_RAY_CLUSTER})
+        left_out = {name for name in _STARTS if getattr(Node, name) is not _STARTS[name]}
+        seen.append(
+            {
+                **options,
+                "mode of token": mode,
+                "on loopback": not ray_constants.ENABLE_RAY_CLUSTER,
+                "left out": left_out,
+            }
+        )
         raise _Begun
 
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
@@ -96,6 +109,15 @@ def test_choices_of_the_user_stand_and_are_told(
     assert (seen["_temp_dir"], seen["_node_ip_address"]) == ("/srv/ray", "192.0.2.9")
     assert (seen["mode of token"], seen["on loopback"]) == (None, False)
     assert [said for said in caplog.messages if "every user of this machine" in said]
+
+
+def test_local_instance_has_no_processes_that_nobody_uses(starts: list[dict[str, object]]) -> None:
+    """S-SET-42: those that a user asks for are there; other instances of this process are not concerned."""
+    begin()
+    begin(log_to_driver=True)
+    begin(include_dashboard=True)
+    assert [seen["left out"] for seen in starts] == [set(_STARTS), set(_STARTS) - {"start_log_monitor"}, set()]
+    assert {name: getattr(Node, name) for name in _STARTS} == _STARTS
 
 
 def test_address_and_token_of_a_cluster_that_is_joined_are_its_own(
