@@ -73,10 +73,9 @@ class ModelCalls:
         self._attempts = Attempts(scope, self._model, may_repeat=self._runner is None or self._runner.may_be_repeated)
         name = _text_of(self._model, "model_name") or _text_of(self._model, "model")
         self._named = name, _text_of(self._model, "provider_name")
-        #: whether a record has its requests' digests, or one is compared with them
-        self._needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
-        #: over the messages that were digested; None: none were
-        self._digest: hashlib._Hash | None = None
+        needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
+        #: over the latest request; None: no record has its requests' digests, and none is compared with them
+        self._digest = hashlib.sha256() if needs_digest else None
         self._digested = 0
         self._turn = 0
         #: whether the last answer is on its way to the record, and nothing that follows it has been waited for
@@ -110,7 +109,8 @@ class ModelCalls:
 
     def begin_anew(self) -> None:
         """Compute the next request's digest of its whole conversation: messages in its middle may have changed."""
-        self._digest, self._digested = None, 0
+        if self._digest is not None:
+            self._digest, self._digested = hashlib.sha256(), 0
 
     def capture_answer(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
         """Say what the last answer was, and capture the conversation as it stands now (S-CAP-11)."""
@@ -178,7 +178,7 @@ class ModelCalls:
         stream: StreamingChatModel | None,
     ) -> ChatResponse:
         name = effect_name(self._order.instance, turn)
-        request_digest = self._request_digest(messages) if self._needs_digest else ""
+        request_digest = self._request_digest(messages)
         recorded = self._scope.find_recorded(name, ModelAnswered)
         if recorded is not None:
             compare = self._scope.ports.compare
@@ -377,8 +377,10 @@ class ModelCalls:
         return AgentExecutionError(text, role, self._order.task.description)
 
     def _request_digest(self, messages: Sequence[ChatMessage]) -> str:
-        """SHA-256 over the conversation; only new messages are hashed, so a long loop stays linear."""
-        digest = self._digest = self._digest or hashlib.sha256()
+        """SHA-256 over the conversation; only new messages are hashed, so a long loop stays linear. "": nobody needs it."""
+        digest = self._digest
+        if digest is None:
+            return ""
         for message in messages[self._digested :]:
             calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
             line = json.dumps((message.role, message.content, calls, message.tool_call_id))
