@@ -16,6 +16,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.limits.endpoints import process_endpoints
 from ensemble_ray.ports import Journal
+from ensemble_ray.process.threads import DaemonThreads
 from ensemble_ray.record.journal import MemoryJournal
 
 RUN_CONTEXT = RunContext(run_id="run-1", workflow="sequential", total_tasks=1)
@@ -27,6 +28,7 @@ def actor(ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> AgentActor:
     del ray_cluster
     spawn.scheduler(SchedulerActor)
     monkeypatch.setattr(agent, "freeze_modules", lambda: None)
+    monkeypatch.setattr(agent, "threads", DaemonThreads("of a test"))  # those of other tests may be busy still
     monkeypatch.setattr(process_endpoints(), "share", process_endpoints().share)  # set by it, and set back
     return AgentActor("process")
 

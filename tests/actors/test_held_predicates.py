@@ -16,6 +16,7 @@ from ensemble_ray.actors.worker.predicates import HeldPredicates
 from ensemble_ray.coordinator.predicates import LocalPredicates
 from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions, HistoryPart
 from ensemble_ray.limits.endpoints import process_endpoints
+from ensemble_ray.process.threads import DaemonThreads
 from ensemble_ray.schedule.instructions import EdgeMatches
 from tests.actors.test_wire import output_of
 from tests.scenarios.teams import PATIENCE_S
@@ -109,6 +110,7 @@ async def test_process_of_a_predicate_that_has_not_answered_is_not_clean(monkeyp
     monkeypatch.setattr(spawn, "existing", lambda _: None)
     monkeypatch.setattr(spawn, "cpu_call", lambda: None)
     monkeypatch.setattr(agent, "freeze_modules", lambda: None)
+    monkeypatch.setattr(agent, "threads", DaemonThreads("of a test"))  # those of other tests may be busy still
     monkeypatch.setattr(process_endpoints(), "share", process_endpoints().share)  # set by it, and set back
     has_begun, may_answer = asyncio.Event(), asyncio.Event()
 
