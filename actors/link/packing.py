@@ -33,7 +33,7 @@ from ensemble_ray.errors import AgentExecutionError, message_of, portable
 from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.questions import EvaluationFailed
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.questions import HistoryPart

@@ -62,7 +62,7 @@ from ensemble_ray.schedule.source import Source
 from ensemble_ray.schedule.stimuli import Begun, Completed, Evaluated, ItemsPulled, Stimulus
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.metrics import TaskMetrics
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["KINDS", "Cost", "cost_of"]
 

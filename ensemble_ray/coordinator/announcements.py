@@ -15,7 +15,7 @@ from ensemble_ray.values.joined import join_iterations
 if TYPE_CHECKING:
     from ensemble_ray.plan.units import Unit
     from ensemble_ray.schedule.instructions import StepEnded
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["build_announcement", "instances_of"]
 

@@ -24,7 +24,7 @@ from ensemble_ray.values.joined import join_iterations
 if TYPE_CHECKING:
     from ensemble_ray.definition.phase import Phase
     from ensemble_ray.execute.questions import HistoryPart
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["LocalPredicates", "list_predicates", "predicate_path"]
 

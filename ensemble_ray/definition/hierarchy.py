@@ -16,7 +16,7 @@ from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, initi
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.delegation import spoken_role
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import FrozenSequence, Value
 
 __all__ = [

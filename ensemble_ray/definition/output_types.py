@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import cast
 
 from ensemble_ray.definition.task import Task
-from ensemble_ray.values.outputs import full_name
+from ensemble_ray.values.task_output import full_name
 
 __all__ = ["output_types_of"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import InstanceOf
 
 from ensemble_ray.definition.task import Task
-from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.reflection import TaskReflection
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import Value
 
 __all__ = ["ReflectionInput"]

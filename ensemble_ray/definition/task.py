@@ -32,9 +32,9 @@ from ensemble_ray.definition.reflection import ReflectionField, check_reflection
 from ensemble_ray.definition.unit_output import UnitOutput, name_output
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.messages import ChatMessage, Effect
-from ensemble_ray.values.outputs import Parsed_co
 from ensemble_ray.values.rate_limit import RateLimit
 from ensemble_ray.values.reviews import Review
+from ensemble_ray.values.task_output import Parsed_co
 from ensemble_ray.values.value import FrozenSequence
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.iterations import GraphRoutingContext, LoopIterationContext
 
 if TYPE_CHECKING:
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["Predicate", "Until"]
 

@@ -14,8 +14,9 @@ from typing import ClassVar, Literal
 
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse
 from ensemble_ray.values.messages import ChatMessage, ToolCall
-from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reflection import TaskReflection
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import jsonable
 
 __all__ = [

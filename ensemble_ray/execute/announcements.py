@@ -19,7 +19,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
     from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["announce_completion", "announce_failure", "announce_start", "announce_stop", "cut", "log_fields"]

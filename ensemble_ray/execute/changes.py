@@ -13,7 +13,7 @@ from ensemble_ray.values.joined import join_iterations
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["apply_changes"]
 

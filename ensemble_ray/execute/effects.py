@@ -26,7 +26,7 @@ from ensemble_ray.values.metrics import (
     TaskMetrics,
     add_tokens,
 )
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import (
     CapturedMessage,
     CaptureMode,

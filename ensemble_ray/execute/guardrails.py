@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from ensemble_ray.errors import GuardrailViolationError
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import FrozenSequence, Value
 
 __all__ = [

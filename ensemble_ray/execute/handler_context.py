@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["TaskHandlerContext"]
 

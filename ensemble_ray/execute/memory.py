@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.ports.memory import MemoryOperationListener, RunMemory
     from ensemble_ray.values.memory import MemoryScope, RememberedNote
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["memory_counted", "recall", "remember", "remember_edit"]
 

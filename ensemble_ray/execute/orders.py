@@ -26,8 +26,9 @@ from ensemble_ray.values.directives import ModelSwitch
 from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
-from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import OpenReview, Review, ReviewPolicy
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 from ensemble_ray.values.tracing import RunTracing
 

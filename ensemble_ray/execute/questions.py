@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic
 from typing_extensions import TypeVar
 
 from ensemble_ray.errors import message_of
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.schedule.instructions import UnitQuestion

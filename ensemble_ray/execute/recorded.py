@@ -20,7 +20,7 @@ from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.ids import delegated_instance
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:

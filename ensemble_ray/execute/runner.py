@@ -60,7 +60,8 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
 from ensemble_ray.values.directives import model_for
 from ensemble_ray.values.error_data import error_data, error_from
-from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent

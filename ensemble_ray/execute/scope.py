@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import Clock, EventSink, Journal, Reviewer, ToolMetrics
     from ensemble_ray.ports.memory import RunMemory
     from ensemble_ray.ports.services import Services
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["RunnerPorts", "TaskScope"]

@@ -11,7 +11,8 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact, FactData, Key
 from ensemble_ray.facts.lenient import as_mapping, as_text
 from ensemble_ray.facts.shapes import NUMBER, OBJECT, TEXT, optional, require, type_of
-from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 
 __all__ = [

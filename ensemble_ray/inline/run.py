@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
     from ensemble_ray.schedule.instructions import EdgeMatches, StepEnded, UntilHolds
     from ensemble_ray.values.directives import RunDirective
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["InlineRun", "outputs_of"]
 

@@ -16,7 +16,8 @@ from ensemble_ray.items.line_file import LineFile, index_of_line, json_line
 from ensemble_ray.items.parquet import pack_lines, parquet_row_count, require_arrow, unpack_lines
 from ensemble_ray.items.text_files import count_lines
 from ensemble_ray.process.threads import threads
-from ensemble_ray.values.outputs import ItemResult, TaskOutput
+from ensemble_ray.values.outputs import ItemResult
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import jsonable
 
 __all__ = ["ResultsFile", "refuse_old_rows"]

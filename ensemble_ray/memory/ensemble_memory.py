@@ -12,7 +12,7 @@ from ensemble_ray.ports.memory import EntityMemory, LongTermMemory
 from ensemble_ray.values.value import Value
 
 if TYPE_CHECKING:
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
     _Extractor: TypeAlias = Callable[[TaskOutput], str | None] | None
 else:

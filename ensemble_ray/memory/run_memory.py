@@ -31,7 +31,7 @@ from ensemble_ray.values.memory import (
 if TYPE_CHECKING:
     from ensemble_ray.memory.ensemble_memory import EnsembleMemory
     from ensemble_ray.memory.store import MemoryStore
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["LocalRunMemory", "rules_of"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.text.token_estimate import estimate_tokens as length_tokens
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["estimate_tokens", "input_estimate", "input_tokens"]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.sections import Piece, Section, SectionKind
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["LONG_OUTPUT", "context_part", "context_section", "entry_piece", "warn_of_long_outputs"]
 

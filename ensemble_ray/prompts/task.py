@@ -11,8 +11,8 @@ from ensemble_ray.prompts.memory import memory_sections, scope_sections, short_t
 from ensemble_ray.prompts.reflection import improvement_section
 from ensemble_ray.prompts.sections import PromptPart, render_parts
 from ensemble_ray.values.memory import RecalledMemory
-from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.reflection import TaskReflection
+from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["build_user_prompt", "context_section", "fixed_parts", "user_prompt_parts"]
 

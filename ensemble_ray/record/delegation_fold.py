@@ -19,7 +19,7 @@ from ensemble_ray.values.ids import delegated_instance
 if TYPE_CHECKING:
     from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["WorkerFold", "delegation_effect", "worker_role"]

@@ -26,7 +26,8 @@ from ensemble_ray.record.units.replayed import PredicateAnswer
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import delegating_call, instance_of, node_key
 from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
-from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values.unit_outputs import UnitOutputs
 from ensemble_ray.values.value import utc_of

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskFailure
     from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["in_level_order", "level_summaries", "place_trace", "placed_outcome"]
 

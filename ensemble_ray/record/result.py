@@ -18,7 +18,8 @@ from ensemble_ray.errors import ConstraintViolationError, EnsembleError, TaskExe
 from ensemble_ray.errors.texts import task_failure
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 from ensemble_ray.values.metrics import ExecutionMetrics
-from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, FailedItem, RunState, TaskOutput
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, FailedItem, RunState
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import (
     AgentSummary,
     CaptureMode,

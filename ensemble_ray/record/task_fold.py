@@ -40,7 +40,7 @@ from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, w
 from ensemble_ray.record.review_fold import GateFold
 from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.messages import ToolCall
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 from ensemble_ray.values.value import Value
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.execute.outcomes import RunOutcome
     from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import DelegationTrace, ErrorTrace
 
 __all__ = ["conclude", "manager_failure"]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.schedule.unit import HistoryEntry
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["AskedQuestion", "RepeatedPredicates", "steps_of"]
 

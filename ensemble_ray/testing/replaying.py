@@ -58,7 +58,8 @@ from ensemble_ray.testing.sink import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.tools.tool import NoOpToolMetrics
 from ensemble_ray.values.ids import instance_of, is_inside_unit, node_key
-from ensemble_ray.values.outputs import EnsembleOutput, TaskOutput
+from ensemble_ray.values.outputs import EnsembleOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, jsonable
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from ensemble_ray.tools.tool import (
 )
 from ensemble_ray.tools.typed import TypedAgentTool, input_type_of
 from ensemble_ray.values.messages import Effect, ToolSpec
-from ensemble_ray.values.outputs import full_name
+from ensemble_ray.values.task_output import full_name
 
 __all__ = [
     "BoundAgentTool",

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Generic, cast
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.values.messages import ChatMessage
-from ensemble_ray.values.outputs import NOT_PARSED, EnsembleOutput, Parsed_co
+from ensemble_ray.values.outputs import EnsembleOutput
 from ensemble_ray.values.shown import Shown
+from ensemble_ray.values.task_output import NOT_PARSED, Parsed_co
 from ensemble_ray.values.value import FrozenSequence
 
 if TYPE_CHECKING:

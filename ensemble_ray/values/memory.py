@@ -14,7 +14,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.value import Duration, Instant, Value, utc_now
 
 if TYPE_CHECKING:
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.value import Accepts
 
 __all__ = [

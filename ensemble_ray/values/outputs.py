@@ -21,22 +21,18 @@ from ensemble_ray.errors.texts import brief
 from ensemble_ray.values.metrics import ExecutionMetrics
 from ensemble_ray.values.reviews import OpenReview
 from ensemble_ray.values.shown import Shown, count, figures
-from ensemble_ray.values.task_output import NOT_PARSED, Parsed_co, TaskOutput, full_name
+from ensemble_ray.values.task_output import Parsed_co, TaskOutput
 from ensemble_ray.values.trace import ExecutionTrace, jsonable
 from ensemble_ray.values.unit_outputs import GraphStep, LoopHistory, UnitOutputs
 from ensemble_ray.values.value import Duration, FrozenSequence, Value
 
 __all__ = [
-    "NOT_PARSED",
     "EnsembleOutput",
     "ExitReason",
     "FailedItem",
     "ItemResult",
-    "Parsed_co",
     "RunState",
-    "TaskOutput",
     "TypedTask",
-    "full_name",
 ]
 
 Parsed = TypeVarWithDefault("Parsed", default=Any)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ensemble_ray.values.messages import ChatMessage
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["TaskAnswer", "TaskRequest"]
 

@@ -19,7 +19,7 @@ from ensemble_ray.actors.worker.peers import RemotePeers
 from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.values.delegation import DelegationContext
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_now
 
 RUN_CONTEXT = RunContext(run_id="run", workflow="hierarchical", total_tasks=1, delegation=DelegationContext(retries=2))

@@ -42,7 +42,7 @@ from ensemble_ray.execute.orders import Revision, RunContext, TaskFailure, TaskO
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import utc_now
 

@@ -28,7 +28,7 @@ from ensemble_ray.events import (
 from ensemble_ray.facts.lenient import as_text
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.metrics import TaskMetrics
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:

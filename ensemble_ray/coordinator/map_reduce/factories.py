@@ -25,7 +25,7 @@ from ensemble_ray.text.foreign_text import whole_text
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["DefinitionFactories", "DirectFactory"]
 

@@ -45,7 +45,8 @@ from ensemble_ray.schedule.stimuli import (
 from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.joined import join_iterations
-from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
+from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.orders import OrderMaker, PreparedLoop

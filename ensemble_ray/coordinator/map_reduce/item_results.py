@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
     from ensemble_ray.items.dead_letters import DeadLetterFile
     from ensemble_ray.items.results import ResultsFile
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["ItemResultWriter"]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.schedule.instructions import Start
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["FailedMap", "OrderMaker", "PreparedLoop", "PreparedOrder", "PreparedTask"]
 

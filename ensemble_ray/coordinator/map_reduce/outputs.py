@@ -17,7 +17,7 @@ from ensemble_ray.items.number_set import NumberSet
 from ensemble_ray.items.spool import Spool, SpooledSequence
 from ensemble_ray.plan.nodes import tool_names
 from ensemble_ray.values.metrics import MetricsSum
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import AgentSummary, MapReduceLevelSummary, TaskTrace
 
 if TYPE_CHECKING:

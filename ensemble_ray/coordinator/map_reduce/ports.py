@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.map_reduce_factories import FactoryFailure, ItemLoop
     from ensemble_ray.schedule.instructions import End, ReduceGroup
     from ensemble_ray.schedule.stimuli import Evaluated
-    from ensemble_ray.values.outputs import ExitReason, TaskOutput
+    from ensemble_ray.values.outputs import ExitReason
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["ItemResults", "MapReduceEnd", "MapReduceFailure", "RecordedTasks", "TaskFactories"]
 

@@ -29,7 +29,8 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule.instructions import CountTokens, Inform, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled
 from ensemble_ray.values.ids import RUN, key_of
-from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_loops import LoopEnd

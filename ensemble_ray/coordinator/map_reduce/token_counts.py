@@ -16,7 +16,7 @@ from ensemble_ray.process.threads import threads
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["TokenCounts"]
 

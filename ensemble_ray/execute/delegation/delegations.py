@@ -42,7 +42,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer, rules_text
 from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus, Peer
 from ensemble_ray.values.ids import delegated_instance
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import utc_of
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.ports import RunReflections
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.ports import ChatModel
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["recall_notes", "reflect", "reflection_key"]
 

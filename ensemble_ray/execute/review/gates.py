@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = [
     "Reviewed",

@@ -23,7 +23,7 @@ from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.identity.memory import memory_data
 from ensemble_ray.record.identity.names import recorded_name
 from ensemble_ray.record.result import summaries
-from ensemble_ray.values.outputs import full_name
+from ensemble_ray.values.task_output import full_name
 from ensemble_ray.values.trace import jsonable
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ class of the library that moves to another module keeps its name in records: one
 
 from __future__ import annotations
 
-from ensemble_ray.values.outputs import full_name
+from ensemble_ray.values.task_output import full_name
 
 __all__ = ["recorded_name"]
 

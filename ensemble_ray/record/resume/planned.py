@@ -30,7 +30,8 @@ from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus
 from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call, node_key, task_instance
-from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.runs import PlanRecorded

@@ -19,7 +19,7 @@ from ensemble_ray.values.joined import join_iterations
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["EndedUnits", "KeyedOutput", "key_of_path"]
 

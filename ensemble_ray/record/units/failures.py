@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node
     from ensemble_ray.record.units.ended import EndedUnits
     from ensemble_ray.schedule.results import PhaseResult, UnitFailure
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import ErrorTrace
 
 __all__ = ["FailureSeen", "error_of_unit", "failure_of", "failures_seen"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
     from ensemble_ray.facts.runs import StimulusRecorded
     from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import ErrorTrace
 
 __all__ = ["RecordedUnits"]

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.schedule.instructions import ReduceGroup
     from ensemble_ray.schedule.stimuli import Evaluated
-    from ensemble_ray.values.outputs import ExitReason, TaskOutput
+    from ensemble_ray.values.outputs import ExitReason
+    from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["RecoveredRun"]

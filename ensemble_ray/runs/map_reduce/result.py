@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
     from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd, MapReduceFailure
-    from ensemble_ray.values.outputs import FailedItem, TaskOutput
+    from ensemble_ray.values.outputs import FailedItem
+    from ensemble_ray.values.task_output import TaskOutput
 
 __all__ = ["conclude"]
 

@@ -18,7 +18,7 @@ from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
 from ensemble_ray.plan.units import GraphUnit, LoopUnit, StateEntry
 from ensemble_ray.schedule.instructions import ContextPart, EdgeMatches, IterationEnded, StepEnded, UntilHolds
 from ensemble_ray.values.iterations import GraphRoutingContext, LoopIterationContext
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 

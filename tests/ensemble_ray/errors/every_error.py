@@ -33,8 +33,8 @@ from ensemble_ray.errors import (
     UnknownOutcomeError,
     ValidationError,
 )
-from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 DONE = TaskOutput(

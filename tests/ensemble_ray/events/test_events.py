@@ -32,8 +32,9 @@ from ensemble_ray.events import (
 )
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.messages import ChatMessage, ToolCall
-from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reflection import TaskReflection
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 SECOND = timedelta(seconds=1)

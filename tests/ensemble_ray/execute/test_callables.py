@@ -12,7 +12,7 @@ from ensemble_ray.execute.callables import LocalCallables, callable_path
 from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.tools import AbstractAgentTool, AgentTool, ToolPipeline, ToolResult
 from ensemble_ray.values.delegation import DelegationPolicyResult
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 

@@ -13,7 +13,7 @@ from ensemble_ray.execute.guardrails import (
     check_verdict,
     violation_of,
 )
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 FACTS = TaskOutput(
     raw="Five facts",

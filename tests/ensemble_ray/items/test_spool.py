@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.items.spool import Spool, SpooledSequence
-from ensemble_ray.values.outputs import EnsembleOutput, TaskOutput
+from ensemble_ray.values.outputs import EnsembleOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
 

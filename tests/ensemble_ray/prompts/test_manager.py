@@ -12,7 +12,7 @@ from ensemble_ray.definition.hierarchy import ManagerPromptContext
 from ensemble_ray.definition.task import Task
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy, manager_prompts
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 MODEL = ScriptedModel()
 RESEARCHER = Agent(role="Researcher", goal="Find facts", background="Ten years at a library", llm=MODEL)

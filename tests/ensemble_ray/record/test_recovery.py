@@ -20,7 +20,8 @@ from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed
 from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
+from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 from .facts_of_runs import altered, begun, completed, ended, fact, failed, intent, model, node, output, result

@@ -21,7 +21,8 @@ from ensemble_ray.record.rendering import (
     plain_data,
     text_of,
 )
-from ensemble_ray.values.outputs import RunState, TaskOutput
+from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 JSON_VALUES = st.recursive(

@@ -19,7 +19,7 @@ from ensemble_ray.values.metrics import (
     add_tokens,
     metrics_by_key,
 )
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 RATES = CostConfiguration(input_token_rate=Decimal("0.0000025"), output_token_rate=Decimal("0.00001"))

@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.values.metrics import ExecutionMetrics, TaskMetrics
-from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import ExecutionTrace
 from ensemble_ray.values.value import utc_of
 

@@ -15,7 +15,7 @@ from ensemble_ray.cli.view.progress import Block, TaskProgress
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.events.listeners import wanted_by
 from ensemble_ray.values.metrics import TaskMetrics
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_now
 
 

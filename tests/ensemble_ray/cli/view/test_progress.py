@@ -25,7 +25,7 @@ from ensemble_ray.events import (
     ToolCallEvent,
 )
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 

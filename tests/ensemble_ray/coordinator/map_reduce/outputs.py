@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from ensemble_ray.values.metrics import TaskMetrics
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -30,7 +30,8 @@ from ensemble_ray.runs.map_reduce.opening import rules_of
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.testing import ManualClock, ScriptedModel
-from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
+from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.task_output import TaskOutput
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 #: How long a test waits for what must come; no test waits for it to pass.

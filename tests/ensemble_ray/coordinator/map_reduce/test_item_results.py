@@ -12,7 +12,7 @@ from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
 from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.items.results import ResultsFile
-from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.task_output import TaskOutput
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 

@@ -17,7 +17,8 @@ from ensemble_ray.schedule.instructions import End, Start
 from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus, encode_stimulus
 from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.ids import RUN
-from ensemble_ray.values.outputs import EnsembleOutput, TaskOutput
+from ensemble_ray.values.outputs import EnsembleOutput
+from ensemble_ray.values.task_output import TaskOutput
 from tests.ensemble_ray.record.units.plans import output
 
 #: What an execution does: "" completes, `fail` fails, `exit` ends the run.
