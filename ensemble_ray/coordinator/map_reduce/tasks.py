@@ -138,8 +138,7 @@ class MapReduceTasks:
             case Warn():
                 _log.warning("%s", what.text)
             case WarnLeftOut():
-                reason = self._why.pop(what.instance, "")
-                key = key_of(what.instance)
+                key, reason = key_of(what.instance), self._why.pop(what.instance, "")
                 _log.warning("Run %s: %s failed and is left out%s", self._journal.run_id, key, reason)
             case _:
                 role, key = self._parts.store.output(*what.output).agent_role, self._orders.key(*what.output)

@@ -278,9 +278,8 @@ class PlannedRecovery:
     def _list_stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[TaskOutput, Failure]]:
         """Return what tasks did that did not end, each as if it had been stopped."""
         folds = {each: self._fold_of(each) for each in self._stoppable}
-        results = {
-            each: self._result(fold, "cancelled", fold.last_at) for each, fold in folds.items() if fold.is_recorded
-        }
+        known = {each: fold for each, fold in folds.items() if fold.is_recorded}
+        results = {each: self._result(fold, "cancelled", fold.last_at) for each, fold in known.items()}
         return {
             each: replace(
                 cast("TaskResult[TaskOutput, Failure]", result),
