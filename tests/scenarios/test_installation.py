@@ -30,7 +30,7 @@ def look(text: str) -> str:
     return f"{text}: {actors.NAME}"
 
 agent = Agent(role="Reader", goal="g", llm=ScriptedModel(otherwise="done"), tools=[look])
-for runtime in ("inline", "ray"):
+for runtime in ("ray", "inline"):  # the one that imports more first
     output = Ensemble(tasks=[Task(description="Read", expected_output="e", agent=agent)]).run(runtime=runtime)
     print(runtime, output.raw, ensemble_ray.__file__)
 """

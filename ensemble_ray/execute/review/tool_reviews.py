@@ -8,7 +8,8 @@ after a crash or after its server was lost, finds its answers.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
+import threading
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.review.asking import decide_at_gate
@@ -81,8 +82,10 @@ class ToolReviews:
         self._asked = 0
         #: by name, what was decided in this execution, which `scope.recorded` does not have
         self._given: dict[str, ReviewDecision] = {}
-        #: questions that threads of the call wait for
-        self._open: set[Future[ReviewDecision]] = set()
+        #: questions that threads of the call wait for; None: the call is over
+        self._open: set[Future[ReviewDecision]] | None = set()
+        #: held where it is looked at: a question may be asked, and its call stopped, before its thread goes on
+        self._lock = threading.Lock()
         #: the gates at which the call was put down
         self._waits_for: list[OpenReview] = []
 
@@ -111,17 +114,28 @@ class ToolReviews:
         return decision
 
     def review_from_thread(self, request: ReviewRequest) -> ReviewDecision:
-        """Do the same, while the calling thread waits."""
-        asking = asyncio.run_coroutine_threadsafe(self.review(request), self._loop)
-        self._open.add(asking)
+        """Do the same, while the calling thread waits.
+
+        Raises:
+            CancelledError: the call is over.
+        """
+        with self._lock:
+            if self._open is None:
+                raise CancelledError
+            asking = asyncio.run_coroutine_threadsafe(self.review(request), self._loop)
+            self._open.add(asking)
         try:
             return asking.result()
         finally:
-            self._open.discard(asking)
+            with self._lock:
+                if self._open is not None:
+                    self._open.discard(asking)
 
     def close(self) -> None:
-        """Give up what is still asked: the call is over."""
-        for asking in tuple(self._open):
+        """Give up what is still asked, and ask nothing more: the call is over."""
+        with self._lock:
+            left, self._open = self._open or (), None
+        for asking in left:
             asking.cancel()
 
     def check_decided(self) -> None:

@@ -313,11 +313,18 @@ def _copy(path: Path, directory: Path) -> None:
         OSError: one of them cannot be read.
     """
     files = (path, log_of(path))
-    for _ in range(_TRIES):
+    for tries_left in reversed(range(_TRIES)):
         before = [_stamp(each) for each in files]
-        for each, found in zip(files, before, strict=True):
-            if found is not None:
-                shutil.copyfile(each, directory / each.name)
+        try:
+            for each, found in zip(files, before, strict=True):
+                if found is None:
+                    Path(directory, each.name).unlink(missing_ok=True)  # of the try before
+                else:
+                    shutil.copyfile(each, directory / each.name)
+        except FileNotFoundError:  # its last writer has left, who takes the log along
+            if not tries_left:
+                raise
+            continue
         # What is added to the log meanwhile does no harm; what is brought into the file, or a log begun anew, does.
         after = [_stamp(each) for each in files]
         if before[0] == after[0] and (before[1] is None) is (after[1] is None):

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.sqlite.commit_lock import CommitLock
 from ensemble_ray.record.sqlite.file import RECORD
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
+from ensemble_ray.record.sqlite.reading import _copy
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit, restart
@@ -120,6 +122,30 @@ async def test_writer_is_told_when_the_disk_is_full(full_disks: tuple[Path, list
     await taken.journal.append([fact("a#0/2000/model")], epoch=taken.epoch, until=Persistence.SYNCED)
     await taken.close(RunState.COMPLETED)
     assert len(await store.facts(RUN)) == len(facts) + 1
+
+
+async def test_record_is_read_when_its_writer_leaves_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-DUR-8: its log was there when the copy began, and is gone: all of it is in the file."""
+    store = SqliteStore(tmp_path)
+    run = await store.begin(RUN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
+    log = tmp_path / "runs" / RUN / f"{RECORD}-wal"
+    assert log.exists()
+    copy, attempts = shutil.copyfile, Counter[str]()
+
+    def close_before_the_log(source: Path, target: Path) -> object:
+        attempts[source.name] += 1
+        if source == log:
+            log.rename(tmp_path / "left")  # as whoever closes the last connection removes it
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", close_before_the_log)
+    (tmp_path / "copy").mkdir()
+    _copy(tmp_path / "runs" / RUN / RECORD, tmp_path / "copy")
+    assert attempts == {RECORD: 2, log.name: 1}
+    assert [each.name for each in (tmp_path / "copy").iterdir()] == [RECORD]
+    (tmp_path / "left").rename(log)
+    await run.close(RunState.COMPLETED)
 
 
 @pytest.mark.program

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -19,11 +23,14 @@ from ensemble_ray import (
 )
 from ensemble_ray.errors import AgentExecutionError, ToolConfigurationError
 from ensemble_ray.execute.review.reviewer import LocalReviewer
+from ensemble_ray.execute.review.tool_reviews import ToolReviews
+from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.reviews import ReviewTiming
 from tests.ensemble_ray.execute.review.gating import CONTEXT, Deciding, facts_until
 from tests.ensemble_ray.execute.running import Bench, call, writer
 
@@ -180,6 +187,46 @@ async def test_a_stopped_call_lets_its_thread_go() -> None:
     running.cancel()
     assert (await running).status == "cancelled"
     await given_up.wait()
+
+
+async def test_a_call_that_is_stopped_while_it_asks_lets_its_thread_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-REV-87: its question is on its way before its thread has noted that it waits for it."""
+    asked, given_up, is_closed = asyncio.Event(), asyncio.Event(), threading.Event()
+
+    async def never(_request: ReviewRequest) -> ReviewDecision:
+        asked.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            given_up.set()
+
+    send, close = asyncio.run_coroutine_threadsafe, ToolReviews.close
+
+    def send_slowly(work: Coroutine[Any, Any, ReviewDecision], loop: asyncio.AbstractEventLoop) -> object:
+        asking = send(work, loop)
+        is_closed.wait(0.2)  # by a call that is stopped meanwhile, where nothing keeps that waiting
+        return asking
+
+    def close_and_say_so(reviews: ToolReviews) -> None:
+        close(reviews)
+        is_closed.set()
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", send_slowly)
+    monkeypatch.setattr(ToolReviews, "close", close_and_say_so)
+    running = asyncio.ensure_future(bench_of(Payment(), never).run(is_stopped=True))
+    async with asyncio.timeout(60):
+        await asked.wait()
+        running.cancel()
+        assert (await running).status == "cancelled"
+        await given_up.wait()
+
+
+async def test_nothing_is_asked_for_a_call_that_is_over() -> None:
+    """S-REV-87: by a thread that was left behind."""
+    reviews = ToolReviews(cast("TaskScope", None), "call", ())
+    reviews.close()
+    with pytest.raises(CancelledError):
+        reviews.review_from_thread(ReviewRequest(task_description="Pay", timing=ReviewTiming.DURING_EXECUTION))
 
 
 async def test_a_handler_of_a_task_may_ask() -> None:
