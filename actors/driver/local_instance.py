@@ -94,7 +94,7 @@ def _needless(options: Mapping[str, object]) -> Sequence[str]:
 
 @contextlib.contextmanager
 def _without(methods: Sequence[str]) -> Generator[None]:
-    """Have Ray leave that out, for which it has no arguments: three processes of 80 MB each, and half a second of each start."""
+    """Have Ray leave that out, for which it has no arguments: see docs/decisions/0013-local-ray.md."""
 
     def leave_out(*_: object, **__: object) -> None:
         """Start nothing."""
