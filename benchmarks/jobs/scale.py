@@ -49,6 +49,7 @@ from ensemble_ray.schedule.instructions import (
     EdgeMatches,
     End,
     Evaluate,
+    Inform,
     Instruction,
     MapItem,
     PullItems,
@@ -183,7 +184,7 @@ def _drive(source: Source, items: int) -> None:
                     told.append(Evaluated(at=0.0, question=instruction.question, answer=pulled))
                 case Evaluate(question=UntilHolds() | EdgeMatches()):
                     told.append(Evaluated(at=0.0, question=instruction.question, answer=False))
-                case Announce():
+                case Announce() | Inform():
                     pass
                 case End():
                     ending = instruction
