@@ -36,6 +36,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Let libraries find what is theirs among it when they end."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs the cluster, by its fixtures, and outside the core what starts programs, by its imports."""
     for item in (each for each in items if isinstance(each, pytest.Function)):
