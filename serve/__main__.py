@@ -19,9 +19,8 @@ def main(argument: str) -> int:
     """
     options = json.loads(argument)
     try:
-        load_teams(
-            team_names(options["teams"])
-        )  # Ray Serve takes seconds to load, and what is wrong with a team is told before
+        # Ray Serve takes seconds to load; what is wrong with a team is told before.
+        load_teams(team_names(options["teams"]))
         from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
     except (EnsembleError, ValidationError) as error:
         say(describe_error(error))

@@ -69,7 +69,12 @@ def start_local(options: Mapping[str, object]) -> None:
     has_address = "_node_ip_address" in options
     arguments = {"include_dashboard": False, "_temp_dir": str(private_ray_directory()), **options}
     notify("Starting a local Ray (about 7 s) ...")
-    with quiet(), _ended_on_exit(), _without(_needless(arguments)), nullcontext() if has_address else on_loopback():
+    with (
+        quiet(),
+        _ended_on_exit(),
+        _leave_out(_list_needless_starts(arguments)),
+        nullcontext() if has_address else on_loopback(),
+    ):
         cast("Callable[..., object]", ray.init)(**arguments)
     address = str(ray.get_runtime_context().gcs_address)
     if not has_address and not _is_loopback(address.rpartition(":")[0].strip("[]")):
@@ -81,7 +86,7 @@ def start_local(options: Mapping[str, object]) -> None:
     _started.append(_instance())
 
 
-def _needless(options: Mapping[str, object]) -> Sequence[str]:
+def _list_needless_starts(options: Mapping[str, object]) -> Sequence[str]:
     """Return what starts the processes of Ray that such an instance has no use for, as methods of its node.
 
     It has one machine, to which nobody adds another; its logs are read by no driver, and nobody looks at its page. With its page it is
@@ -93,16 +98,16 @@ def _needless(options: Mapping[str, object]) -> Sequence[str]:
 
 
 @contextlib.contextmanager
-def _without(methods: Sequence[str]) -> Generator[None]:
+def _leave_out(methods: Sequence[str]) -> Generator[None]:
     """Have Ray leave that out, for which it has no arguments: see docs/decisions/0013-local-ray.md."""
 
-    def leave_out(*_: object, **__: object) -> None:
+    def start_nothing(*_: object, **__: object) -> None:
         """Start nothing."""
 
     node = cast("Any", Node)
     kept = {name: getattr(node, name) for name in methods if hasattr(node, name)}
     for name in kept:
-        setattr(node, name, leave_out)
+        setattr(node, name, start_nothing)
     try:
         yield
     finally:

@@ -75,7 +75,7 @@ class ReflectionRecorded(FactData):
     is_first: bool = False
 
     @property
-    def made(self) -> TaskReflection:
+    def reflection_value(self) -> TaskReflection:
         """What was made of the output."""
         return _value_of(self.reflection)
 

@@ -117,10 +117,11 @@ class LocalRunMemory:
 
     async def _take(self, note: MemoryNote) -> RememberedNote:
         with metered_embeddings() as meter:
-            taken_by = await self._taken_by(note)
+            taken_by = await self._store_note(note)
         return RememberedNote(taken_by=tuple(taken_by), embedding_tokens=meter.tokens)
 
-    async def _taken_by(self, note: MemoryNote) -> list[str]:
+    async def _store_note(self, note: MemoryNote) -> list[str]:
+        """Store a note; return what took it."""
         taken: list[str] = []
         memory = self._memory if note.uses_ensemble else None
         if memory is not None and not note.is_stored and await self._store_long_term(note):

@@ -16,8 +16,7 @@ from ensemble_ray import MemoryEntry
 from ensemble_ray.memory.lasting import LastingMemory
 from tests.contracts.memory_adapters import LASTING, Place
 
-#: Processes, entries of each, and after how many each reads what is there.
-_WRITERS, _EACH, _BETWEEN = 8, 250, 50
+_WRITERS, _EACH = 8, 1250
 _TOPICS = ("money", "sea", "soup")
 
 
@@ -45,7 +44,7 @@ def _entry(writer: int, number: int) -> MemoryEntry:
 def _write(memory: LastingMemory, writer: int) -> None:
     for number in range(_EACH):
         memory.store("a", _entry(writer, number))
-        if number % _BETWEEN == 0:
+        if number % 250 == 0:
             _check_whole(memory.retrieve("a", "sea", 50))
             memory.entities.put(f"{writer}", f"{number}")
 
@@ -59,7 +58,7 @@ def _check_whole(found: Sequence[MemoryEntry]) -> None:
 
 
 def test_processes_store_side_by_side(place: Place) -> None:
-    """S-MEM-117, S-MEM-142, S-MEM-68: 8 processes, 2,000 entries; nothing is lost or half-read; each writer's are in order."""
+    """S-MEM-117, S-MEM-142, S-MEM-68: 8 processes, 10,000 entries; nothing is lost or half-read; each writer's are in order."""
     memory = place(_Topics())
     starting = multiprocessing.get_context("forkserver")  # what they all need is imported once
     starting.set_forkserver_preload([__name__])
@@ -80,7 +79,7 @@ def test_processes_store_side_by_side(place: Place) -> None:
     assert [entry.content.startswith("sea ") for entry in near] == sorted(
         (entry.content.startswith("sea ") for entry in near), reverse=True
     )
-    assert dict(memory.entities.get_all()) == {str(writer): str(_EACH - _BETWEEN) for writer in range(_WRITERS)}
+    assert dict(memory.entities.get_all()) == {str(writer): "1000" for writer in range(_WRITERS)}
 
 
 _SCRIPT = """

@@ -15,7 +15,7 @@ import pytest
 from ensemble_ray.testing import Fault, ModelServer, Reply
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import TokenUsage
-from tests.command_line import COMMAND, PATIENCE_S, call_command, environment_of, run_command
+from tests.command_line import COMMAND, PATIENCE_S, environment_of, run_command
 from tests.processes import own_directory, program
 
 ITEMS = 30
@@ -74,7 +74,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(place: Path, runtime: str, si
         has_ended.set()
         # On the other runtime than the one that it began with, where that was Ray: starting it costs the most here.
         elsewhere = ("--runtime", "inline") if runtime == "ray" else ()
-        ended = call_command(place / "records", environment, "resume", "one", "--quiet", *elsewhere)
+        ended = run_command(place / "records", environment, "resume", "one", "--quiet", *elsewhere)
         assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
         asked = Counter(map(_text_of, server.requests))
     assert sorted(row["index"] for row in _rows(output)) == list(range(ITEMS))  # type: ignore[type-var]  # numbers
@@ -93,12 +93,12 @@ def test_standard_input_is_read_again_by_a_resume(place: Path) -> None:
         assert "budget" in ended.stderr
         done = len(_rows(place / "rows.jsonl"))
         assert 0 < done < ITEMS
-        ended = call_command(place, environment, "resume", "piped", "--max-tokens", "1000000")
+        ended = run_command(place, environment, "resume", "piped", "--max-tokens", "1000000")
         assert ended.returncode == 0, ended.stderr
         assert len(_rows(place / "rows.jsonl")) == ITEMS
         assert len(server.requests) <= ITEMS + 1
         (copy,) = (place / "records" / "items").iterdir()
-        assert call_command(place, environment, "delete", "piped").returncode == 0
+        assert run_command(place, environment, "delete", "piped").returncode == 0
         assert not copy.exists()
 
 
@@ -118,7 +118,7 @@ def test_answers_are_brought_together_and_failures_left_out(place: Path) -> None
         assert (ended.returncode, ended.stdout) == (3, "themes of 29\n"), ended.stderr
         assert "29/30 items, 1 failed, 1 reduced in" in ended.stderr
         mended.append(1)
-        again = call_command(
+        again = run_command(
             place, environment, "map", "--retry-dead", "dead.jsonl", "-p", "Sum {text}", "-o", "more.jsonl"
         )
         assert again.returncode == 0, again.stderr

@@ -133,12 +133,12 @@ async def _keep(scope: TaskScope, name: str, reflections: RunReflections, learne
     """Store what was learned, unless the record says that it is, and tell of it (S-REFL-15)."""
     if scope.find_recorded(name, ReflectionStored) is None:
         try:
-            await reflections.store(learned.key, learned.made)
+            await reflections.store(learned.key, learned.reflection_value)
         except USER_ERRORS as error:
             _warn(scope, "what was learned of its output cannot be stored", error)
             return
         await scope.note(name, ReflectionStored(key=learned.key))
-    order, reflection = scope.order, learned.made
+    order, reflection = scope.order, learned.reflection_value
     scope.emit(
         TaskReflectedEvent,
         lambda: TaskReflectedEvent(

@@ -35,7 +35,7 @@ def reflection_rows(facts: Iterable[Fact]) -> tuple[TreeRow, ...]:
 
 
 def _row(instance: str, data: ReflectionRecorded, *, is_stored: bool) -> TreeRow:
-    learned = data.made
+    learned = data.reflection_value
     details = [
         f"execution {learned.run_count:,}",
         f"{len(learned.observations):,} observations",

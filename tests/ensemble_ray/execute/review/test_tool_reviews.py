@@ -170,8 +170,8 @@ async def test_a_call_that_may_have_done_something_is_not_repeated(*, require_ap
     assert (result.status, tool.paid) == ("completed", [])
 
 
-async def test_a_stopped_call_lets_its_thread_go() -> None:
-    """S-REV-87: a tool that waits in a thread is not left behind in it."""
+async def stop_while_asked() -> None:
+    """A call that is stopped while its thread waits for a person, who never answers; ends when the question is given up."""
     asked, given_up = asyncio.Event(), asyncio.Event()
 
     async def never(_request: ReviewRequest) -> ReviewDecision:
@@ -181,25 +181,22 @@ async def test_a_stopped_call_lets_its_thread_go() -> None:
         finally:
             given_up.set()
 
-    bench = bench_of(Payment(), never)
-    running = asyncio.ensure_future(bench.run(is_stopped=True))
-    await asked.wait()
-    running.cancel()
-    assert (await running).status == "cancelled"
-    await given_up.wait()
+    running = asyncio.ensure_future(bench_of(Payment(), never).run(is_stopped=True))
+    async with asyncio.timeout(60):
+        await asked.wait()
+        running.cancel()
+        assert (await running).status == "cancelled"
+        await given_up.wait()
+
+
+async def test_a_stopped_call_lets_its_thread_go() -> None:
+    """S-REV-87: a tool that waits in a thread is not left behind in it."""
+    await stop_while_asked()
 
 
 async def test_a_call_that_is_stopped_while_it_asks_lets_its_thread_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-REV-87: its question is on its way before its thread has noted that it waits for it."""
-    asked, given_up, is_closed = asyncio.Event(), asyncio.Event(), threading.Event()
-
-    async def never(_request: ReviewRequest) -> ReviewDecision:
-        asked.set()
-        try:
-            return await asyncio.get_running_loop().create_future()
-        finally:
-            given_up.set()
-
+    is_closed = threading.Event()
     send, close = asyncio.run_coroutine_threadsafe, ToolReviews.close
 
     def send_slowly(work: Coroutine[Any, Any, ReviewDecision], loop: asyncio.AbstractEventLoop) -> object:
@@ -213,12 +210,7 @@ async def test_a_call_that_is_stopped_while_it_asks_lets_its_thread_go(monkeypat
 
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", send_slowly)
     monkeypatch.setattr(ToolReviews, "close", close_and_say_so)
-    running = asyncio.ensure_future(bench_of(Payment(), never).run(is_stopped=True))
-    async with asyncio.timeout(60):
-        await asked.wait()
-        running.cancel()
-        assert (await running).status == "cancelled"
-        await given_up.wait()
+    await stop_while_asked()
 
 
 async def test_nothing_is_asked_for_a_call_that_is_over() -> None:
