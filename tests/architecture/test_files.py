@@ -1,10 +1,9 @@
-"""Form of files: how long they are, what they are called, and what must not stand in them."""
+"""Names of files and folders, and text that files must not contain."""
 
 import re
 
 from tests.architecture.project import PACKAGES, ROOT, project_files, python_files
 
-MAX_LINES = 400
 #: Names that say nothing about what a module does.
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc"}
 #: Where packages come from and where somebody's files lie is decided by whoever installs, not by this project.
@@ -23,15 +22,6 @@ PLACES_OF_OTHERS = re.compile(
     )
 )
 _TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".txt", ".cfg", ".ini", ".sh", ".j2", ".html", ".env", ""}
-
-
-def test_no_file_is_longer_than_the_limit() -> None:
-    """A file that grows beyond 400 lines holds two things."""
-    folders = (*PACKAGES, "tests", "docs", "examples", "benchmarks")
-    sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in python_files(*folders)}
-    long = [f"{path.relative_to(ROOT)}: {lines} lines" for path, lines in sizes.items() if lines > MAX_LINES]
-    assert sizes
-    assert not long, "\n" + "\n".join(long)
 
 
 def test_no_module_or_folder_has_a_name_that_says_nothing() -> None:

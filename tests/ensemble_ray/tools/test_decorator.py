@@ -24,7 +24,7 @@ def word_count(text: str) -> int:
 
     Args:
         text: Any text.
-    """  # noqa: D205  what is tested
+    """
     return len(text.split())
 
 
