@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,9 +19,11 @@ from typing import Any, cast
 
 import psutil
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private.node import Node
 
+import ensemble_ray
+from ensemble_ray.actors.driver import worker_client, worker_template
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.notices import notify
@@ -32,6 +35,10 @@ _log = bounded_logger(__name__)
 _MODE = "RAY_AUTH_MODE"
 #: How long a port of this machine may take to accept a connection, s.
 _REACH_S = 5.0
+#: Ray's parameter for the port of the raylet's agent.
+_AGENT_PORT = "dashboard_agent_listen_port"
+#: What the template is among the processes of Ray's node.
+_TEMPLATE = "worker_template"
 
 
 #: Instances that this process started.
@@ -73,6 +80,7 @@ def start_local(options: Mapping[str, object]) -> None:
         quiet(),
         _ended_on_exit(),
         _leave_out(_list_needless_starts(arguments)),
+        _adapt_raylet(),
         nullcontext() if has_address else on_loopback(),
     ):
         cast("Callable[..., object]", ray.init)(**arguments)
@@ -113,6 +121,67 @@ def _leave_out(methods: Sequence[str]) -> Generator[None]:
     finally:
         for name, method in kept.items():
             setattr(node, name, method)
+
+
+@contextlib.contextmanager
+def _adapt_raylet() -> Generator[None]:
+    """Have Ray start its raylet so that workers are forked and no port is waited for: docs/decisions/0014-worker-template.md.
+
+    Ray has no arguments for either. Where a version of Ray has other names, it starts as that version does.
+    """
+    node = cast("Any", Node)
+    original = getattr(node, "start_raylet", None)
+    if original is None:
+        yield
+        return
+
+    def start_raylet(self: Any, *arguments: object, **options: object) -> None:
+        parameters = self._ray_params
+        # The raylet's agent would try its default port for seconds while another Ray on this machine has it.
+        if getattr(parameters, _AGENT_PORT, None) == ray_constants.DEFAULT_DASHBOARD_AGENT_LISTEN_PORT:
+            setattr(parameters, _AGENT_PORT, 0)
+        has_template = _prepare_template(self)
+        original(self, *arguments, **options)
+        if has_template:
+            _start_template(self)
+
+    node.start_raylet = start_raylet
+    try:
+        yield
+    finally:
+        node.start_raylet = original
+
+
+def _prepare_template(node: Any) -> bool:
+    """Have a node's raylet run the client in place of Ray's program for workers; return False if there can be no template."""
+    if sys.platform != "linux" or os.environ.get("ENSEMBLE_RAY_WORKER_TEMPLATE", "1") == "0":
+        return False
+    parameters = node._ray_params  # noqa: SLF001
+    if Path(str(getattr(parameters, "worker_path", ""))).name != "default_worker.py" or not node.kernel_fate_share:
+        return False
+    directory = Path(node.get_session_dir_path()) / worker_client.DIRECTORY
+    directory.mkdir(mode=0o700)
+    # A worker that Ray starts before there is a driver belongs to no job, and cannot be forked.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    parameters.worker_path = worker_client.__file__
+    return True
+
+
+def _start_template(node: Any) -> None:
+    """Start the process that forks a node's workers; it ends with the raylet, and with this process."""
+    address = Path(node.get_session_dir_path()) / worker_client.DIRECTORY / worker_client.SOCKET
+    raylet = node.all_processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.pid
+    root = Path(str(ensemble_ray.__file__)).parents[1]
+    with (Path(node.get_logs_dir_path()) / "worker_template.log").open("ab") as log:
+        started = cast("Any", services).start_ray_process(
+            [sys.executable, worker_template.__file__, str(address), str(raylet), str(root)],
+            _TEMPLATE,
+            fate_share=True,
+            env_updates=node._ray_params.env_vars,  # noqa: SLF001
+            stdout_file=log,
+            stderr_file=log,
+        )
+    node.all_processes[_TEMPLATE] = [started]
 
 
 @contextlib.contextmanager

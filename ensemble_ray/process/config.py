@@ -29,6 +29,7 @@ VARIABLES = (
     "ENSEMBLE_RAY_RUNTIME",
     "ENSEMBLE_RAY_STORE",
     "ENSEMBLE_RAY_TEAM",
+    "ENSEMBLE_RAY_WORKER_TEMPLATE",
 )
 #: Those that programs of ours set for each other, and nobody else.
 INTERNAL_VARIABLES = ("ENSEMBLE_RAY_RESULT_MARK",)
