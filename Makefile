@@ -14,15 +14,8 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-crash serve-demo quick test test-near test-far test-again again-near again-far chaos attack check bench docs clean
-#: Scenarios of whole programs, which need none of what the others share.
-PROGRAMS := demo demo_crash demo_serve examples job local_model site
-#: Half of the tests, in time: many only wait, for clusters and programs, so both halves run at the same time. What
-#: shares one cluster for all of its tests is in the other half.
-NEAR := tests/ensemble_ray tests/typing tests/architecture tests/chaos tests/serve docs README.md
-NEAR += $(PROGRAMS:%=tests/scenarios/test_%.py)
-NEAR += $(filter-out %/test_neighbours.py,$(wildcard tests/attack/test_*.py))
-
+TIERS := parallel quiet extended
+.PHONY: help demo demo-crash serve-demo quick test test-all test-again $(TIERS:%=test-%) $(TIERS:%=again-%) chaos attack check bench docs clean
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -51,30 +44,31 @@ endif
 
 test: $(STAMPS)/dev ## Run the tests; ARGS="tests/serve -x" runs those.
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-near test-far
+	@$(MAKE) --no-print-directory --keep-going test-parallel test-quiet
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-FAR := tests $(addprefix --ignore=,$(filter tests/%,$(NEAR)))
-#: Each half remembers which of its tests failed, and how it ended. It says at once (`-u`) how far it is.
+test-all: test test-extended ## Run the tests, and those that take long or repeat another one on a whole deployment.
+
+test-again: $(TIERS:%=again-%) ## Run once more, alone, the tests that failed in the last `make test` or `make test-all`.
+
+#: Processes that run tests: one more than processors, since many tests wait for programs and clusters.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+#: The parts of all tests. Each remembers which of its tests failed, and how it ended.
+parallel = -m "not quiet and not extended" --numprocesses=$(WORKERS)
+quiet = -m "quiet and not extended"
+extended = -m extended --numprocesses=$(WORKERS)
 MEMORY := .pytest_cache
-remembering = $(BIN)/python -u -m pytest -o cache_dir=$(MEMORY)/$(1)
+pytest = $(BIN)/python -u -m pytest -o cache_dir=$(MEMORY)/$(1)
 
-test-near: $(STAMPS)/dev
-	@mkdir -p $(MEMORY) && code=0; $(call remembering,near) $(NEAR) || code=$$?; echo $$code > $(MEMORY)/near.code; exit $$code
-
-test-far: $(STAMPS)/dev
-	@mkdir -p $(MEMORY) && code=0; $(call remembering,far) $(FAR) || code=$$?; echo $$code > $(MEMORY)/far.code; exit $$code
-
-test-again: again-near again-far ## Run once more, alone, the tests that failed in the last `make test`.
+$(TIERS:%=test-%): test-%: $(STAMPS)/dev
+	@mkdir -p $(MEMORY) && code=0; TEST_TIER=$* $(call pytest,$*) -p tests.accounting --durations=30 $($*) || code=$$?; \
+		echo $$code > $(MEMORY)/$*.code; exit $$code
 
 # 1: tests failed. Anything else that is not 0 is no matter of single tests, and stays a failure.
-again-near: $(STAMPS)/dev
-	@case "$$(cat $(MEMORY)/near.code)" in 0) ;; 1) $(call remembering,near) --last-failed $(NEAR) ;; *) exit 1 ;; esac
-
-again-far: $(STAMPS)/dev
-	@case "$$(cat $(MEMORY)/far.code)" in 0) ;; 1) $(call remembering,far) --last-failed $(FAR) ;; *) exit 1 ;; esac
+$(TIERS:%=again-%): again-%: $(STAMPS)/dev
+	@case "$$(cat $(MEMORY)/$*.code 2>/dev/null || echo 0)" in 0) ;; 1) $(call pytest,$*) --last-failed --last-failed-no-failures=none -m "" && echo 0 > $(MEMORY)/$*.code ;; *) exit 1 ;; esac
 
 chaos: $(STAMPS)/dev ## Kill and freeze runs, damage and remove records at random moments; check what is promised; KILLS=200 SEED=1 ARGS="--kinds freeze,damage".
 	$(BIN)/python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)

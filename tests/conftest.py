@@ -17,6 +17,9 @@ from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedModel
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
     from ensemble_ray.actors.driver.runtime import RayRuntime
     from ensemble_ray.runs.ports import Runtime
     from tests.postgres_server import PostgresServer
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 #: Both runtimes; a scenario that takes `runtime` runs on each of them.
 RUNTIMES = ("inline", "ray")
 _ROOT = Path(__file__).resolve().parents[1]
+#: Folders of the tests that take longest, in the order in which they run; then come all others.
+_LONGEST = [_ROOT / "tests" / name for name in ("browser", "chaos", "serve", "scenarios", "attack", "actors", "studio")]
 #: Where each test says itself that it starts a program.
 _CORE = _ROOT / "tests" / "ensemble_ray"
 #: What a module imports whose tests start programs.
@@ -41,8 +46,28 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Distribute whole files to the workers, in their order, and the browser's as one: its tests share what is recorded."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return file if not file.startswith("tests/browser/") else "tests/browser"
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the cluster, by its fixtures, and outside the core what starts programs, by its imports."""
+    """Run first what takes long, so that no worker is left with it in the end; mark what starts processes.
+
+    A test that needs the cluster is known by its fixtures; outside the core one that starts programs, by its module's imports.
+    """
+    items.sort(
+        key=lambda item: next((n for n, folder in enumerate(_LONGEST) if folder in item.path.parents), len(_LONGEST))
+    )
     for item in (each for each in items if isinstance(each, pytest.Function)):
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         chosen = {each for each in values if isinstance(each, str)}

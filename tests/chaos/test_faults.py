@@ -28,6 +28,7 @@ def struck(scenario: str, fault: Fault, *, seed: int, most: int = 1) -> Report:
     return report
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("scenario", "seed", "most"), [("chain-with-tools", 19, 2), ("pipelined", 5, 1)])
 def test_a_process_that_was_frozen_goes_on_or_is_refused(scenario: str, seed: int, most: int) -> None:
     """S-DUR-15, S-DUR-16, S-DUR-17, S-MR-130: soon awake it goes on; after a takeover its facts are refused.
@@ -38,14 +39,14 @@ def test_a_process_that_was_frozen_goes_on_or_is_refused(scenario: str, seed: in
     assert (report.runs, report.refused + report.ended) == (2, 1)
 
 
-@pytest.mark.parametrize("seed", [3, 7])  # both damage the log
+@pytest.mark.parametrize("seed", [3, pytest.param(7, marks=pytest.mark.extended)])  # both damage the log
 def test_a_damaged_record_is_told_or_nothing_of_it_is_lost(seed: int) -> None:
     """S-DUR-80, S-DUR-81, S-DUR-83, S-DUR-86: nothing is asked before somebody allows the loss; no effect is done twice."""
     report = struck("chain-with-tools", "damage", seed=seed)
     assert report.told + report.unaffected == 1
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.extended)])
 def test_a_run_whose_record_is_removed_says_so(seed: int) -> None:
     """S-DUR-85: it ends with an error that names the record, and nobody goes on with what is not there."""
     report = struck("chain-with-tools", "delete", seed=seed)

@@ -17,17 +17,17 @@ from tests.chaos.victims import VICTIMS
     ("scenario", "kind", "count", "most"),
     [
         # One task, then iterations of four requests: the twelfth to the fifteenth are those of the third.
-        pytest.param("loop", "arrived", 12, 12, id="third-iteration-begins"),
-        pytest.param("loop", "arrived", 15, 15, id="third-iteration-is-criticised"),
+        pytest.param("loop", "arrived", 12, 12, id="third-iteration-begins", marks=pytest.mark.extended),
+        pytest.param("loop", "arrived", 15, 15, id="third-iteration-is-criticised", marks=pytest.mark.extended),
         # Its third predicate has answered, and the first request of the fourth iteration is not answered.
         pytest.param("loop", ASKED, 3, 16, id="after-a-predicate"),
         # Drafts and their review make four requests, the phase beside them three; then the draft is written again.
-        pytest.param("phases", "arrived", 9, 9, id="phase-is-retried"),
-        pytest.param("phases", "arrived", 11, 11, id="retry-is-reviewed"),
+        pytest.param("phases", "arrived", 9, 9, id="phase-is-retried", marks=pytest.mark.extended),
+        pytest.param("phases", "arrived", 11, 11, id="retry-is-reviewed", marks=pytest.mark.extended),
         # Two visits, and the split; then three requests of one branch and eight of the other.
-        pytest.param("graph", ASKED, 2, 7, id="after-a-condition"),
+        pytest.param("graph", ASKED, 2, 7, id="after-a-condition", marks=pytest.mark.extended),
         pytest.param("graph", "arrived", 9, 9, id="both-branches-run"),
-        pytest.param("graph", "arrived", 14, 14, id="one-branch-runs"),
+        pytest.param("graph", "arrived", 14, 14, id="one-branch-runs", marks=pytest.mark.extended),
     ],
 )
 def test_run_that_is_killed_inside_a_unit_goes_on_from_there(scenario: str, kind: str, count: int, most: int) -> None:

@@ -7,7 +7,9 @@ import pytest
 from tests.chaos.test_kills import killed
 
 
-@pytest.mark.parametrize(("scenario", "seed", "kills"), [("mapreduce", 4, 2), ("pipelined", 2, 1)])
+@pytest.mark.parametrize(
+    ("scenario", "seed", "kills"), [pytest.param("mapreduce", 4, 2, marks=pytest.mark.extended), ("pipelined", 2, 1)]
+)
 def test_a_map_reduce_is_continued_when_its_process_is_killed(scenario: str, seed: int, kills: int) -> None:
     """S-MR-130, S-MR-151, S-MR-161, S-MR-163, S-DUR-37, S-DUR-51: nothing that is recorded is asked or done again.
 

@@ -106,7 +106,11 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
             yield Place(directory, scenario, server, gate)
 
 
-@pytest.mark.parametrize("place", ["chain", "chain-with-tools", "newsroom"], indirect=True)
+@pytest.mark.parametrize(
+    "place",
+    ["chain", *(pytest.param(name, marks=pytest.mark.extended) for name in ("chain-with-tools", "newsroom"))],
+    indirect=True,
+)
 def test_a_frozen_process_does_nothing_more_when_it_wakes_after_a_takeover(place: Place) -> None:
     """S-DUR-15, S-DUR-16, S-DUR-17: it asks nothing, does nothing, writes nothing, and says why it ends."""
     with contextlib.ExitStack() as opened:

@@ -50,6 +50,7 @@ def silent(_text: str) -> None:
     """No progress."""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "variants", "requests_of_a_round"),
     [
@@ -143,6 +144,7 @@ def test_verdict_is_told_when_a_size_is_compared_with_the_smallest(
     assert line_of(larger, smallest)["holds"] is is_flat
 
 
+@pytest.mark.extended
 def test_every_kind_that_scale_offers_can_be_measured() -> None:
     """The command names them without importing what is measured; each is, with twenty tasks or items."""
     assert tuple(scale_jobs.KINDS) == KINDS
@@ -164,6 +166,7 @@ def test_variants_are_left_out_when_they_are_not_wanted(conditions: Conditions, 
     assert list(chosen_variants(scenario_named("chain"), conditions)) == variants
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("durability", "records"), [("off", 0), ("run", 1), ("effects", 1)])
 def test_a_round_leaves_a_record_when_its_durability_says_so(
     durability: str, records: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

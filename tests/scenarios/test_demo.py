@@ -15,10 +15,13 @@ from ensemble_ray.record.runs import read_facts
 from tests.command_line import ROOT, run_command
 from tests.processes import own_directory, own_environment
 
-pytestmark = pytest.mark.skipif(
-    find_weights() is None or importlib.util.find_spec("xllamacpp") is None,
-    reason="the embedded model is not installed: ensemble-ray models install",
-)
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(
+        find_weights() is None or importlib.util.find_spec("xllamacpp") is None,
+        reason="the embedded model is not installed: ensemble-ray models install",
+    ),
+]
 
 #: Generous: two cores read while other tests run.
 PATIENCE_S = 900.0

@@ -7,8 +7,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from ensemble_ray.testing import ModelServer, Reply
 from tests.processes import own_directory, own_environment
+
+pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Generous: four processes start on two cores while other things run.

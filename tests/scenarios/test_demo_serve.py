@@ -15,6 +15,8 @@ from ensemble_ray.testing import ModelServer, Reply
 from tests.command_line import ROOT, run_command
 from tests.processes import own_directory, own_environment, program
 
+pytestmark = pytest.mark.extended
+
 #: Generous: an endpoint and a model start on two cores while other tests run.
 PATIENCE_S = 900.0
 

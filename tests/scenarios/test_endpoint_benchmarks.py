@@ -14,6 +14,7 @@ from benchmarks.endpoint.soak import Growth, growths_of
 MB = 1_000_000
 
 
+@pytest.mark.extended
 def test_requests_by_hand_and_to_the_endpoint_are_told_beside_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -30,6 +31,7 @@ def test_requests_by_hand_and_to_the_endpoint_are_told_beside_each_other(
     assert [each["first_s"] is None for each in rounds] == [True, False, True, False]
 
 
+@pytest.mark.extended
 def test_every_process_is_told_with_its_memory_when_an_endpoint_is_soaked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

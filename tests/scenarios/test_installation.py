@@ -13,6 +13,8 @@ import pytest
 from tests.architecture.project import ROOT
 from tests.processes import own_directory, own_environment, program
 
+pytestmark = pytest.mark.extended
+
 #: Generous: processes start on a machine on which other things run.
 _PATIENCE_S = 240.0
 _USERS_MODULE = "NAME = 'a module of the user'\n"

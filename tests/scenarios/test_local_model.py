@@ -134,6 +134,7 @@ async def test_the_server_is_started_again_when_it_died(home: Path) -> None:
     assert EngineProcess(*record_of(home)["server"]) != server  # type: ignore[arg-type]  # as above
 
 
+@pytest.mark.extended
 def test_processes_share_one_server_when_they_use_the_same_model(tmp_path: Path) -> None:
     """S-SET-47: started once by whoever is first, listed holders, stopped by the last one that leaves."""
     with holder(tmp_path) as one, holder(tmp_path) as two:
@@ -152,6 +153,7 @@ def test_processes_share_one_server_when_they_use_the_same_model(tmp_path: Path)
         assert not server.is_alive, "the last holder stops it before it ends"
 
 
+@pytest.mark.extended
 def test_the_server_ends_itself_when_its_holders_were_killed(tmp_path: Path) -> None:
     """S-SET-47: a holder that died does not count."""
     with holder(tmp_path) as only:

@@ -15,7 +15,7 @@ import pytest
 import ensemble_ray
 from tests.architecture.project import ROOT
 
-pytestmark = pytest.mark.program
+pytestmark = [pytest.mark.program, pytest.mark.extended]
 #: A port where nobody listens: what would be fetched through it fails.
 _NOWHERE = "http://127.0.0.1:9"
 _AUTHOR = {

@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from ensemble_ray import RunState
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer
@@ -17,6 +19,8 @@ from tests.command_line import COMMAND, run_command
 from tests.processes import own_directory, program
 from tests.scenarios.job_head import job_head
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
+
+pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).resolve().parents[2]
 

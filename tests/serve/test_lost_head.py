@@ -22,6 +22,8 @@ from tests.serve.endpoint import Endpoint
 from tests.serve.keys import make_key
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0
 

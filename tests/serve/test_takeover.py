@@ -16,6 +16,8 @@ from tests.scenarios.job_head import JobHead, job_head
 from tests.serve.endpoint import Endpoint
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_map_reduce, write_team
 
+pytestmark = pytest.mark.extended
+
 SERVE = str(Path(sys.executable).with_name("serve"))
 
 
