@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Figures", "is_switched_off", "own_resource", "readable", "samples"]
 
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
-_NS = 1_000_000_000
+_US, _NS_PER_US = 1_000_000, 1_000
 #: What the SDK calls a service that nobody names, with the process behind it.
 _UNNAMED = "unknown_service"
 _SCOPE = InstrumentationScope("ensemble_ray", package_version())
@@ -87,14 +87,19 @@ def readable(span: SpanData, resource: Resource) -> ReadableSpan:
         parent=parent,
         resource=resource,
         attributes=dict(span.attributes),
-        events=[Event(each.name, dict(each.attributes), int(each.at * _NS)) for each in span.events],
+        events=[Event(each.name, dict(each.attributes), _nanoseconds(each.at)) for each in span.events],
         links=[Link(named(each)) for each in span.links],
         kind=_KINDS[span.kind],
         instrumentation_scope=_SCOPE,
         status=status,
-        start_time=int(span.started_at * _NS),
-        end_time=int(span.ended_at * _NS),
+        start_time=_nanoseconds(span.started_at),
+        end_time=_nanoseconds(span.ended_at),
     )
+
+
+def _nanoseconds(seconds: float) -> int:
+    """Convert the time since the epoch, to microseconds as traces have it: a span must not end after a parent of the same time."""
+    return round(seconds * _US) * _NS_PER_US
 
 
 class Figures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -14,7 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from ensemble_ray import Ensemble, EnsembleListener, OpenTelemetryListener, ValidationError
 from ensemble_ray.events import telemetry
 from ensemble_ray.events.telemetry import switch
-from ensemble_ray.events.telemetry.sdk import own_resource
+from ensemble_ray.events.telemetry.sdk import own_resource, readable
+from ensemble_ray.events.telemetry.span import SpanData
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 
@@ -164,3 +166,18 @@ def test_service_is_this_library_where_nobody_names_it(
     for variable, value in said.items():
         monkeypatch.setenv(variable, value)
     assert own_resource().attributes["service.name"] == name
+
+
+def test_a_span_ends_with_its_parent_when_both_have_one_time() -> None:
+    """S-INT-32: traces keep microseconds, and the clock's readings have more digits."""
+    ended_at = 1_700_000_000.1234567
+    in_trace = datetime.fromtimestamp(ended_at, UTC).timestamp()
+    assert in_trace > ended_at
+    run, task_of_run = (
+        readable(
+            SpanData(name="n", trace_id="a" * 32, span_id="b" * 16, parent_id=None, started_at=1.7e9, ended_at=at),
+            own_resource(),
+        )
+        for at in (ended_at, in_trace)
+    )
+    assert run.end_time == task_of_run.end_time
