@@ -6,8 +6,9 @@ Never: a process that outlives its test, a Ray cluster of somebody else that is 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import secrets
+import random
 import shutil
 import signal
 import socket
@@ -28,20 +29,31 @@ _FOREIGN = ("RAY_", "ENSEMBLE_RAY_", "OPENAI_", "SERVE_")
 _GRACE_S = 20.0
 
 
-def free_ports(count: int) -> list[int]:
-    """Different ports on loopback that nobody listens on now, and that nobody is given who asks for any port.
+def ports_of(worker: str) -> range:
+    """The ports from 20000 to 32767 that belong to a worker of pytest-xdist (`gw0` to `gw14`), or to `master`.
 
-    The system gives those from 32768 on, Ray its workers those from 10002 to 19999: a port of these could be taken
-    between now and its use, also by the very program that it is meant for.
+    The system assigns ports from 32768 on, and Ray assigns those from 10002 to 19999 to its workers. A port of these
+    could be taken before it is used, also by the program that it is meant for.
     """
-    with contextlib.ExitStack() as opened:
-        found: list[int] = []
-        while len(found) < count:
-            trial = opened.enter_context(socket.socket())
-            with contextlib.suppress(OSError):  # somebody has it
-                trial.bind(("127.0.0.1", 20_000 + secrets.randbelow(12_768)))
-                found.append(int(trial.getsockname()[1]))
-        return found
+    share = 0 if worker == "master" else 1 + int(worker.removeprefix("gw"))
+    assert share < 16, f"{worker} has no ports: 16 processes share them"
+    return range(20_000 + 798 * share, 20_000 + 798 * (share + 1))
+
+
+_own_ports = ports_of(os.environ.get("PYTEST_XDIST_WORKER", "master"))
+#: In random order, so that two sessions of pytest seldom try the same. No port comes again before all others have come.
+_next_ports = itertools.cycle(random.sample(_own_ports, len(_own_ports)))
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports on loopback that no process listens on, and that no other call in any worker returns."""
+    found: list[int] = []
+    while len(found) < count:
+        port = next(_next_ports)
+        with contextlib.suppress(OSError), socket.socket() as trial:  # another program uses it
+            trial.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
 
 
 @contextlib.contextmanager

@@ -9,12 +9,14 @@ import json
 import os
 import resource
 import sys
+import threading
 import tracemalloc
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -26,6 +28,7 @@ from ensemble_ray.tools.builtin.web_search import TavilySearch
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 from ensemble_ray.tools.web import net, page_reader
 from ensemble_ray.tools.web.page_reader import PageError, read_page
+from ensemble_ray.tools.web.unpacking import STEP_BYTES, PageUnpacker
 from tests.attack.reading_run import DIED, MARKS, MODEL, PATHS, RUN_ID, WEB, answers, team
 from tests.contracts.web_server import Answer, WebServer, serving
 
@@ -135,30 +138,46 @@ async def test_failure_is_told_when_a_packed_body_is_damaged_or_cut(server: WebS
 
 
 @pytest.mark.parametrize("name", ["scraper", "http", "search"])
-async def test_loop_has_its_turns_when_a_body_is_unpacked_and_read(server: WebServer, name: str) -> None:
+async def test_loop_has_its_turns_when_a_body_is_unpacked_and_read(
+    server: WebServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S-SEC-12: decoding and parsing leave the event loop; what stays there is done in small steps."""
     page = ("<p>\u00fc<b>x</b>" * 100_000).encode("cp1252")[:LIMIT_BYTES]
     headers = {"Content-Encoding": "gzip", "Content-Type": "text/html; charset=windows-1255"}
     server.answers["/a"] = Answer(body=gzip.compress(page, 1), headers=headers)
-    longest_s = 0.0
+    turn, turns_of_pieces, readers = 0, list[int](), set[int]()
+    unpack = PageUnpacker.feed
 
     async def turns() -> None:
-        nonlocal longest_s
+        nonlocal turn
         while True:
-            began_s = _thread_s()
+            turn += 1
             await asyncio.sleep(0)
-            longest_s = max(longest_s, _thread_s() - began_s)
 
+    def feed(unpacker: PageUnpacker, data: bytes) -> Iterator[bytes]:
+        for piece in unpack(unpacker, data):
+            assert len(piece) <= STEP_BYTES
+            turns_of_pieces.append(turn)
+            yield piece
+
+    def noted(read: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(text: str | bytes, *rest: object, **options: object) -> object:
+            if len(text) > STEP_BYTES:
+                readers.add(threading.get_ident())
+            return read(text, *rest, **options)
+
+        return noting
+
+    monkeypatch.setattr(PageUnpacker, "feed", feed)
+    monkeypatch.setattr(net, "decode", noted(net.decode))
+    monkeypatch.setattr(json, "loads", noted(json.loads))
     turning = asyncio.create_task(turns())
     await _asked(name, f"{server.base}/a")
     turning.cancel()
-    assert longest_s < 0.5
-
-
-def _thread_s() -> float:
-    """Processor time of this thread alone."""
-    used = resource.getrusage(resource.RUSAGE_THREAD)
-    return used.ru_utime + used.ru_stime
+    assert len(turns_of_pieces) >= 1_000_000 // STEP_BYTES  # a search reads no more
+    assert len(set(turns_of_pieces)) == len(turns_of_pieces), "two pieces in one turn"
+    assert readers
+    assert threading.get_ident() not in readers
 
 
 @pytest.mark.parametrize(

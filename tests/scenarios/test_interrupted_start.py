@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from pathlib import Path
 
 from tests.processes import own_directory, own_environment, program
+from tests.scenarios.teams import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
+#: With this team the start comes as far as the raylet, which is never started.
 _TEAM = """
+import threading
+from pathlib import Path
+
+from ray._private import services
+
 from ensemble_ray import Ensemble, Task
+
+def stay(*arguments, **options):
+    Path("half-started").touch()
+    threading.Event().wait()
+
+services.start_raylet = stay
 
 def handler(context):
     return "done"
 
 team = Ensemble(tasks=[Task(description="d", expected_output="e", handler=handler)])
 """
-#: Generous: other things run on the machine.
-_PATIENCE_S = 60.0
 
 
 def test_an_interrupt_while_ray_starts_ends_the_program_and_all_that_it_started() -> None:
@@ -29,15 +39,12 @@ def test_an_interrupt_while_ray_starts_ends_the_program_and_all_that_it_started(
         env = own_environment(directory, PYTHONPATH=f"{ROOT}:{directory}")
         command = [sys.executable, "-m", "ensemble_ray", "run", "team:team", "--runtime", "ray"]
         with program(command, log=directory / "log", env=env, cwd=directory) as running:
-            running.until(lambda: "Starting a local Ray" in running.text, "the notice")
-            # The first process of the instance stands, and the others are still to come.
-            running.until(lambda: len(running.members()) > 1, "the first process of the instance")
+            running.until((directory / "half-started").exists, "the first processes of the instance")
+            assert len(running.members()) > 1
+            assert "Starting a local Ray" in running.text
             running.process.send_signal(signal.SIGINT)
-            assert running.process.wait(timeout=_PATIENCE_S) == 130
-            deadline = time.monotonic() + _PATIENCE_S
-            while running.members() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            assert running.members() == []
+            assert running.process.wait(timeout=PATIENCE_S) == 130
+            until(lambda: not running.members(), "the end of what it started")
             assert "done" not in running.text
             assert "started  task" not in running.text
             assert "Ending the run" in running.text

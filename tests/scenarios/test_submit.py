@@ -105,7 +105,7 @@ def test_a_cluster_without_a_token_takes_runs_and_stops_them() -> None:
 
     def answer(request: ServedRequest) -> str | Fault:
         is_asked.set()
-        is_over.wait(60)
+        is_over.wait(240)
         return script(request)
 
     with own_directory() as directory, ModelServer(answer, api_key=KEY) as models:

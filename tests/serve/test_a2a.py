@@ -381,12 +381,12 @@ async def test_a_queue_that_is_full_is_429_and_the_older_protocol_is_answered(ho
             assert (full.status_code, full.json()["code"]) == (429, "QUEUE_FULL")
             await asyncio.wait_for(gate.is_asked.wait(), timeout=60)
             gate.open()
-            for _ in range(200):
-                body = {"jsonrpc": "2.0", "id": 8, "method": "tasks/get", "params": {"id": begun["result"]["id"]}}
-                task = (await http.post("/a2a/t", json=body)).json()["result"]
-                if task["status"]["state"] == "completed":
-                    break
-                await asyncio.sleep(0.05)
+            body = {"jsonrpc": "2.0", "id": 8, "method": "tasks/get", "params": {"id": begun["result"]["id"]}}
+            task = begun["result"]
+            async with asyncio.timeout(60):
+                while task["status"]["state"] != "completed":
+                    await asyncio.sleep(0.05)
+                    task = (await http.post("/a2a/t", json=body)).json()["result"]
             assert task["artifacts"][0]["parts"][0]["text"] == "late"
             for wrong in (b"{", b"[]", b"\xff", b"[" * 100_000):
                 assert (await http.post("/a2a/t", content=wrong)).json()["error"]["code"] == -32700

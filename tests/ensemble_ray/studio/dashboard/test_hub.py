@@ -36,11 +36,13 @@ def numbers(texts: list[str]) -> list[int]:
 def test_pages_that_join_while_much_is_sent() -> None:
     """S-WEB-39, S-WEB-40, S-WEB-45: `hello` first; then what comes behind it, without gap or repetition, in order."""
     count, every, hub = 3000, 100, made()
-    due = threading.Semaphore(0)  # a page for so many messages: each costs what was sent before it
+    # A page joins while the next hundred messages are sent; the messages after these wait for it.
+    due, joined = threading.Semaphore(0), threading.Semaphore(1)
 
     def send() -> None:
         for number in range(count):
             if number % every == 0:
+                joined.acquire()
                 due.release()
             hub.publish("r", Message("task_started", {"n": number}))
 
@@ -51,11 +53,13 @@ def test_pages_that_join_while_much_is_sent() -> None:
         for _ in range(count // every):
             due.acquire()
             pages.append(hub.join())
+            joined.release()
         sending.join()
         return [await page.take() for page in (*pages, hub.join())]
 
-    for texts in asyncio.run(join_and_read()):
+    for page, texts in enumerate(asyncio.run(join_and_read())):
         assert json.loads(texts[0])["type"] == "hello"
+        assert page * every <= len(numbers(texts[:1])) <= (page + 1) * every
         assert numbers(texts) == list(range(count))
 
 
