@@ -19,7 +19,6 @@ import doctest
 import io
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +34,8 @@ from ensemble_ray.llm.local_engine import server as local_server
 from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
+from tests.command_line import COMMAND
+from tests.template import run_forked
 
 _PRINTED = "__printed__"
 #: Tools that the model of the pages uses, and with what.
@@ -84,10 +85,10 @@ def _run_console(example: Example) -> None:
     for part in f"\n{example.parsed}".split("\n$ ")[1:]:
         line, _, expected = part.partition("\n")
         command = shlex.split(line, comments=True)
-        if command[0] == "ensemble-ray" and shutil.which("ensemble-ray") is None:
-            command[:1] = [sys.executable, "-m", "ensemble_ray.cli"]
-        ended = subprocess.run(  # noqa: S603  the page's own command
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        if command[0] == "ensemble-ray":
+            command[:1] = COMMAND
+        ended = run_forked(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         _assert_same(expected, ended.stdout)
 

@@ -28,7 +28,7 @@ def test_an_interrupt_while_ray_starts_ends_the_program_and_all_that_it_started(
         (directory / "team.py").write_text(_TEAM, encoding="utf-8")
         env = own_environment(directory, PYTHONPATH=f"{ROOT}:{directory}")
         command = [sys.executable, "-m", "ensemble_ray", "run", "team:team", "--runtime", "ray"]
-        with program(command, log=directory / "log", env=env, cwd=directory) as running:
+        with program(command, log=directory / "log", env=env, cwd=directory, is_forked=False) as running:
             running.until(lambda: "Starting a local Ray" in running.text, "the notice")
             # The first process of the instance stands, and the others are still to come.
             running.until(lambda: len(running.members()) > 1, "the first process of the instance")
