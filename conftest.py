@@ -19,7 +19,6 @@ import doctest
 import io
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +34,8 @@ from ensemble_ray.llm.local_engine import server as local_server
 from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
+from tests.command_line import COMMAND
+from tests.template import run_forked
 
 _PRINTED = "__printed__"
 #: Tools that the model of the pages uses, and with what.
@@ -46,9 +47,12 @@ _python = PythonEvaluator()
 def pytest_configure() -> None:
     """Let Ctrl-C be heard: a shell starts what it runs in the background deaf to it, and tests interrupt things.
 
-    And let programs that tests start find compiled what others of them imported before: there are hundreds of them.
+    Let this process and the programs of tests keep what they compile. Images of containers set `PYTHONDONTWRITEBYTECODE`,
+    and Python sets `sys.dont_write_bytecode` by it before this line: pytest would rewrite the assertions of all tests in
+    every session and every worker, which takes twice as long as the rest of the collection. Git ignores `__pycache__`.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -84,10 +88,10 @@ def _run_console(example: Example) -> None:
     for part in f"\n{example.parsed}".split("\n$ ")[1:]:
         line, _, expected = part.partition("\n")
         command = shlex.split(line, comments=True)
-        if command[0] == "ensemble-ray" and shutil.which("ensemble-ray") is None:
-            command[:1] = [sys.executable, "-m", "ensemble_ray.cli"]
-        ended = subprocess.run(  # noqa: S603  the page's own command
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        if command[0] == "ensemble-ray":
+            command[:1] = COMMAND
+        ended = run_forked(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         _assert_same(expected, ended.stdout)
 

@@ -19,6 +19,7 @@ import pytest
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.testing import ModelServer
 from tests.processes import own_environment
+from tests.template import run_forked
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The command line as a program.
@@ -88,10 +89,15 @@ def run_command(
     timeout_s: float = PATIENCE_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, in that place, with that on its standard input."""
-    return subprocess.run(  # noqa: S603  our own command
-        [*COMMAND, *arguments], env=dict(environment), cwd=place, capture_output=True, text=True, check=False,
-        timeout=timeout_s, input=given,
-    )  # fmt: skip
+    return run_forked(
+        [*COMMAND, *arguments],
+        env=environment,
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        input=given,
+    )
 
 
 def call_command(place: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -32,7 +32,7 @@ _LONGEST = [_ROOT / "tests" / name for name in ("browser", "chaos", "serve", "sc
 #: Where each test says itself that it starts a program.
 _CORE = _ROOT / "tests" / "ensemble_ray"
 #: What a module imports whose tests start programs.
-_PROGRAMS = {"subprocess", "program", "own_environment", "run_command", "run_example"}
+_PROGRAMS = {"subprocess", "program", "own_environment", "run_command", "run_example", "run_forked", "ForkedProgram"}
 
 
 def pytest_collection_finish() -> None:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tests.template import RAY_SETTINGS, ForkedProgram
+
 T = TypeVar("T")
 
 #: Environment variables that would lead a program to somebody else's cluster, records or models.
@@ -76,10 +78,7 @@ def own_environment(directory: Path, **variables: str) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}",
         "RAY_TMPDIR": str(directory),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # As in clusters that the runtime starts: workers at Ray's own niceness starve beside other tests.
-        "RAY_worker_niceness": "0",
-        # A head that is asked to end waits so long for actors that outlive their drivers, s.
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
+        **RAY_SETTINGS,
         "ENSEMBLE_RAY_HOME": str(directory / "records"),
         **variables,
     }
@@ -124,13 +123,15 @@ class Program:
 
 @contextlib.contextmanager
 def program(
-    command: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path | None = None
+    command: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path | None = None, is_forked: bool = True
 ) -> Generator[Program, None, None]:
-    """Run a program; at the end it and all that it started are gone."""
+    """Run a program, forked where that can be; at the end it and all that it started are gone.
+
+    `is_forked=False`: for tests of a start, of a signal or of the memory that it takes.
+    """
+    start = ForkedProgram[bytes] if is_forked else subprocess.Popen[bytes]
     with log.open("wb") as out:
-        process = subprocess.Popen(  # noqa: S603  commands of tests
-            command, env=dict(env), cwd=cwd, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = start(command, env=env, cwd=cwd, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
     running = Program(process, log)
     try:
         yield running

@@ -76,7 +76,8 @@ def server() -> Iterator[Server]:
     with own_directory() as directory:
         (port,) = free_ports(1)
         command = [sys.executable, "-c", _SERVER, str(port)]
-        with program(command, log=directory / "log", env=own_environment(directory), cwd=directory) as running:
+        environment = own_environment(directory)
+        with program(command, log=directory / "log", env=environment, cwd=directory, is_forked=False) as running:
             served = Server(running, port)
             running.until(served.is_up, "the server")
             yield served

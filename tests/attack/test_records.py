@@ -17,6 +17,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.runs import RunDirectory
 from tests.command_line import COMMAND, Call, calling
 from tests.processes import own_environment
+from tests.template import run_forked
 
 RUN = "tea"
 RECORD, LOG = "record.sqlite", "record.sqlite-wal"
@@ -67,9 +68,9 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("died")
     (folder / "shop_of_attack.py").write_text(TEAM, encoding="utf-8")
     (folder / "frail").touch()
-    done = subprocess.run(  # noqa: S603  our own text
+    done = run_forked(
         [*COMMAND, "run", "shop_of_attack:team", "--run-id", RUN, "--quiet", "--runtime", "inline"],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=own_environment(folder),
+        cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, env=own_environment(folder),
     )  # fmt: skip
     assert done.returncode == 9, done.stderr
     (folder / "frail").unlink()
@@ -252,9 +253,9 @@ def test_log_index_that_is_spoilt_in_the_middle_of_a_run_is_an_error(tmp_path: P
     }
     (tmp_path / "spoilt.py").write_text(SPOILT.format(index=index, spoil=spoil[how]), encoding="utf-8")
     try:
-        done = subprocess.run(  # noqa: S603  our own text
+        done = run_forked(
             [*COMMAND, "run", "spoilt:team", "--run-id", "spoilt", "--quiet", "--runtime", "inline"],
-            cwd=tmp_path, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=own_environment(tmp_path),
+            cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, env=own_environment(tmp_path),
         )  # fmt: skip
     finally:
         if how == "read_only":

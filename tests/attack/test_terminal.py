@@ -22,6 +22,7 @@ from ensemble_ray.values.messages import ToolCall
 from tests.attack.hostile_text import HOSTILE, Shown, command, intruders, terminal
 from tests.command_line import COMMAND, environment_of
 from tests.processes import own_directory
+from tests.template import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Generous: Ray starts on two cores while other things run.
@@ -277,9 +278,7 @@ def noisy() -> Iterator[Path]:
 
 
 def _call(place: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(  # noqa: S603  our own command
-        [*COMMAND, *arguments], env=dict(environment), cwd=place, capture_output=True, check=False, timeout=PATIENCE_S
-    )
+    return run_forked([*COMMAND, *arguments], env=environment, cwd=place, capture_output=True, timeout=PATIENCE_S)
 
 
 def _noise(request: ServedRequest) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from ensemble_ray import Ensemble, InlineRuntime, TaskHandlerContext, tool
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, answer, call, task
 from tests.processes import own_environment
+from tests.template import run_forked
 
 __all__ = ["die", "kill_run"]
 
@@ -48,5 +48,5 @@ def kill_run(home: Path, run_id: str) -> None:
     """Leave a run behind whose process is gone."""
     program = f"from tests.browser.killed import die; die({str(home)!r}, {run_id!r})"
     command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, env=own_environment(home), check=False, timeout=60)  # noqa: S603  our own program
+    ended = run_forked(command, env=own_environment(home), timeout=60)
     assert ended.returncode == _DIED

@@ -17,6 +17,7 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress
 from ensemble_ray.values.outputs import RunState
+from tests.template import ForkedProgram
 
 RUN = "run-1"
 ME = f"process {os.getpid()} on {socket.gethostname()}"
@@ -78,7 +79,7 @@ def program_on(address: StoreAddress, rest: str) -> Generator[subprocess.Popen[s
     """A process that owns the run and goes on with these lines; it is ended with the block."""
     code = _PROGRAM + "".join(f"    {line}\n" for line in rest.strip().splitlines()) + "asyncio.run(main())\n"
     command = [sys.executable, "-c", code, json.dumps(asdict(address))]
-    with subprocess.Popen(command, cwd=_HOME_OF_CODE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  our own code
+    with ForkedProgram[str](command, cwd=_HOME_OF_CODE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

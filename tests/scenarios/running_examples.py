@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
+from tests.template import run_forked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -32,6 +32,6 @@ def run_example(name: str, script: Script, home: Path, *arguments: str) -> tuple
             "ENSEMBLE_RAY_HOME": str(home),
         }
         command = [sys.executable, str(EXAMPLES / name), *arguments]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)  # noqa: S603  our own example
+        ended = run_forked(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout, server

@@ -145,7 +145,7 @@ def test_the_run_ends_within_seconds_when_it_is_interrupted(place: Path, model_s
     server = model_server("never", latency_s=3600)
     environment = environment_of(place, server)
     command = [*COMMAND, "run", "my_team:team", "-i", "topic=x", "--runtime", runtime, "--run-id", "stopped"]
-    with program(command, log=place / "log", env=environment, cwd=place) as running:
+    with program(command, log=place / "log", env=environment, cwd=place, is_forked=False) as running:
         running.until(lambda: server.in_flight, "the model call", timeout_s=PATIENCE_S)
         os.killpg(running.process.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
         assert running.process.wait(timeout=PATIENCE_S) == 130, running.text

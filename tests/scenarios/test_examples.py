@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
 from tests.scenarios import test_agents_of_others, test_shown_examples
 from tests.scenarios.running_examples import EXAMPLES, results_of, run_example
+from tests.template import run_forked
 
 
 def test_every_example_is_run_here() -> None:
@@ -298,12 +298,11 @@ def test_approval_runs(tmp_path: Path) -> None:
 def _decide(home: Path, command: list[str], *, text: Path | None = None) -> None:
     """Decide as an example says, or with a text in place of the approval."""
     arguments = command[1:5] if text is None else [*command[1:4], "edit", str(text)]
-    decided = subprocess.run(  # noqa: S603  our own command line
+    decided = run_forked(
         [sys.executable, "-m", "ensemble_ray.cli", *arguments],
         env={**os.environ, "ENSEMBLE_RAY_HOME": str(home)},
         capture_output=True,
         text=True,
-        check=False,
         timeout=120,
     )
     assert decided.returncode == 0, decided.stderr

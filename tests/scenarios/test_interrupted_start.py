@@ -38,7 +38,7 @@ def test_an_interrupt_while_ray_starts_ends_the_program_and_all_that_it_started(
         (directory / "team.py").write_text(_TEAM, encoding="utf-8")
         env = own_environment(directory, PYTHONPATH=f"{ROOT}:{directory}")
         command = [sys.executable, "-m", "ensemble_ray", "run", "team:team", "--runtime", "ray"]
-        with program(command, log=directory / "log", env=env, cwd=directory) as running:
+        with program(command, log=directory / "log", env=env, cwd=directory, is_forked=False) as running:
             running.until((directory / "half-started").exists, "the first processes of the instance")
             assert len(running.members()) > 1
             assert "Starting a local Ray" in running.text

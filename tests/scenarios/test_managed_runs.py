@@ -13,6 +13,7 @@ import pytest
 
 from tests.command_line import COMMAND, PATIENCE_S, Call, calling, environment_of, run_command
 from tests.processes import own_directory, own_environment
+from tests.template import ForkedProgram
 
 TEAM = """
 import asyncio
@@ -52,7 +53,7 @@ def _call(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def running(place: Path) -> Iterator[subprocess.Popen[str]]:
     """A run in another process, in the middle of its second task."""
-    with subprocess.Popen(  # noqa: S603  our own command
+    with ForkedProgram[str](
         (*COMMAND, "run", "my_team:team", "--run-id", "far"),
         cwd=place, env=environment_of(place), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         start_new_session=True,

@@ -27,6 +27,7 @@ from tests.scenarios.mapping import (
     trace_of,
 )
 from tests.scenarios.teams import recorded_state, until
+from tests.template import ForkedProgram
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,7 +93,7 @@ def _recorded(home: str) -> int:
 
 def _killed(script: str, server: ModelServer, asked: int) -> None:
     """Run a program until the model got so many requests, then kill it, which waits for an answer then."""
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE) as process:  # noqa: S603  our own text
+    with ForkedProgram[bytes]([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE) as process:
         try:
             until(lambda: len(server.requests) >= asked or process.poll() is not None, f"{asked} requests")
             assert process.poll() is None, process.communicate()[1].decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ from tests.otlp_receiver import Receiver, receiving_by_environment, values
 from tests.scenarios.delegating import ask
 from tests.scenarios.dying_run import DIED, MARKS, MODEL, RUN_ID, answers, team
 from tests.scenarios.teams import PATIENCE_S
+from tests.template import run_forked
 
 GATE = Review.required("Right?")
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,9 +165,9 @@ def test_resumed_run_goes_on_in_the_same_trace_with_a_link(
         with monkeypatch.context() as patch:
             patch.setenv("ENSEMBLE_RAY_OTEL", "1")
             patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
-            died = subprocess.run(
+            died = run_forked(
                 [sys.executable, "-c", "from tests.scenarios.dying_run import main; main()"],
-                cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+                cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
             )  # fmt: skip
         assert died.returncode == DIED, died.stderr
         before = {each.span_id for each in receiver.spans}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.builders import agent, task
 from tests.command_line import calling
 from tests.otlp_receiver import Receiver, closed_port, receiving_by_environment
 from tests.scenarios.teams import PATIENCE_S
+from tests.template import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,12 +82,11 @@ def test_what_was_not_sent_is_sent_when_the_process_ends(receiver: Receiver, mon
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "600000")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
-    ended = subprocess.run(
+    ended = run_forked(
         [sys.executable, "-c", "from tests.scenarios.short_run import main; main()"],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        check=False,
         timeout=PATIENCE_S,
     )
     assert ended.returncode == 0, ended.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -34,6 +33,7 @@ from ensemble_ray.values.epochs import OWNER_STEP
 from tests.builders import agent, call, task
 from tests.scenarios.dying_run import DIED, MARKS, MODEL, RUN_ID, answers, team
 from tests.scenarios.teams import PATIENCE_S, Watcher, recorded_state, wait_for
+from tests.template import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,9 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def die(*, is_placed: bool = False) -> None:
     """Run the team in a process of its own, which dies in it."""
     script = f"from tests.scenarios.dying_run import main; main(is_placed={is_placed})"
-    done = subprocess.run(  # noqa: S603  our own text
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
+    done = run_forked([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == DIED, done.stderr
 
 
@@ -178,9 +176,7 @@ def test_run_dies_twice_and_goes_on_twice(server: Died, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.unlink()  # so that the tool's process dies in it again
     script = f"from tests.scenarios.dying_run import team; import ensemble_ray; ensemble_ray.resume({RUN_ID!r}, team())"
-    done = subprocess.run(  # noqa: S603  our own text
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
+    done = run_forked([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == DIED, done.stderr
     assert resume(RUN_ID, team()).raw == "actor + five"
     assert len(server.requests) == 3

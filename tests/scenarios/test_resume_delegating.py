@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests.scenarios.delegating import hand, told
 from tests.scenarios.delegating import team as hierarchy
 from tests.scenarios.dying_delegations import DIED, LAST, MARKS, MODEL, RUN_ID, answers, team
 from tests.scenarios.teams import PATIENCE_S, Marks
+from tests.template import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,9 +55,7 @@ def dead(
             "from tests.scenarios.dying_delegations import main; "
             f"main(is_managed={is_managed}, is_reporting={last == 'report'})"
         )
-        done = subprocess.run(  # noqa: S603  our own text
-            [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S
-        )
+        done = run_forked([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == DIED, done.stderr
         return server
 

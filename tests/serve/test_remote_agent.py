@@ -48,6 +48,7 @@ from tests.serve.http_server import served_app
 from tests.serve.keys import make_key
 from tests.serve.remote_agents import Remote, served_remote
 from tests.serve.test_a2a import question
+from tests.template import ForkedProgram
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +234,7 @@ def _kill_in_call(file: Path, home: str, is_asked: threading.Event) -> None:
     """Run a team file in a process of its own, and kill that when the remote agent is asked."""
     command = [sys.executable, "-m", "ensemble_ray", "run", str(file), "--run-id", "killed"]
     environment = {**os.environ, "ENSEMBLE_RAY_HOME": home, "FAR_KEY": "secret"}
-    with subprocess.Popen(  # noqa: S603  this program
+    with ForkedProgram[bytes](
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as program:
         try:

@@ -18,6 +18,7 @@ import pytest
 from ensemble_ray import Ensemble, InlineRuntime, Review, RunState, Task, resume
 from ensemble_ray.cli.app import invoke
 from tests.command_line import COMMAND, environment_of
+from tests.template import ForkedProgram, run_forked
 
 from .conftest import Serve
 
@@ -63,7 +64,7 @@ def begin(place: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
 
     def start(run_id: str) -> subprocess.Popen[bytes]:
         command = [*COMMAND, "run", "team:team", "--run-id", run_id, "--quiet"]
-        program = subprocess.Popen(command, cwd=place, env=dict(os.environ), start_new_session=True)  # noqa: S603  our own
+        program = ForkedProgram[bytes](command, cwd=place, start_new_session=True)
         begun.append(program)
         until(lambda: (place / "waits").exists() or program.poll() is not None)
         assert program.poll() is None
@@ -168,7 +169,7 @@ def test_a_run_is_forked_with_a_word_before(
     """S-STU-51, S-STU-52: what comes from the record, what is done again; the fork names its origin."""
     (place / "go").touch()
     begin_done = [*COMMAND, "run", "team:team", "--run-id", "whole", "--quiet"]
-    subprocess.run(begin_done, cwd=place, env=dict(os.environ), check=True, timeout=PATIENCE_S, capture_output=True)  # noqa: S603
+    run_forked(begin_done, cwd=place, check=True, timeout=PATIENCE_S, capture_output=True)
     client = serve(home_of(place))
     preview = client.get(f"{API}/runs/whole/fork-preview", params={"from": "waits"}).json()
     assert [step["step"] for step in preview["reused"]] == ["first"]

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.sqlite.commit_count import COUNT, CountFile
 from ensemble_ray.record.sqlite.file import RECORD
+from tests.template import run_forked
 
 RUN = "run-1"
 HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
@@ -44,7 +44,7 @@ async def output_of(rest: str, home: Path, cwd: Path = HOME_OF_CODE, *, argument
     command = [sys.executable, "-c", _PROGRAM + rest, str(home), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(HOME_OF_CODE)}
     done = await asyncio.to_thread(
-        subprocess.run, command, check=True, cwd=cwd, capture_output=True, text=True, timeout=60, env=environment
+        run_forked, command, check=True, cwd=cwd, capture_output=True, text=True, timeout=60, env=environment
     )
     return str(done.stdout)
 

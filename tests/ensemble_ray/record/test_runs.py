@@ -1,7 +1,6 @@
 """The runs of a home: their states, lists and names."""
 
 import json
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.record.runs import RunDirectory, find_run, list_runs, read_facts
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
+from tests.template import run_forked
 
 
 def _run(home: Path, run_id: str, state: RunState = RunState.COMPLETED, at: float = 100.0) -> RunDirectory:
@@ -56,7 +56,7 @@ def test_run_is_interrupted_when_its_process_was_killed(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     home = Path(ensemble_ray.__file__).parents[1]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=home)  # noqa: S603  our own code
+    done = run_forked(command, capture_output=True, text=True, cwd=home)
     assert done.stdout.strip() == "running"
     assert RunDirectory(tmp_path, "a").state() is RunState.INTERRUPTED
 

@@ -1,6 +1,6 @@
-"""The Python code of README and docs, as a strict type checker of a user sees it: mypy without plugins, and pyright.
+"""Check the Python code of README and docs as a strict type checker of a user does: mypy without plugins, and pyright.
 
-The blocks of a page, hidden ones included, are one module in the order of the page, as `conftest.py` runs them. A line of
+`make check` runs it: `python -m tests.typing.pages` (S-CONV-38). The blocks of a page, hidden ones included, are one module in the order of the page, as `conftest.py` runs them. A line of
 the module is the same line of the page, so that a complaint names its place.
 """
 
@@ -11,10 +11,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -71,7 +70,8 @@ def mypy_complaints(folder: Path, pages: dict[str, str]) -> list[str]:
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--no-color-output", *(folder / page for page in pages)],
         cwd=ROOT, env={**os.environ, "MYPYPATH": str(folder)}, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    assert ran.returncode in {0, 1}, ran.stdout + ran.stderr
+    if ran.returncode not in {0, 1}:
+        sys.exit(ran.stdout + ran.stderr)
     parted = [line.partition(".py:") for line in ran.stdout.splitlines()]
     return [_at_page(f"{Path(module).name}.py", rest, pages) for module, _, rest in parted]
 
@@ -84,9 +84,11 @@ def pyright_complaints(folder: Path, pages: dict[str, str]) -> list[str]:
         [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "--project", "."],
         cwd=folder, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    assert ran.returncode in {0, 1}, ran.stdout + ran.stderr
+    if ran.returncode not in {0, 1}:
+        sys.exit(ran.stdout + ran.stderr)
     report = json.loads(ran.stdout)
-    assert report["summary"]["filesAnalyzed"] == len(pages)
+    if report["summary"]["filesAnalyzed"] != len(pages):
+        sys.exit(f"pyright read {report['summary']['filesAnalyzed']} of {len(pages)} pages")
     return [
         _at_page(Path(each["file"]).name, f"{each['range']['start']['line'] + 1}: {each['message']}", pages)
         for each in report["generalDiagnostics"]
@@ -97,35 +99,29 @@ def _at_page(module: str, rest: str, pages: dict[str, str]) -> str:
     return f"{pages.get(module, module)}:{rest}"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the modules of all pages lie."""
-    return tmp_path_factory.mktemp("pages")
-
-
-@pytest.fixture(scope="module")
-def pages(folder: Path) -> dict[str, str]:
-    """All pages, and a wrong one."""
-    wrong = folder / "wrong-page.md"
-    wrong.write_text(WRONG, encoding="utf-8")
-    found = written([*PAGES, wrong], folder)
-    assert {"README.md", "docs/concepts.md", "docs/tools.md", "wrong-page.md"} <= set(found.values())
-    return found
-
-
-def _assert_only_wrong(complaints: list[str], begin: str) -> None:
-    """The wrong page has its one complaint, at its line, and no other page has any."""
+def wrong_of(complaints: list[str], expected: str) -> list[str]:
+    """What is wrong: each complaint about a page, and that the one about the wrong page is missing or another one."""
     others = [each for each in complaints if not each.startswith("wrong-page.md")]
-    assert not others, "\n" + "\n".join(others)
-    assert [each[: len(begin)] for each in complaints] == [begin]
+    is_found = [each[: len(expected)] for each in complaints if each not in others] == [expected]
+    return others if is_found else [*others, f"not found: {expected}"]
 
 
-def test_code_of_the_docs_passes_mypy(folder: Path, pages: dict[str, str]) -> None:
-    """S-CONV-38: strict, without the plugin of pydantic."""
-    assert "plugins" not in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
-    _assert_only_wrong(mypy_complaints(folder, pages), "wrong-page.md:10: error: Incompatible types in assignment")
+def main() -> None:
+    """Check all pages, and a wrong one."""
+    if "plugins" in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]:
+        sys.exit("mypy has a plugin, which users do not have")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        wrong = folder / "wrong-page.md"
+        wrong.write_text(WRONG, encoding="utf-8")
+        pages = written([*PAGES, wrong], folder)
+        found = [
+            *wrong_of(mypy_complaints(folder, pages), "wrong-page.md:10: error: Incompatible types in assignment"),
+            *wrong_of(pyright_complaints(folder, pages), 'wrong-page.md:10: Type "int" is not assignable'),
+        ]
+    print(*found, f"{len(pages) - 1} pages with code, {len(found)} errors", sep="\n")  # noqa: T201  that is its output
+    sys.exit(bool(found))
 
 
-def test_code_of_the_docs_passes_pyright(folder: Path, pages: dict[str, str]) -> None:
-    """S-CONV-38: strict."""
-    _assert_only_wrong(pyright_complaints(folder, pages), 'wrong-page.md:10: Type "int" is not assignable')
+if __name__ == "__main__":
+    main()
