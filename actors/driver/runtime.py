@@ -16,7 +16,6 @@ import ray
 import ray.exceptions
 
 from ensemble_ray.actors.driver.cluster import LOCAL, PROGRAM, connection_id, join_or_start
-from ensemble_ray.actors.driver.jobs import JobServer
 from ensemble_ray.actors.driver.loading import check_loading
 from ensemble_ray.actors.driver.node_check import ask_nodes, question_about
 from ensemble_ray.actors.driver.packing import list_payloads, pack_submission
@@ -34,6 +33,7 @@ from ensemble_ray.process.threads import threads
 from ensemble_ray.record.stores import StoreAddress
 
 if TYPE_CHECKING:
+    from ensemble_ray.actors.driver.jobs import JobServer
     from ensemble_ray.actors.link.wire import Keep
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import Journal
@@ -175,6 +175,8 @@ class RayRuntime:
         Raises:
             EnsembleError: it cannot be reached, or refuses.
         """
+        from ensemble_ray.actors.driver.jobs import JobServer  # Ray's job client costs 0.2 s, which no run needs
+
         return JobServer(address)
 
     async def close(self) -> None:
