@@ -15,15 +15,15 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve.answers import add_failure_handlers
+from ensemble_ray.serve.callers import Callers
 from ensemble_ray.serve.key_check import OPEN_PATHS, KeyCheck
 from ensemble_ray.serve.mcp_api.endpoint import add_mcp
 from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
 from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
 from ensemble_ray.serve.openai_api.errors import refusal_error
-from ensemble_ray.serve.rights import Callers
 from ensemble_ray.serve.routes import a2a, capabilities, control, ensembles, events, health, metrics, reviews, runs
 from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.studio import add_studio, is_page
+from ensemble_ray.serve.studio_mount import add_studio, is_page
 from ensemble_ray.studio.response_headers import ResponseHeaders
 
 __all__ = ["ROUTERS", "build_api"]

@@ -19,8 +19,8 @@ from ensemble_ray.access.hosts import headers_of, host_name, is_loopback, own_ad
 from ensemble_ray.access.keys import digest_of, is_key
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.answers import refusal_answer
+from ensemble_ray.serve.callers import Callers
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import Callers
 
 __all__ = ["OPEN_PATHS", "KeyCheck", "RefusalForm", "bearer_of", "is_local"]
 

@@ -21,12 +21,12 @@ from ensemble_ray.access.hosts import headers_of, is_local_origin
 from ensemble_ray.access.rights import Right
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.serve.callers import ANYBODY, Caller
 from ensemble_ray.serve.control_schemas import NewDecision, ReviewConflict, Verdict
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import ANYBODY, Caller
 from ensemble_ray.serve.run_schemas import RunFilter
 from ensemble_ray.serve.run_service import LARGEST_PAGE, RunService
-from ensemble_ray.studio.app import mount_page, mount_studio
+from ensemble_ray.studio.app import studio_app
 from ensemble_ray.studio.processes import Cluster, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.refusals import StudioRefusal, not_found
@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.schemas.runs import ReviewSchema
     from ensemble_ray.values.descriptions import ClusterDescription
 
-__all__ = ["BASE", "add_studio", "is_page"]
+__all__ = ["endpoint_studio"]
 
-#: Where the page is.
-BASE = "/studio"
 #: For how long the runs of a caller are taken for those that there are, s.
 _LASTING_S = 2.0
 #: How often all of them are listed, s, and not only those that came since: an endpoint forgets the oldest.
@@ -51,17 +49,11 @@ _NOT_HERE = (
 )
 
 
-def is_page(path: str) -> bool:
-    """Whether a path is that of a file of the page, which holds no data and needs no key."""
-    return path == BASE or (path.startswith(f"{BASE}/") and not path.startswith(f"{BASE}/api/"))
-
-
-def add_studio(api: FastAPI, service: Callable[[], RunService]) -> None:
-    """Add the page, and what it asks for, to an endpoint.
+def endpoint_studio(service: Callable[[], RunService]) -> FastAPI:
+    """Return an application that is the page over the runs of an endpoint.
 
     Args:
-        api: The endpoint.
-        service: Gives its runs, once it has started.
+        service: Returns the endpoint's runs.
     """
     store = store_at(StoreAddress.of())
     reader = StudioReader(store, can_decide=True)
@@ -73,8 +65,7 @@ def add_studio(api: FastAPI, service: Callable[[], RunService]) -> None:
         offers=("cancel", "decide"),
         processes=RunProcesses(store, reader, _OwnCluster()),
     )
-    mount_studio(api, studio, BASE)
-    mount_page(api, BASE)
+    return studio_app(studio)
 
 
 @dataclass(frozen=True, slots=True)

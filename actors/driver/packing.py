@@ -19,6 +19,7 @@ from ensemble_ray.actors.link.wire import (
     AgentTemplate,
     CallableRef,
     CallablesUpdate,
+    Keep,
     Submission,
     TaskCallables,
     WireOrder,
@@ -224,7 +225,7 @@ def pack_submission(
     request: RunRequest,
     work: PlannedWork,
     *,
-    keeps_warm: bool,
+    keep: Keep,
     is_connected: bool,
     goes_on_alone: bool,
     program: str = "",
@@ -234,7 +235,7 @@ def pack_submission(
     Args:
         request: The run.
         work: What it does.
-        keeps_warm: Whether agent processes are kept for the next run.
+        keep: How agent processes are kept for the next run.
         is_connected: Whether this process listens.
         goes_on_alone: Whether it goes on without this process where it waits for reviews.
         program: Its runs may share processes with this one; empty: no other run may.
@@ -259,7 +260,7 @@ def pack_submission(
         reason=work.submission,
         is_connected=is_connected,
         goes_on_alone=goes_on_alone,
-        keeps_warm=keeps_warm,
+        keep=keep,
         program=program,
     )
 

@@ -30,6 +30,7 @@ from ensemble_ray.actors.link.reach import patiently, reach
 from ensemble_ray.actors.link.undone import make_undone_result
 from ensemble_ray.actors.link.wire import (
     AgentTemplate,
+    Keep,
     OrderBatch,
     RecordLocation,
     ReportPage,
@@ -68,7 +69,7 @@ class RemoteExecutor:
     """Does the tasks of a dynamic run on a cluster. Fulfils `ExecutorSession`."""
 
     def __init__(
-        self, request: RunRequest, scheduler: Any, *, is_connected: bool, keeps_warm: bool, most_processes: int
+        self, request: RunRequest, scheduler: Any, *, is_connected: bool, keep: Keep, most_processes: int
     ) -> None:
         """Make it; nothing is started before `open`.
 
@@ -76,7 +77,7 @@ class RemoteExecutor:
             request: The run.
             scheduler: The cluster's.
             is_connected: Whether somebody in the run may need this process.
-            keeps_warm: Whether its processes are kept for the next run.
+            keep: How its processes are kept for the next run.
             most_processes: How many processes a kind of agents gets at most.
         """
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -84,7 +85,7 @@ class RemoteExecutor:
         self._run_id = request.run_id
         self._scheduler = scheduler
         self._is_connected = is_connected
-        self._keeps_warm = keeps_warm
+        self._keep: Keep = keep
         self._most_processes = most_processes
         self._heartbeat = ClusterHeartbeat(request.run_id)
         self._connection = DriverConnection(request, self._heartbeat, scheduler)
@@ -171,7 +172,7 @@ class RemoteExecutor:
             if not self._heartbeat.is_gone:
                 if self._sink is not None:
                     await self._sink.flush()
-                keep = self._keeps_warm and not self.failed.done()
+                keep = None if self.failed.done() else self._keep
                 closed = self._scheduler.close_session.remote(self._run_id, self._session, keep=keep)
                 await self._heartbeat.wait_for(closed)
         except (ray.exceptions.RayError, EnsembleError) as error:  # its processes ended with it

@@ -16,7 +16,6 @@ import ray
 import ray.exceptions
 
 from ensemble_ray.actors.driver.cluster import LOCAL, PROGRAM, connection_id, join_or_start
-from ensemble_ray.actors.driver.jobs import JobServer
 from ensemble_ray.actors.driver.loading import check_loading
 from ensemble_ray.actors.driver.node_check import ask_nodes, question_about
 from ensemble_ray.actors.driver.packing import list_payloads, pack_submission
@@ -34,6 +33,8 @@ from ensemble_ray.process.threads import threads
 from ensemble_ray.record.stores import StoreAddress
 
 if TYPE_CHECKING:
+    from ensemble_ray.actors.driver.jobs import JobServer
+    from ensemble_ray.actors.link.wire import Keep
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import Journal
     from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
@@ -109,7 +110,7 @@ class RayRuntime:
         submission = pack_submission(
             request,
             work,
-            keeps_warm=self._is_kept_warm(),
+            keep=self._how_kept(),
             is_connected=_needs_driver(request, has_doubles=has_doubles),
             goes_on_alone=request.context.is_detached and not _asks_driver(request, has_doubles=has_doubles),
             program=PROGRAM,
@@ -133,7 +134,6 @@ class RayRuntime:
         """
         request = self._with_logs(request)
         del journal  # each process of the cluster has one of its own
-        keeps_warm = self._is_kept_warm()
         try:
             scheduler = await self._find_scheduler(request)
             cluster = await threads.run(cast("Any", ray.cluster_resources))
@@ -141,7 +141,7 @@ class RayRuntime:
                 request,
                 scheduler,
                 is_connected=_needs_driver(request, has_doubles=_may_have_doubles()),
-                keeps_warm=keeps_warm or self._keeps_warm,
+                keep=self._how_kept(),
                 most_processes=most_replicas(cluster),
             )
             await executor.open(deliver)
@@ -175,6 +175,8 @@ class RayRuntime:
         Raises:
             EnsembleError: it cannot be reached, or refuses.
         """
+        from ensemble_ray.actors.driver.jobs import JobServer  # Ray's job client costs 0.2 s, which no run needs
+
         return JobServer(address)
 
     async def close(self) -> None:
@@ -257,11 +259,9 @@ class RayRuntime:
     def _with_logs(self, request: RunRequest) -> RunRequest:
         return replace(request, context=replace(request.context, forwards_logs=self._log_to_driver))
 
-    def _is_kept_warm(self) -> bool:
-        return self._keeps_warm or (self._schedulers is None and not ray.is_initialized() and not self._joins())
-
-    def _joins(self) -> bool:
-        return bool(self._joined_at or os.environ.get("RAY_ADDRESS", "").strip())
+    def _how_kept(self) -> Keep:
+        starts_local = self._schedulers is None and not ray.is_initialized() and self._address == LOCAL
+        return "warm" if self._keeps_warm or starts_local else "briefly"
 
 
 def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ensemble_ray.actors.link.log_lines import LogLine
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
@@ -29,6 +29,7 @@ __all__ = [
     "CallablesUpdate",
     "Dispatch",
     "EndPage",
+    "Keep",
     "OrderBatch",
     "RecordLocation",
     "ReportPage",
@@ -53,6 +54,9 @@ class WireFailure:
     newer_epoch: int = 0
 
 
+#: How a process is kept when its last run lets it go: some seconds for the next run of the same program, or longer for the next
+#: run of any. None: it ends.
+Keep: TypeAlias = Literal["briefly", "warm"]
 #: What a coordinator, or an agent that delegates, sends to a process, and what comes back.
 WireOrder: TypeAlias = TaskOrder[bytes, bytes, bytes]
 WireResult: TypeAlias = TaskResult[bytes, WireFailure]
@@ -209,8 +213,8 @@ class Submission:
     is_connected: bool = False
     #: whether it goes on without the driver when somebody has decided at a gate that it waits for
     goes_on_alone: bool = False
-    #: whether agent processes are kept for the next run
-    keeps_warm: bool = False
+    #: how agent processes are kept for the next run
+    keep: Keep = "briefly"
     #: which process began it: its runs may share processes of the cluster; empty: with no other run
     program: str = ""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ensemble_ray.actors.link.log_lines import CLUSTER_LOGGER, LogLine, scheduler_line
-from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, WireResult
+from ensemble_ray.actors.link.wire import Keep, OrderBatch, ReportPage, SessionOpening, WireResult
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.requirements import check_comer
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
@@ -144,7 +144,7 @@ class DynamicRun:
         """Keep for the driver that an order was not begun."""
         self._post((instance,))
 
-    async def close(self, *, keep: bool) -> None:
+    async def close(self, *, keep: Keep | None) -> None:
         """Let all processes go; who waits for results is told that there are none."""
         self._changed.set()
         await self._session.close(keep=keep)

@@ -254,7 +254,7 @@ class PlannedRun:
             _log.warning("Run %s cannot be forgotten: %s", self.run_id, message_of(error))
 
     async def _release(self) -> WireOutcome:
-        keeps_warm, state = False, RunState.FAILED
+        keep, state = None, RunState.FAILED
         watching = deciding = None
         if self._owned is not None:
             watching = self._background.start(watch_for_cancel(self._owned, self.run_id, self.cancel))
@@ -262,7 +262,7 @@ class PlannedRun:
             deciding = self._background.start(self._decisions.watch(self._coordinator.go_on))
         try:
             ended = await asyncio.shield(self._running)
-            keeps_warm, state = self._submission.keeps_warm, ended.state
+            keep, state = self._submission.keep, ended.state
         except (RecordError, StaleEpochError):
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
             raise
@@ -279,7 +279,7 @@ class PlannedRun:
                 # Where coordinating itself broke, processes may still be at work: those are not used again.
                 if self._announcements is not None:
                     await self._announcements.flush()  # the driver reads events until it hears of the end
-                await self._session.close(keep=keeps_warm)
+                await self._session.close(keep=keep)
                 if settling is not None:
                     await asyncio.wait([settling])
             finally:

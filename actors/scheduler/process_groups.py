@@ -19,10 +19,10 @@ import ray.exceptions
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import pack_dispatch, unpack_report
-from ensemble_ray.actors.link.wire import WireOrder, WireResult
+from ensemble_ray.actors.link.wire import Keep, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.group_owner import GroupOwner
 from ensemble_ray.actors.scheduler.lost_orders import cause_of, lost_event, lost_result
-from ensemble_ray.actors.scheduler.processes import Lease, LeaseDescription, ProcessPool, Sharing
+from ensemble_ray.actors.scheduler.processes import Lease, LeaseDescription, ProcessPool
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
@@ -60,7 +60,8 @@ class ProcessGroups:
         hub: Any,
         is_recorded: bool,
         nodes: Sequence[ClusterNode] = (),
-        sharing: Sharing | None = None,
+        program: str = "",
+        share_from: int | None = None,
     ) -> None:
         self._owner = owner
         self._run_id = owner.context.run_id
@@ -68,8 +69,9 @@ class ProcessGroups:
         self._hub = hub
         #: what new processes are spread over; none: it does not matter where they are
         self._nodes = nodes
-        #: whether new processes are shared with other runs; None: no
-        self._sharing = sharing
+        self._program = program
+        #: how many processes its program has before it shares one; None: it shares none
+        self._share_from = share_from
         self._groups: dict[str, list[Lease]] = {}
         self._by_name: dict[str, Lease] = {}
         self._table = DispatchTable(is_recorded=is_recorded)
@@ -86,8 +88,8 @@ class ProcessGroups:
     def use_cluster(self, nodes: Sequence[ClusterNode], *, most: int) -> None:
         """Start processes on these nodes from now on, and share them when there are `most`."""
         self._nodes = nodes
-        if self._sharing is not None:
-            self._sharing = replace(self._sharing, most=most)
+        if self._share_from is not None:
+            self._share_from = most
 
     @property
     def callables(self) -> Lease | None:
@@ -165,12 +167,12 @@ class ProcessGroups:
             del self._orders[report.instance]
         return fresh
 
-    async def close(self, *, keep: bool) -> None:
+    async def close(self, *, keep: Keep | None) -> None:
         """Let all processes go. From here on nothing is started, whatever dies."""
         self.is_closed = True
         await asyncio.gather(*(self.leave(group, keep=keep) for group in list(self._groups)))
 
-    async def leave(self, group: str, *, keep: bool) -> None:
+    async def leave(self, group: str, *, keep: Keep | None) -> None:
         """Let the processes of a group go."""
         leases = self._groups.pop(group, [])
         for lease in leases:
@@ -183,7 +185,7 @@ class ProcessGroups:
             self._tasks.start(self._put_back_started(lease, keep=keep))
         await asyncio.gather(*(self._put_back(lease, keep=keep) for lease in leases if lease not in starting))
 
-    async def _put_back_started(self, lease: Lease, *, keep: bool) -> None:
+    async def _put_back_started(self, lease: Lease, *, keep: Keep | None) -> None:
         """Put a process back when it has started; one that does not is ended.
 
         Messages to one that starts overtake each other: a run that is gone on with at once would be bound there under its
@@ -193,7 +195,7 @@ class ProcessGroups:
             await asyncio.wait([lease.starting], timeout=_START_S)
         await self._put_back(lease, keep=keep)
 
-    async def _put_back(self, lease: Lease, *, keep: bool) -> None:
+    async def _put_back(self, lease: Lease, *, keep: Keep | None) -> None:
         self._pool.put_back(lease, is_clean=await self._release(lease), keep=keep)
 
     async def _release(self, lease: Lease) -> bool:
@@ -264,7 +266,8 @@ class ProcessGroups:
             self._owner.process_type(group),
             requirements=requirements,
             nodes=self._nodes,
-            sharing=self._sharing if self._owner.may_share(group) else None,
+            program=self._program,
+            share_from=self._share_from if self._owner.may_share(group) else None,
         )
         lease.on_death, lease.count_tasks = self._on_death, partial(self._table.load, lease.name)
         lease.describe = partial(self._describe, group, lease)
@@ -343,7 +346,7 @@ class ProcessGroups:
         """Hand its tasks out elsewhere, as often as that makes sense (S-DUR-31)."""
         # A death is heard of several times: by the watch and by each call that was on its way.
         self._lost.update(group for group, leases in self._groups.items() if lease in leases)
-        self._sharing = None  # what killed it may be of this run, or of another that had it: each goes on alone
+        self._share_from = None  # what killed it may be of this run, or of another that had it: each goes on alone
         if lease is self._callables:
             self._failed_starts = 0 if lease.is_ready else self._failed_starts + 1
             if self._failed_starts < MOST_DEATHS:

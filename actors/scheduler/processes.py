@@ -1,7 +1,7 @@
 """Agent processes: started, watched, shared, pooled, ended. Used by the scheduler's sessions.
 
 A run leases its processes. Runs of one program may share a process (`plan.sharing`); one that the last run has let go of is kept
-for the next for a while, when asked. Either costs a thousandth of a new process. Must never happen: a process that is given to a
+for the next for a while. Either costs a thousandth of a new process. Must never happen: a process that is given to a
 run while a thread or task of another one is stuck in it.
 """
 
@@ -18,6 +18,7 @@ import ray
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.endpoints import EndpointBoard
+from ensemble_ray.actors.link.wire import Keep
 from ensemble_ray.actors.worker.agent import AgentActor
 from ensemble_ray.actors.worker.callable_host import CallableHost
 from ensemble_ray.actors.worker.manager import ManagerActor
@@ -29,11 +30,11 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.descriptions import RunDescription, TaskDescription
 from ensemble_ray.values.ids import new_object_id
 
-__all__ = ["AgentProcess", "Lease", "LeaseDescription", "ProcessPool", "ProcessType", "Sharing"]
+__all__ = ["AgentProcess", "Lease", "LeaseDescription", "ProcessPool", "ProcessType"]
 
 _log = bounded_logger(__name__)
-#: How long an unused process is kept, s.
-IDLE_S = 120.0
+#: How long a process is kept for the next run, s.
+KEPT_S: Mapping[Keep, float] = {"briefly": 10.0, "warm": 120.0}
 #: For how long others are taken before a node that lost a process, s: Ray may not know yet that the node itself is lost.
 _DOUBT_S = 30.0
 #: What a process is for; it is never used for anything else.
@@ -43,15 +44,6 @@ _CLASSES: Mapping[ProcessType, type[object]] = {
     "manager": ManagerActor,
     "callables": CallableHost,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
-    """What a run agrees to: other runs of its program in a process that it leases."""
-
-    program: str
-    #: processes that there may be before the run joins one that has much to do
-    most: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -67,13 +59,17 @@ class AgentProcess:
     #: what it reserves on its node
     requirements: ResourceRequirements = NOTHING
     is_alive: bool = True
-    #: whose runs share it; None: one run has it alone
-    program: str | None = None
+    #: whose runs it serves, or served last
+    program: str = ""
+    #: whether several of these runs may have it at the same time
+    is_shareable: bool = False
     #: the runs that have it
     leases: list[Lease] = field(default_factory=list["Lease"], repr=False)
     #: whether it gets no more runs, since something is stuck in it; it ends with its last one
     is_retired: bool = False
     timer: asyncio.TimerHandle | None = None
+    #: how it is kept while no run has it
+    keep: Keep | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -148,48 +144,62 @@ class ProcessPool:
         run_id: str,
         process_type: ProcessType = "agent",
         *,
+        program: str = "",
         requirements: ResourceRequirements = NOTHING,
         nodes: Sequence[ClusterNode] = (),
-        sharing: Sharing | None = None,
+        share_from: int | None = None,
     ) -> Lease:
         """Lease a process of that type to a run; never waits, since calls queue up until it has started.
 
         Args:
             run_id: The run's id.
             process_type: What it is for.
+            program: Whose run it is; empty: of no program.
             requirements: What it asks of its node; one that asks for something is never shared.
             nodes: It should be on that of these which has the fewest, unless it asks for something; none: it does not matter.
-            sharing: Whether the run shares it with others; None: no.
+            share_from: How many shared processes its program has before the run joins one; None: it shares none.
         """
         nodes = () if requirements else nodes  # Ray finds one that has it
-        sharing = None if requirements else sharing
-        process = self._take_idle((process_type, requirements, bool(nodes)))
-        if process is None and sharing is not None:
-            process = self._find_shared(run_id, process_type, sharing)
+        share_from = None if requirements else share_from
+        process = self._take_idle((process_type, requirements, bool(nodes)), program)
+        if process is None and share_from is not None:
+            process = self._find_shared(run_id, process_type, program, share_from)
         if process is None:
+            self._make_room(program)
             process = self._start(process_type, requirements, nodes)
         if not process.leases:
-            process.program = None if sharing is None else sharing.program
+            process.program, process.is_shareable = program, share_from is not None
         lease = Lease(process=process, run_id=run_id)
         process.leases.append(lease)
         return lease
 
-    def _take_idle(self, wanted: tuple[ProcessType, ResourceRequirements, bool]) -> AgentProcess | None:
+    def _take_idle(self, wanted: tuple[ProcessType, ResourceRequirements, bool], program: str) -> AgentProcess | None:
         for process in self._idle:
-            if (process.type, process.requirements, bool(process.node_id)) == wanted and process.is_alive:
+            is_wanted = (process.type, process.requirements, bool(process.node_id)) == wanted
+            if is_wanted and process.is_alive and (process.keep == "warm" or process.program == program):
                 self._idle.remove(process)
                 if process.timer is not None:
                     process.timer.cancel()
                 return process
         return None
 
-    def _find_shared(self, run_id: str, process_type: ProcessType, sharing: Sharing) -> AgentProcess | None:
+    def _make_room(self, program: str) -> None:
+        """End one process that is kept briefly for another program, so that short programs in a row leave no more than they used."""
+        for process in self._idle:
+            if process.keep == "briefly" and process.program != program:
+                self._expire(process)
+                return
+
+    def _find_shared(
+        self, run_id: str, process_type: ProcessType, program: str, share_from: int
+    ) -> AgentProcess | None:
         shared = {
             each.name: each
             for each in self._living
-            if each.type == process_type and each.program == sharing.program and each.leases and not each.is_retired
+            if (each.type, each.program, each.is_shareable, each.is_retired) == (process_type, program, True, False)
+            and each.leases
         }
-        name = choose_shared(run_id, map(_to_shared, shared.values()), most=sharing.most)
+        name = choose_shared(run_id, map(_to_shared, shared.values()), most=share_from)
         return None if name is None else shared[name]
 
     def _start(
@@ -215,12 +225,14 @@ class ProcessPool:
         now = asyncio.get_running_loop().time()
         return [node for node in nodes if self._doubted.get(node.node_id, 0.0) <= now] or nodes
 
-    def put_back(self, lease: Lease, *, keep: bool, is_clean: bool = True) -> None:
+    def put_back(self, lease: Lease, *, keep: Keep | None, is_clean: bool = True) -> None:
         """Take a lease back. The last one decides whether the process is kept for the next run, or ended.
+
+        One that reserves something of its node is not kept briefly: another program may wait for just that.
 
         Args:
             lease: Whose run has let the process go.
-            keep: Whether it may be kept.
+            keep: How it may be kept.
             is_clean: Whether nothing of the run is left in it; else it gets no more runs.
         """
         process = lease.process
@@ -230,8 +242,10 @@ class ProcessPool:
         if process.leases:
             return
         is_placed = lease.is_ready or not process.requirements  # else it may wait for a node, for nobody
-        if keep and process.is_alive and is_placed and not process.is_retired:
-            process.timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, process)
+        is_useful = keep == "warm" or (process.program and not process.requirements)
+        if keep and is_useful and process.is_alive and is_placed and not process.is_retired:
+            process.keep = keep
+            process.timer = asyncio.get_running_loop().call_later(KEPT_S[keep], self._expire, process)
             self._idle.append(process)
         else:
             self.end(process)

@@ -19,11 +19,19 @@ from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import pack_binding, pack_result, pack_update
 from ensemble_ray.actors.link.undone import make_undone_result
-from ensemble_ray.actors.link.wire import AgentTemplate, Binding, SessionOpening, TaskCallables, WireOrder, WireResult
+from ensemble_ray.actors.link.wire import (
+    AgentTemplate,
+    Binding,
+    Keep,
+    SessionOpening,
+    TaskCallables,
+    WireOrder,
+    WireResult,
+)
 from ensemble_ray.actors.scheduler.callables import CallablesDelivery
 from ensemble_ray.actors.scheduler.callables_host import ask_host
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups
-from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, ProcessType, Sharing
+from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, ProcessType
 from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.execute.agent_templates import MOST_TEMPLATES, RefCountedCache
 from ensemble_ray.execute.orders import RunContext
@@ -116,7 +124,8 @@ class RunSession:
             hub=hub,
             is_recorded=is_recorded,
             nodes=limits.spread_over,
-            sharing=Sharing(program=opening.program, most=limits.max_own) if may_share else None,
+            program=opening.program,
+            share_from=limits.max_own if may_share else None,
         )
         self._placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
         self._templates: RefCountedCache[AgentTemplate] = RefCountedCache(on_drop=self._on_drop)
@@ -241,7 +250,7 @@ class RunSession:
         """
         return [] if self._groups.is_closed else self._groups.locate(self._home_of(agent_key), lost=lost)
 
-    async def close(self, *, keep: bool) -> None:
+    async def close(self, *, keep: Keep | None) -> None:
         """Let all processes go. From here on nothing is started, whatever dies."""
         await self._groups.close(keep=keep)
 
@@ -312,7 +321,7 @@ class RunSession:
         """Let the processes of an agent go that nobody needs any more, where they were its own."""
         group = self._placement.release(key)
         if group is not None:
-            self._background.start(self._groups.leave(group, keep=False))
+            self._background.start(self._groups.leave(group, keep=None))
 
     # What its processes ask of a run.
 

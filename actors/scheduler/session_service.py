@@ -11,7 +11,7 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.accounts import close_account
 from ensemble_ray.actors.link.events import begin_events
 from ensemble_ray.actors.link.log_lines import LogLine
-from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, driver_of
+from ensemble_ray.actors.link.wire import Keep, OrderBatch, ReportPage, SessionOpening, driver_of
 from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
@@ -59,7 +59,7 @@ class SessionService:
                 return held.hub
             if driver_of(held.session) != driver_of(opening.session) and opening.location is None:
                 raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
-            await self._end(held, keep=False)
+            await self._end(held, keep=None)
         hub = spawn.event_hub(EventHub) if opening.is_connected else None
         say = partial(self._say, opening.run_id)
         run = DynamicRun(opening, self._pool, hub=hub, limits=self._limits(), say=say)
@@ -102,7 +102,7 @@ class SessionService:
         if run is not None:
             run.stop(instances)
 
-    async def close_session(self, run_id: str, session: str, *, keep: bool) -> None:
+    async def close_session(self, run_id: str, session: str, *, keep: Keep | None) -> None:
         """End a run that its driver is done with; its processes are kept for the next run where wanted."""
         run = self._find(run_id, session)
         if run is not None:
@@ -117,10 +117,10 @@ class SessionService:
         """End a run that its driver left without a word (S-MR-164)."""
         await run.until_driver_is_gone()
         _log.warning("Run %s: its driver is gone; its processes are ended", run.run_id)
-        await self._end(run, keep=False)
+        await self._end(run, keep=None)
         close_account(run.context)
 
-    async def _end(self, run: DynamicRun, *, keep: bool) -> None:
+    async def _end(self, run: DynamicRun, *, keep: Keep | None) -> None:
         if self._dynamic.get(run.run_id) is run:
             del self._dynamic[run.run_id]
         watch = self._watches.get(run.session)

@@ -6,6 +6,7 @@ known of them. Adapters: `store_sqlite` (a file per run), `store_postgres`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +25,8 @@ __all__ = ["PAGE", "GatesOfRun", "OwnedRun", "RecordedRun", "RunReader", "RunSto
 
 #: Most facts that `RunStore.read` gives at once.
 PAGE = 500
+#: As stores describe owners.
+_OWNER = re.compile(r"process (?P<pid>\d+) on (?P<host>.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,12 @@ class RecordedRun:
     location: str
     #: who owns it now, for people: `process 4711 on HOST`; empty when nobody does or it is not known
     owner: str = ""
+
+    @property
+    def owner_process(self) -> tuple[int, str] | None:
+        """The id and the host of the process that owns it; None where they are not known."""
+        named = _OWNER.fullmatch(self.owner)
+        return None if named is None else (int(named["pid"]), named["host"])
 
 
 class GatesOfRun(NamedTuple):

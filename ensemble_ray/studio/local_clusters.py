@@ -9,8 +9,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from ensemble_ray.process.cluster_finding import FoundCluster, find_cluster
 from ensemble_ray.process.threads import threads
-from ensemble_ray.studio.cluster_finding import FoundCluster, find_cluster
 from ensemble_ray.studio.cluster_process import ClusterProcess
 
 __all__ = ["LocalClusters"]

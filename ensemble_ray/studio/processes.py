@@ -7,7 +7,6 @@ which process of a cluster has which agent is known to its scheduler alone. On t
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import time
 from collections.abc import Sequence
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "ClusterList", "ProcessReader", "RunProcesses"]
 
-#: As stores describe owners.
-_OWNER = re.compile(r"process (?P<pid>\d+) on (?P<host>.+)")
 _NO_CLUSTER = (
     "Told by the records: which process owns each run that goes on. Which process of a cluster has which agent is known to the cluster; "
     "studio asks it where it is started with --address or RAY_ADDRESS, or a run of this machine belongs to it."
@@ -114,8 +111,7 @@ class RunProcesses:
 
     async def _get_owned(self, run: RecordedRun, visitor: Visitor) -> RunAndOwner:
         """Return the owner of a run, and what its steps do."""
-        named = _OWNER.fullmatch(run.owner)
-        pid, host = (int(named["pid"]), named["host"]) if named else (None, "somewhere")
+        pid, host = run.owner_process or (None, "somewhere")
         steps = (await self._reader.steps(run.run_id, visitor, after=0)).steps
         running = [step for step in steps if step.status == "running" and step.kind not in _UNITS]
         return RunAndOwner(

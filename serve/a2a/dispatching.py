@@ -19,7 +19,7 @@ from ensemble_ray.serve.trace_context import traceparent_of
 if TYPE_CHECKING:
     from fastapi import Request
 
-    from ensemble_ray.serve.rights import Caller
+    from ensemble_ray.serve.callers import Caller
     from ensemble_ray.serve.run_schemas import EnsembleInfo
     from ensemble_ray.serve.run_service import RunService
 

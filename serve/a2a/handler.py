@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from a2a.server.events.event_queue import Event
     from starlette.types import Receive
 
-    from ensemble_ray.serve.rights import Caller
+    from ensemble_ray.serve.callers import Caller
     from ensemble_ray.serve.run_schemas import EnsembleInfo, RunDetail
     from ensemble_ray.serve.run_service import RunService
 

@@ -37,6 +37,8 @@ class ActiveRun:
     has_begun: bool = False
     #: whether it waits for people, and has no turn meanwhile
     is_aside: bool = False
+    #: set when somebody has decided at a gate of it at this endpoint, until it goes on
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
     #: whether somebody asked for its end
     is_cancelled: bool = False
     #: its last state, when `done` is set

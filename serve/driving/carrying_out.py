@@ -7,6 +7,7 @@ run is its outcome.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -104,8 +105,9 @@ class RunsTeam:
     async def wait_for_decision(self, active: ActiveRun) -> None:
         """Return when a run that waits for people goes on, or can go on, or is to end."""
         run_id = active.entry.run_id
-        while not active.is_cancelled and await self._is_waiting(run_id):  # noqa: ASYNC110  what is looked at is a record that other processes write
-            await asyncio.sleep(_LOOK_S)
+        while not active.is_cancelled and not active.decided.is_set() and await self._is_waiting(run_id):
+            with contextlib.suppress(TimeoutError):  # the record is one that other processes write, too
+                await asyncio.wait_for(active.decided.wait(), _LOOK_S)
 
     async def _is_waiting(self, run_id: str) -> bool:
         """Return whether a run waits for people, of whom somebody can still decide."""
@@ -135,6 +137,7 @@ class RunsTeam:
         if active.is_cancelled:
             await run.acancel()
         output = await run.aresult()
+        active.decided.clear()  # what was decided meanwhile, the run has seen
         return outcome_of_output(run.state, output)
 
     async def _begin(self, active: ActiveRun, *, is_recovered: bool) -> Run:
@@ -181,6 +184,9 @@ class RunsTeam:
                 await asyncio.sleep(_LOOK_S)
             elif summary.state is not RunState.WAITING or active.is_cancelled:
                 break
+            elif active.decided.is_set():  # it need not wait for the cluster's scheduler to see that
+                active.decided.clear()
+                return None
             elif await self._is_waiting(run_id):
                 return Outcome(status=RunStatus.WAITING)
             elif not await self._is_taken_up(run_id):

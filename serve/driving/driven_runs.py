@@ -379,7 +379,11 @@ class DrivenRuns:
         self, run_id: str, gate_id: str, decision: NewDecision, by: str
     ) -> DecidedReview | ReviewConflict:
         await self._views.entry(run_id)
-        return await decide_gate(self._store, run_id, gate_id, decision, by)
+        decided = await decide_gate(self._store, run_id, gate_id, decision, by)
+        active = self._active.get(run_id)
+        if active is not None and active.run is not None:  # else its team may be another one than that which began it
+            active.decided.set()
+        return decided
 
     async def _follow(self, run_id: str, after: str | None) -> RunFollower:
         await self._views.entry(run_id)

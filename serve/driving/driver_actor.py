@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ensemble_ray.access.admission import Knock
     from ensemble_ray.record.following import RunFollower
     from ensemble_ray.record.stores import StoreAddress
+    from ensemble_ray.serve.callers import Caller
     from ensemble_ray.serve.capability_schemas import Capabilities, ToolCallBody, ToolReply
     from ensemble_ray.serve.control_schemas import (
         DecidedReview,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     )
     from ensemble_ray.serve.driving.config import DriverConfig
     from ensemble_ray.serve.driving.run_ledger import RunLedger
-    from ensemble_ray.serve.rights import Caller
     from ensemble_ray.serve.run_schemas import (
         AcceptedRun,
         EnsembleInfo,

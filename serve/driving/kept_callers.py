@@ -15,8 +15,8 @@ from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.threads import threads
+from ensemble_ray.serve.callers import ANYBODY, Caller
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import ANYBODY, Caller
 
 if TYPE_CHECKING:
     from ensemble_ray.access.key_store import KeyStamp, KeyStore

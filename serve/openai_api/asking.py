@@ -11,8 +11,9 @@ from fastapi import Depends, Header, Request
 from pydantic import JsonValue
 
 from ensemble_ray.serve.asked_run import AskedRun
+from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import Caller, CallerDependency, Right
+from ensemble_ray.serve.rights import CallerDependency, Right
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.run_schemas import EnsembleInfo, NewRun
 from ensemble_ray.serve.run_service import RunService

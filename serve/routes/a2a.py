@@ -14,8 +14,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from ensemble_ray.serve.answers import FAILURES
+from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import Caller, CallerDependency, Right
+from ensemble_ray.serve.rights import CallerDependency, Right
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.run_schemas import EnsembleInfo
 from ensemble_ray.serve.run_service import RunService

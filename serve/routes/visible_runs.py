@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.serve.refusals import Refusal
 
 if TYPE_CHECKING:
-    from ensemble_ray.serve.rights import Caller
+    from ensemble_ray.serve.callers import Caller
     from ensemble_ray.serve.run_schemas import RunDetail
     from ensemble_ray.serve.run_service import RunService
 

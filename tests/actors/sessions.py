@@ -23,7 +23,7 @@ class Packing(RayRuntime):
     """A runtime that packs runs and begins none."""
 
     async def submit(self, request: RunRequest, work: PlannedWork) -> SubmittedRun:  # type: ignore[override]
-        self.submission = pack_submission(request, work, keeps_warm=False, is_connected=False, goes_on_alone=False)
+        self.submission = pack_submission(request, work, keep="briefly", is_connected=False, goes_on_alone=False)
         raise IllegalStateError("packed")
 
 

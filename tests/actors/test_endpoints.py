@@ -42,7 +42,7 @@ async def test_news_reach_all_processes_but_the_one_that_told_when_an_endpoint_f
     pool.broadcast(EndpointUpdate(endpoint=HOME, category="answered"), source=told.name)
     await until_all([heard, late], are_open=False)
     for process in (told, heard, late):
-        pool.put_back(process, keep=False)
+        pool.put_back(process, keep=None)
 
 
 def test_only_failures_that_count_are_kept_when_time_passes() -> None:

@@ -73,7 +73,7 @@ async def test_history_is_sent_again_when_the_host_was_replaced(ray_cluster: str
     assert (failed.error_type, failed.message) == ("LookupError", "third")
     error = unpack_failure(WireFailure(body=cast("bytes", failed.error))).error
     assert (type(error), str(error)) == (LookupError, "third")
-    await owner.session.close(keep=False)
+    await owner.session.close(keep=None)
 
 
 async def test_question_is_one_message_with_only_what_is_new() -> None:

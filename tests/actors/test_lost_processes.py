@@ -31,7 +31,7 @@ async def test_death_is_told_to_the_run_that_has_the_process_when_an_earlier_one
     first, second = Owner(submission, pool), Owner(submission, pool)
     first.session.open()
     await asyncio.sleep(0)  # its calls are on their way
-    await first.session.close(keep=True)
+    await first.session.close(keep="warm")
     (process,) = pool._living
     (lease,) = process.leases
     assert pool._idle == []  # a run of the same id would be bound there, and then be released as the first one
@@ -47,7 +47,7 @@ async def test_death_is_told_to_the_run_that_has_the_process_when_an_earlier_one
     assert (report.status, report.epoch) == ("failed", 0)
     assert report.failure is not None
     assert "its process died" in report.failure.message
-    await second.session.close(keep=False)
+    await second.session.close(keep=None)
     assert pool._living == set()
 
 
@@ -59,7 +59,7 @@ async def test_nothing_is_started_when_a_process_dies_in_a_run_that_ends(ray_clu
     owner.session.open()
     owner.start()
     (process,) = pool._living
-    closing = asyncio.ensure_future(owner.session.close(keep=False))
+    closing = asyncio.ensure_future(owner.session.close(keep=None))
     await asyncio.sleep(0)
     pool.lose(process, RuntimeError("lost"))
     await closing
@@ -85,7 +85,7 @@ async def test_agent_is_found_where_it_lives_and_anew_when_its_process_was_lost(
     asked = pack_dispatch(owner.submission.run_id, (delegated(key),))
     report = unpack_report(await asyncio.wait_for(handle.perform.remote(asked), PATIENCE_S))
     assert report.status == "completed"
-    await owner.session.close(keep=False)
+    await owner.session.close(keep=None)
     assert owner.session.locate(key) == []
     assert pool._living == set()
 
@@ -124,4 +124,4 @@ async def test_callables_are_not_hosted_again_and_again_when_that_kills_their_pr
         pool.lose(process, RuntimeError("lost"))
         count += 1
     assert count == 3
-    await owner.session.close(keep=False)
+    await owner.session.close(keep=None)

@@ -46,7 +46,7 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     nodes = [ClusterNode(node_id=ray.get_runtime_context().get_node_id(), resources={"CPU": 1})]
     first = [pool.claim("1"), pool.claim("1", nodes=nodes), pool.claim("1", "callables"), pool.claim("1", "manager")]
     for process in first:
-        pool.put_back(process, keep=True)
+        pool.put_back(process, keep="warm")
     agent, host, manager = pool.claim("2"), pool.claim("2", "callables"), pool.claim("2", "manager")
     spread = pool.claim("2", nodes=nodes)
     assert [each.process for each in (agent, spread, host, manager)] == [each.process for each in first]
@@ -59,8 +59,8 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     spread.on_death = manager.on_death = lambda process, _: told.append(process)
     pool.end(spread.process)
     pool.end(manager.process)
-    pool.put_back(agent, keep=False)
-    pool.put_back(host, keep=True)
+    pool.put_back(agent, keep=None)
+    pool.put_back(host, keep="warm")
     pool.evict_idle()
     assert [process.is_alive for process in everyone] == [False] * 4
     async with asyncio.timeout(PATIENCE_S):
@@ -81,7 +81,7 @@ async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray
         told.set()
 
     busy.on_death = idle.on_death = on_death
-    pool.put_back(idle, keep=True)
+    pool.put_back(idle, keep="warm")
     limiter, bucket, limit = spawn.rate_limiter(RateLimiter), new_object_id(), RateLimit.of(1, 3600.0)
 
     def acquire(holder: str, waiter: str) -> Any:
@@ -100,7 +100,7 @@ async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray
     assert dead is busy
     assert isinstance(error, ray.exceptions.RayActorError)
     assert [busy.is_alive, idle.is_alive] == [False, False]
-    pool.put_back(busy, keep=True)
+    pool.put_back(busy, keep="warm")
     fresh = pool.claim("next")
     assert fresh.process not in {busy.process, idle.process}
-    pool.put_back(fresh, keep=False)
+    pool.put_back(fresh, keep=None)

@@ -277,7 +277,7 @@ async def test_executor_fails_when_the_cluster_is_gone(
     async with driver:
         monkeypatch.setattr(connection, "_answers", answers)
         monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0,))
-        lost = RemoteExecutor(driver.request, Gone(), is_connected=False, keeps_warm=False, most_processes=1)
+        lost = RemoteExecutor(driver.request, Gone(), is_connected=False, keep="briefly", most_processes=1)
         lost._collecting = asyncio.ensure_future(lost._collect())
         with pytest.raises(EnsembleError, match=r"the cluster is gone.*ensemble-ray resume"):
             await lost.failed
@@ -302,7 +302,7 @@ class New:
 async def test_run_ends_when_schedulers_die_with_the_same_tasks(runtime: RayRuntime, *, is_recorded: bool) -> None:
     """S-MR-164, S-DUR-16: their epochs have room for no more; where nothing is recorded, nothing is held to that."""
     driver = Driver(runtime, store=StoreAddress(home="/nowhere") if is_recorded else None)
-    executor = RemoteExecutor(driver.request, New(), is_connected=False, keeps_warm=False, most_processes=1)
+    executor = RemoteExecutor(driver.request, New(), is_connected=False, keep="briefly", most_processes=1)
     executor._is_open = True
     executor.start([driver.order("map-0", agent(Placed()))])
     epochs: list[int] = []

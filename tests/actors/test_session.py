@@ -83,7 +83,7 @@ async def test_only_the_newest_dispatch_of_a_task_is_heard(ray_cluster: str, tmp
     assert unpack_output(report.output).raw == "stayed"
     await owner.session.report([late(0), late(REDISPATCH_STEP), report])
     assert owner.reports.empty()
-    await owner.session.close(keep=False)
+    await owner.session.close(keep=None)
     await owned.close(RunState.COMPLETED)
     facts = await store_at(address).facts(RUN)
     assert {fact.epoch for fact in facts if fact.kind == "output"} == {REDISPATCH_STEP}

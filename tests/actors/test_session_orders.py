@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from ensemble_ray.actors.link.packing import unpack_binding, unpack_dispatch
-from ensemble_ray.actors.link.wire import AgentTemplate, Dispatch, SessionOpening, WireOrder, WireResult
-from ensemble_ray.actors.scheduler.processes import AgentProcess, Lease, ProcessPool, ProcessType, Sharing
+from ensemble_ray.actors.link.wire import AgentTemplate, Dispatch, Keep, SessionOpening, WireOrder, WireResult
+from ensemble_ray.actors.scheduler.processes import AgentProcess, Lease, ProcessPool, ProcessType
 from ensemble_ray.actors.scheduler.requirements import check_comer
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
@@ -66,9 +66,10 @@ class Pool:
         run_id: str,
         process_type: ProcessType = "agent",
         *,
+        program: str = "",
         requirements: ResourceRequirements = NOTHING,
         nodes: Sequence[ClusterNode] = (),
-        sharing: Sharing | None = None,
+        share_from: int | None = None,
     ) -> Lease:
         """Start one more."""
         self.handles.append(Handle())
@@ -78,7 +79,7 @@ class Pool:
         process = AgentProcess(handle=self.handles[-1], name=name, type=process_type, requirements=requirements)
         return Lease(process=process, run_id=run_id)
 
-    def put_back(self, lease: Lease, *, keep: bool, is_clean: bool) -> None:
+    def put_back(self, lease: Lease, *, keep: Keep | None, is_clean: bool) -> None:
         """Take one back."""
 
 

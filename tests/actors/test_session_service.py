@@ -93,7 +93,7 @@ async def bench(ray_cluster: str) -> AsyncIterator[Bench]:
     made = Bench()
     assert await made.service.open_session(OPENING) is None
     yield made
-    await made.service.close_session("fed", made.run.session if "fed" in made.service._dynamic else "", keep=False)
+    await made.service.close_session("fed", made.run.session if "fed" in made.service._dynamic else "", keep=None)
     assert made.pool._living == set()
 
 

@@ -9,15 +9,16 @@ import pytest
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.wire import AgentTemplate, RecordLocation, SessionOpening, WireResult
-from ensemble_ray.actors.scheduler import process_groups, session
-from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, Sharing
+from ensemble_ray.actors.scheduler import process_groups, processes, session
+from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.requirements import ResourceRequirements
 from ensemble_ray.record.stores import StoreAddress
 from tests.actors.test_session_orders import Handle, orders, template
 
-SHARING = Sharing(program="p", most=1)
+#: What a run of program "p" claims a process with that it shares as soon as there is one.
+SHARING: Any = {"program": "p", "share_from": 1}
 
 
 class Watched(Handle):
@@ -111,35 +112,60 @@ async def turns() -> None:
 
 async def test_runs_of_a_program_share_processes_when_they_begin_at_the_same_time(handles: list[Watched]) -> None:
     """S-CLU-70, S-CLU-71: two hundred take as many as one run may have; those of another program, none of these."""
-    pool, sharing = ProcessPool(), Sharing(program="p", most=2)
-    leases = [pool.claim(f"r{number}", sharing=sharing) for number in range(100)]
+    pool = ProcessPool()
+    leases = [pool.claim(f"r{number}", program="p", share_from=2) for number in range(100)]
     assert len(handles) == 2
     assert {len(lease.process.leases) for lease in leases} == {50}
-    stranger = pool.claim("s", sharing=Sharing(program="q", most=2))
+    stranger = pool.claim("s", program="q", share_from=2)
     alone = pool.claim("t")
     assert len({lease.process.name for lease in (leases[0], stranger, alone)}) == 3
-    assert pool.claim("u", sharing=Sharing(program="", most=2)).process is not alone.process
-    host = pool.claim("r0", "callables", sharing=SHARING)
+    assert pool.claim("u", program="", share_from=2).process is not alone.process
+    host = pool.claim("r0", "callables", **SHARING)
     assert host.process.leases == [host]
-    greedy = pool.claim("v", sharing=SHARING, requirements=ResourceRequirements(num_cpus=1))
+    greedy = pool.claim("v", **SHARING, requirements=ResourceRequirements(num_cpus=1))
     assert greedy.process.leases == [greedy]
-    assert pool.claim("w", sharing=SHARING, requirements=ResourceRequirements(num_cpus=1)).process is not greedy.process
+    assert pool.claim("w", **SHARING, requirements=ResourceRequirements(num_cpus=1)).process is not greedy.process
 
 
 async def test_process_serves_the_others_when_one_run_lets_it_go(handles: list[Watched]) -> None:
     """S-CLU-72: the last one decides whether it is kept; one that something is stuck in gets no more runs, and ends with them."""
     pool = ProcessPool()
-    first, second = pool.claim("1", sharing=SHARING), pool.claim("2", sharing=SHARING)
-    pool.put_back(first, keep=False)
+    first, second = pool.claim("1", **SHARING), pool.claim("2", **SHARING)
+    pool.put_back(first, keep=None)
     assert second.is_alive
-    pool.put_back(second, keep=True)
-    third, fourth = pool.claim("3", sharing=SHARING), pool.claim("4", sharing=SHARING)
+    pool.put_back(second, keep="warm")
+    third, fourth = pool.claim("3", **SHARING), pool.claim("4", **SHARING)
     assert [third.process, fourth.process] == [first.process] * 2
-    pool.put_back(third, keep=True, is_clean=False)
+    pool.put_back(third, keep="warm", is_clean=False)
     assert fourth.is_alive
-    assert pool.claim("5", sharing=SHARING).process is not fourth.process
-    pool.put_back(fourth, keep=True)
+    assert pool.claim("5", **SHARING).process is not fourth.process
+    pool.put_back(fourth, keep="warm")
     assert (fourth.is_alive, handles[0].killed.is_set()) == (False, True)
+
+
+async def test_process_is_kept_briefly_for_the_next_run_of_its_program_alone(
+    handles: list[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-CLU-75: no other program gets it, but takes its place; one that reserves something, or serves no program, ends."""
+    pool = ProcessPool()
+    first = pool.claim("1", program="p")
+    pool.put_back(first, keep="briefly")
+    second, other = pool.claim("2", **SHARING), pool.claim("3", program="q")
+    assert [second.process is first.process, other.process is first.process] == [True, False]
+    pool.put_back(second, keep="briefly")
+    assert first.process.is_alive
+    assert pool.claim("4", program="q").process is not first.process
+    assert (first.process.is_alive, handles[0].killed.is_set()) == (False, True)
+    greedy = pool.claim("5", program="p", requirements=ResourceRequirements(num_cpus=1))
+    greedy.is_ready = True
+    nobodys = pool.claim("6")
+    for lease in (greedy, nobodys):
+        pool.put_back(lease, keep="briefly")
+    assert [greedy.is_alive, nobodys.is_alive] == [False, False]
+    monkeypatch.setitem(processes.KEPT_S, "briefly", 0.0)  # type: ignore[misc]  # a mapping that nothing else changes
+    pool.put_back(other, keep="briefly")
+    await turns()
+    assert not other.is_alive
 
 
 async def test_isolated_agents_and_unrecorded_runs_share_with_nobody(handles: list[Watched]) -> None:
@@ -193,10 +219,10 @@ async def test_other_runs_go_on_when_one_is_cancelled_that_does_not_stop(
     Run("r3", pool)
     assert len(handles) == 2
     handles[0].is_clean = False
-    await stuck.session.close(keep=True)
+    await stuck.session.close(keep="warm")
     assert not handles[0].killed.is_set()
     handles[0].is_clean = True
-    await other.session.close(keep=True)
+    await other.session.close(keep="warm")
     assert handles[0].killed.is_set()
 
 
@@ -217,7 +243,7 @@ async def test_process_ends_when_a_run_blocks_its_loop(handles: list[Watched], m
 
 async def test_runs_share_when_there_are_as_many_processes_as_there_may_be(handles: list[Watched]) -> None:
     """S-CLU-70: until then each gets a new one."""
-    pool, sharing = ProcessPool(), Sharing(program="p", most=2)
-    leases = [pool.claim(f"r{number}", sharing=sharing) for number in range(4)]
+    pool = ProcessPool()
+    leases = [pool.claim(f"r{number}", program="p", share_from=2) for number in range(4)]
     assert len(handles) == 2
     assert [len(each.process.leases) for each in leases] == [2, 2, 2, 2]

@@ -37,8 +37,12 @@ def test_names_come_from_modules_that_export_them() -> None:
 
 
 @pytest.mark.program
-def test_modules_are_there_without_an_import() -> None:
-    """S-CONV-1: a program that imports the package alone reaches them, and nothing else is loaded for the package itself."""
+def test_modules_are_loaded_where_they_are_used() -> None:
+    """S-CONV-1: a program that imports the package alone reaches them, and nothing else is loaded for the package itself.
+
+    What has a cost and most processes do not need is loaded there neither: Ray's job client where runs are driven, a web framework in
+    the process that drives an endpoint's runs, studio in its replicas.
+    """
     code = (
         "import sys, ensemble_ray\n"
         "assert not [name for name in sys.modules if name.startswith(('ensemble_ray.', 'pydantic', 'ray'))]\n"
@@ -47,6 +51,12 @@ def test_modules_are_there_without_an_import() -> None:
         "assert ensemble_ray.tools.tool is ensemble_ray.tool\n"
         "from ensemble_ray import Ensemble\n"
         "assert not {'ray', 'openai', 'httpx'} & set(sys.modules)\n"
+        "import ensemble_ray.serve.driving.driver_actor\n"
+        "costly = {'ray.job_submission', 'ray.serve', 'ray.data', 'aiohttp', 'fastapi', 'openai', 'httpx', 'pandas', 'numpy'}\n"
+        "assert not costly & set(sys.modules)\n"
+        "import ensemble_ray.serve.api, ensemble_ray.serve.driving.remote_runs\n"
+        "assert not {'ensemble_ray.studio.app', 'ensemble_ray.serve.studio'} & set(sys.modules)\n"
+        "assert not (costly - {'fastapi'}) & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})  # noqa: S603
 

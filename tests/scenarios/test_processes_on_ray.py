@@ -20,6 +20,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.actors.driver.runtime import RayRuntime
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import agent, call, task
 from tests.scenarios.teams import PATIENCE_S, Marks, until
@@ -107,14 +108,15 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def test_cold_runtime_keeps_no_process(ray_cluster: str) -> None:
-    """S-CONV-36: on a cluster that others use, agents' processes end with their run, and the cluster goes on."""
+def test_cold_runtime_keeps_its_processes_for_seconds(ray_cluster: str) -> None:
+    """S-CONV-36, S-CLU-75: on a cluster that others use, for the next run of this program; the cluster goes on."""
     import ray
 
     worker = agent(Where())
     cold = RayRuntime()
     first, second = (processes(cold, worker)[0] for _ in range(2))
-    assert first != second
+    assert first == second
+    run_blocking(cold.close())
     until(lambda: is_gone(int(first)), "the end of the process")
     assert ray.is_initialized()
 

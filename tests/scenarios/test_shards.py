@@ -12,6 +12,7 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.errors import EnsembleError, RunExistsError
 from ensemble_ray.plan.shards import shard_of
+from ensemble_ray.recovery import resuming
 from ensemble_ray.values.outputs import RunState
 from tests.scenarios.dying import kill_actor
 from tests.scenarios.teams import PATIENCE_S, Marks, until
@@ -81,9 +82,10 @@ def test_run_goes_on_when_its_scheduler_died_and_others_have_nothing_of_it(two: 
 
 
 def test_run_is_cancelled_and_resumed_by_programs_with_other_numbers_of_schedulers(
-    two: RayRuntime, tmp_path: Path
+    two: RayRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-CLU-62: the record says whose it is, and who goes on with it."""
+    """S-CLU-62, S-DUR-34: the record says whose it is, and who goes on with it; a cluster that is there is not waited for."""
+    monkeypatch.setattr(resuming, "_ENDING_S", 10_000.0)
     marks, run_id = Marks(tmp_path / "marks"), SECOND[2]
     begun = waiting(marks).start(runtime=two, run_id=run_id)
     until(lambda: "begun" in marks.lines, "the run")

@@ -10,9 +10,10 @@ from httpx import ASGITransport, AsyncClient
 from ensemble_ray import TryAgain, ValidationError, tool
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.app import EndpointOptions
+from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.catalog import ToolCatalog, load_catalog, load_models, named_models
 from ensemble_ray.serve.driving.remote_runs import driver_name
-from ensemble_ray.serve.rights import Caller, Right, caller_of
+from ensemble_ray.serve.rights import Right, caller_of
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import FileWriteTool
 from tests.serve.conftest import Connect

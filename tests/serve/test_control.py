@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ensemble_ray.serve.driving import carrying_out
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.conftest import Connect
 from tests.serve.gates import Gate
@@ -55,8 +56,9 @@ async def test_what_is_no_directive_is_refused(connect: Connect, body: dict[str,
         assert (await client.post("/runs/first/inject", json=body)).status_code == 422
 
 
-async def test_a_gate_is_decided_once_and_its_run_goes_on(connect: Connect) -> None:
-    """S-SRV-202, S-SRV-203: the second decision is told the first one."""
+async def test_a_gate_is_decided_once_and_its_run_goes_on(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-SRV-27, S-SRV-202, S-SRV-203: the decision wakes the run, whose record is not looked at; the second is told the first one."""
+    monkeypatch.setattr(carrying_out, "_LOOK_S", 600.0)
     async with connect(asked()) as client:
         await client.post("/runs?wait=60", json={"run_id": "first"})
         (gate,) = (await client.get("/reviews")).json()["reviews"]

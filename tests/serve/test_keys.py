@@ -18,10 +18,10 @@ from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.access.keys import ApiKey
 from ensemble_ray.serve import key_check
 from ensemble_ray.serve.app import EndpointOptions, app
+from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from ensemble_ray.serve.key_check import KeyCheck, is_local
 from ensemble_ray.serve.refusals import Refusal
-from ensemble_ray.serve.rights import Caller
 from ensemble_ray.serve.starting import EndpointPlace, check_keys
 from ensemble_ray.studio.response_headers import HEADERS
 from ensemble_ray.testing import ScriptedModel

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from ensemble_ray.studio.cluster_finding import find_cluster
+from ensemble_ray.process import cluster_finding
+from ensemble_ray.process.cluster_finding import FoundCluster, find_cluster
+from ensemble_ray.record.stores import RecordedRun
+from ensemble_ray.recovery import resuming
 from ensemble_ray.studio.local_clusters import LocalClusters
+from ensemble_ray.values.outputs import RunState
 from tests.processes import free_ports
 from tests.studio.conftest import Serve
 
@@ -37,3 +43,23 @@ async def test_only_clusters_that_runs_are_in_are_asked() -> None:
     (cluster,) = await named.clusters([])
     assert await named.clusters([parent]) == [cluster]
     await asyncio.gather(named.close(), cluster.close())
+
+
+async def test_cluster_is_there_when_its_head_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-DUR-34: of a process of this machine that is in one; of others it is not known."""
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+    monkeypatch.setattr(cluster_finding, "find_cluster", lambda pid: FoundCluster(address) if pid == 1 else None)
+
+    async def is_there(owner: str) -> bool:
+        run = RecordedRun(
+            run_id="r", created_at=datetime.now(UTC), origin="", state=RunState.RUNNING, location="", owner=owner
+        )
+        return await resuming._is_cluster_there(run)
+
+    here = socket.gethostname()
+    asked = [await is_there(f"process {pid} on {host}") for pid, host in ((1, here), (2, here), (1, f"not-{here}"))]
+    assert [*asked, await is_there("")] == [True, False, False, False]
+    server.close()
+    await server.wait_closed()
+    assert not await is_there(f"process 1 on {here}")

@@ -1,4 +1,4 @@
-"""Which cluster a process of this machine belongs to, by the programs around it (S-STU-35). Package: studio.
+"""Which cluster a process of this machine belongs to, by the programs around it (S-STU-35, S-DUR-34). Package: process.
 
 Ray starts the processes of actors from a program that is told the address of its cluster's head, the raylet; of a local Ray that program
 is a child of the driver. Only processes of this user are looked at. Must never happen: a cluster that is joined because it is there.
