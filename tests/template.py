@@ -34,7 +34,10 @@ _ROOT = Path(__file__).resolve().parents[1]
 RAY_SETTINGS = {"RAY_worker_niceness": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1"}
 #: Variables that are read when an interpreter starts or a library is imported, except these.
 _READ_AT_IMPORT = ("LANG", "LC_", "PYTHON", "RAY_")
-_READ_LATER = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "RAY_ADDRESS", "RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED"}
+_READ_LATER = {
+    *("PYTHONBREAKPOINT", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
+    *("RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED"),
+}
 #: What the template imports, beside the modules of all commands.
 _IMPORTED = (
     "ensemble_ray.actors.driver.cluster",
