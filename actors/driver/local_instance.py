@@ -174,7 +174,13 @@ def _start_template(node: Any) -> None:
     root = Path(str(ensemble_ray.__file__)).parents[1]
     with (Path(node.get_logs_dir_path()) / "worker_template.log").open("ab") as log:
         started = cast("Any", services).start_ray_process(
-            [sys.executable, worker_template.__file__, str(address), str(raylet), str(root)],
+            [
+                sys.executable,
+                worker_template.__file__,
+                f"--socket={address}",
+                f"--raylet-pid={raylet}",
+                f"--root={root}",
+            ],
             _TEMPLATE,
             fate_share=True,
             env_updates=node._ray_params.env_vars,  # noqa: SLF001

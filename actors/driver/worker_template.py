@@ -63,15 +63,16 @@ class WorkerRequest:
 
 def main() -> None:
     """Serve until the raylet ends; in a forked process, run the worker."""
-    address, raylet, root = sys.argv[1:]
+    options = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    raylet = options["--raylet-pid"]
     # The file descriptor becomes readable when the raylet ends.
     raylet_end = os.pidfd_open(int(raylet))
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(options["--socket"])
     listener.listen(128)  # clients wait from now on
     os.environ |= _WORKER_VARIABLES | {"RAY_RAYLET_PID": raylet}
     variables = _ray_variables(os.environ)
-    worker_program = _import(root)
+    worker_program = _import(options["--root"])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps ended workers
     gc.collect()
     gc.freeze()  # workers share these objects' memory

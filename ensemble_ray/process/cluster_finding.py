@@ -1,7 +1,7 @@
 """Which cluster a process of this machine belongs to, by the programs around it (S-STU-35, S-DUR-34). Package: process.
 
-Ray starts the processes of actors from a program that is told the address of its cluster's head, the raylet; of a local Ray that program
-is a child of the driver. Only processes of this user are looked at. Must never happen: a cluster that is joined because it is there.
+The raylet starts the processes of actors, and its command line has the address of its cluster. A local Ray's raylet is a child of the driver,
+and a template forks the processes for it: the template's command line has the raylet's process id. Only processes of this user are looked at. Must never happen: a cluster that is joined because it is there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = ["FoundCluster", "find_cluster"]
 
 _ADDRESS = re.compile(r"--gcs-address=(\S+)")
 _RAYLET = "raylet"
+_RAYLET_OF_TEMPLATE = re.compile(r"--raylet-pid=(\d+)")
 #: How such a program is let into its cluster; who asks there needs the same.
 _TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 #: How many programs are looked at upwards.
@@ -49,7 +50,10 @@ def find_cluster(pid: int) -> FoundCluster | None:
 
 def _around(process: psutil.Process) -> Iterator[psutil.Process]:
     """Yield the programs that started it, and those that it started."""
-    yield from process.parents()[:_MOST_PARENTS]
+    for parent in process.parents()[:_MOST_PARENTS]:
+        yield parent
+        if raylet := _RAYLET_OF_TEMPLATE.search(" ".join(parent.cmdline())):
+            yield psutil.Process(int(raylet[1]))
     yield from process.children()
 
 

@@ -15,6 +15,7 @@ import pytest
 import ensemble_ray
 from ensemble_ray import Agent, Ensemble, Task, ToolCall, tool
 from ensemble_ray.actors.driver import worker_client, worker_template
+from ensemble_ray.process.cluster_finding import find_cluster
 from ensemble_ray.testing import ScriptedModel
 from tests.processes import own_directory
 
@@ -39,7 +40,10 @@ class Template:
         root = Path(str(ensemble_ray.__file__)).parents[1]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(  # noqa: S603  our own program
-                [sys.executable, worker_template.__file__, str(address), str(self.raylet.pid), str(root)],
+                [
+                    sys.executable, worker_template.__file__,
+                    f"--socket={address}", f"--raylet-pid={self.raylet.pid}", f"--root={root}",
+                ],
                 env=self._environment(), stdout=log, stderr=log,
             )  # fmt: skip
         while not address.exists():
@@ -123,11 +127,11 @@ def describe_process(name: str) -> str:
 
     process = psutil.Process()
     parent = " ".join(process.parent().cmdline())  # type: ignore[union-attr]  it has one
-    return f"{name} {worker_template.__file__ in parent} {os.getsid(0) == os.getpid()} {random.random()}"  # noqa: S311
+    return f"{name} {worker_template.__file__ in parent} {os.getsid(0)} {os.getpid()} {random.random()}"  # noqa: S311
 
 
-def test_agents_of_a_local_ray_are_forked(ray_runtime: RayRuntime) -> None:
-    """S-SET-42: each has a session and random numbers of its own."""
+def test_agents_of_a_local_ray_are_forked(ray_runtime: RayRuntime, ray_cluster: str) -> None:
+    """S-SET-42, S-STU-35: each has a session and random numbers of its own, and its cluster is found."""
     agents = [
         Agent(
             role=role, goal="g", tools=[describe_process], isolation="process",
@@ -140,5 +144,10 @@ def test_agents_of_a_local_ray_are_forked(ray_runtime: RayRuntime) -> None:
 
     called = [trace.llm_interactions[0].tool_calls[0] for trace in output.trace.task_traces]
     results = sorted(call.result.split() for call in called if call.result is not None)
-    assert [result[:3] for result in results] == [["first", "True", "True"], ["second", "True", "True"]]
-    assert results[0][3] != results[1][3]
+    assert [result[:2] for result in results] == [["first", "True"], ["second", "True"]]
+    (_, _, session, pid, number), (_, _, other_session, other_pid, other_number) = results
+    assert (session, other_session) == (pid, other_pid)
+    assert number != other_number
+    cluster = find_cluster(int(pid))
+    assert cluster is not None
+    assert cluster.address == ray_cluster
