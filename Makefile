@@ -39,7 +39,7 @@ quick: $(STAMPS)/dev ## Run the unit tests, which start no process; PACKAGE=sche
 ifneq ($(filter-out $(PACKAGES),$(PACKAGE)),)
 	@echo "There is no package '$(PACKAGE)'; there are $(sort $(PACKAGES))" >&2; exit 2
 else
-	$(BIN)/python -m pytest -m "not program and not cluster" $(CHOSEN) $(ARGS)
+	$(BIN)/python -m pytest -m "not program and not cluster and not heavy" $(CHOSEN) $(ARGS)
 endif
 
 test: $(STAMPS)/dev ## Run the tests; ARGS="tests/serve -x" runs those.

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from ray.autoscaler._private.util import prepare_config, validate_config
-from ray.scripts.scripts import start
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("head", "worker")
@@ -24,6 +22,8 @@ FILES = ("cluster.yaml", "deploy/cluster-aws.yaml")
 @pytest.fixture(scope="module", params=FILES)
 def cluster(request: pytest.FixtureRequest) -> dict[str, Any]:
     """A file as `ray up` sees it: with Ray's defaults, and the common commands in front of each kind's own."""
+    from ray.autoscaler._private.util import prepare_config
+
     loaded = yaml.safe_load((ROOT / request.param).read_text(encoding="utf-8"))
     prepared: dict[str, Any] = prepare_config(loaded)
     return prepared
@@ -44,6 +44,8 @@ def start_of(cluster: dict[str, Any], kind: str) -> str:
 
 def test_the_file_is_valid_by_rays_own_schema(cluster: dict[str, Any]) -> None:
     """By the same function that `ray up` calls."""
+    from ray.autoscaler._private.util import validate_config
+
     validate_config(cluster)
 
 
@@ -91,6 +93,8 @@ def test_ray_is_started_with_what_jobs_need(cluster: dict[str, Any], kind: str) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ray_takes_the_options_it_is_started_with(cluster: dict[str, Any], kind: str) -> None:
     """By its own command line; the dashboard listens on loopback alone."""
+    from ray.scripts.scripts import start
+
     arguments = shlex.split(start_of(cluster, kind).partition("ray start")[2])
     options = start.make_context("ray start", arguments).params
     assert options["head"] is (kind == "head")

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.architecture.project import PACKAGES, ROOT, python_files
 
 #: By word, what the field says; see the glossary in `docs/architecture.md`.
@@ -59,22 +61,28 @@ SHARED = {
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
-def test_no_name_has_a_word_that_the_field_says_otherwise() -> None:
+@pytest.fixture(scope="module")
+def trees() -> list[tuple[Path, ast.Module]]:
+    """Syntax trees of all modules, which are parsed once."""
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in python_files(*PACKAGES)]
+
+
+def test_no_name_has_a_word_that_the_field_says_otherwise(trees: list[tuple[Path, ast.Module]]) -> None:
     """Of modules, classes, functions, parameters and attributes."""
     found = [
         f"{path.relative_to(ROOT)}:{line}: '{name}'; say {wanted}"
-        for path in python_files(*PACKAGES)
-        for line, name in _names(path)
+        for path, tree in trees
+        for line, name in _names(path, tree)
         if (wanted := _wanted(name)) and not _is_allowed(path, name)
     ]
     assert not found, "\n" + "\n".join(found)
 
 
-def test_a_name_means_one_public_class() -> None:
+def test_a_name_means_one_public_class(trees: list[tuple[Path, ast.Module]]) -> None:
     """A reader who meets a name knows which class it is; names of one file, with `_` before them, are its own affair."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in python_files(*PACKAGES):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for path, tree in trees:
+        for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     shared = {name: places for name, places in found.items() if len(places) > 1}
@@ -90,9 +98,9 @@ def test_words_are_found_in_each_spelling() -> None:
     assert not any(map(_wanted, ["lighthouse", "newsroom", "cooldown", "given", "defaulted"]))
 
 
-def _names(path: Path) -> Iterator[tuple[int, str]]:
+def _names(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
     yield 0, path.stem
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield node.lineno, node.name

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncGenerator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
-from ensemble_ray import InlineRuntime, RayRuntime, TaskExecutionError
+from ensemble_ray import InlineRuntime, TaskExecutionError
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.loader import load_source
 from ensemble_ray.record.stores import StoreAddress
@@ -100,30 +99,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """Runs that ended, failed, were killed and wait, and the page over them; tests only look at these."""
     home = tmp_path_factory.mktemp("studio")
     _record(home)
-    yield from _serve(home)
-
-
-@pytest.fixture(scope="package")
-def runs_on_ray(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """Runs of a cluster that ended, failed, were interrupted and wait, and the page over them; tests only look at these."""
-    del ray_cluster  # which the runtime joins
-    home, gate = tmp_path_factory.mktemp("studio on ray"), Gate()
-    with RayRuntime(home=home) as runtime, ThreadPoolExecutor(1) as threads:
-        recorded.drafting_loop().run(runtime=runtime, run_id="loop")
-        recorded.reviewed_team().run(runtime=runtime, run_id="waiting")
-        with pytest.raises(TaskExecutionError):
-            recorded.failing_team().run(runtime=runtime, run_id="failed")
-        going_on = threads.submit(recorded.blocked_team(gate).run, runtime=runtime, run_id="running")
-        try:
-            assert gate.is_reached.wait(60)
-            # What is there when its owner dies: a record of which nobody is the owner.
-            shared = shutil.ignore_patterns(
-                "*-shm"
-            )  # what processes share that have it open; made anew from the record
-            shutil.copytree(home / "runs" / "running", home / "runs" / "killed", ignore=shared)
-        finally:
-            gate.open.set()
-        going_on.result(60)
     yield from _serve(home)
 
 

@@ -12,19 +12,29 @@ from ensemble_ray import RunOptions
 from tests.browser.conftest import TABS, Runs, open_tabs
 from tests.browser.gates import Gate
 from tests.browser.recorded import blocked_team, doubtful_team
+from tests.golden.cases import cases_of
+from tests.golden.records import restore_sqlite
+from tests.golden.store import load
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
-_RUNS_ON_RAY = ("loop", "waiting", "failed", "killed")
+_ON_RAY = ("synthesized-finished", "looped-killed", "parallel_errors-failed", "hierarchical-killed")
 _RUNS = ("report", "loop", "graph", "mapped", "doubtful", "waiting", "failed", "killed")
 
 
-@pytest.mark.parametrize("where", ["inline", "ray"])
-async def test_every_tab_of_every_run_opens(page: Page, where: str, request: pytest.FixtureRequest) -> None:
+async def test_every_tab_of_every_run_opens(page: Page, runs: Runs) -> None:
     """S-STU-100, S-STU-101: finished, failed, killed and waiting runs; no error, no foreign request, no breach of the policy."""
-    runs: Runs = request.getfixturevalue("runs" if where == "inline" else "runs_on_ray")
-    for run in _RUNS if where == "inline" else _RUNS_ON_RAY:
+    for run in _RUNS:
         await open_tabs(page, runs, run, *TABS)
+
+
+async def test_every_tab_of_every_run_that_a_cluster_made_opens(page: Page, own: Runs) -> None:
+    """S-STU-100, S-STU-101: the same, of golden records; none of them waits for a person."""
+    cases = [case for case in cases_of("ray") if case.name in _ON_RAY]
+    assert len(cases) == len(_ON_RAY)
+    for case in cases:
+        restore_sqlite(load(case), own.home)
+        await open_tabs(page, own, case.run_id, *TABS)
 
 
 async def test_every_tab_of_a_run_that_goes_on_opens(own: Runs, page: Page, gate: Gate) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 from dataclasses import replace
@@ -54,10 +55,7 @@ def silent(_text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "variants", "requests_of_a_round"),
     [
-        ("fan-out-0ms", {"floor", "inline", "inline-recorded"}, 11),
         ("tool-loop", {"floor", "inline", "inline-recorded", "inline-once"}, 11),
-        ("remembering", {"inline", "inline-remembering"}, 10),
-        ("approved", {"inline", "inline-approved"}, 10),
         ("cold-start", {"floor", "inline"}, 1),
         ("memory", {"floor", "inline"}, 10),
     ],
@@ -76,6 +74,23 @@ def test_all_variants_make_the_same_calls_when_a_scenario_is_measured(
         assert len(result.values) == ROUNDS
         assert all(value > 0 for value in result.values)
     assert not marked_processes(name)
+
+
+@pytest.mark.parametrize("name", ["fan-out-0ms", "remembering", "approved"])
+def test_jobs_make_the_calls_that_the_work_needs_when_they_run_in_one_process(name: str) -> None:
+    """As `measure` counts them, which starts a process for each variant."""
+    scenario = scenario_named(name).resize(10)
+    for variant in chosen_variants(scenario, Conditions(with_ray=False)):
+        module, _, job = scenario.variants[variant].partition(":")
+        make = getattr(importlib.import_module(f"benchmarks.jobs.{module}"), job)
+        durability = "effects" if variant in scenario.recorded else "off"
+        with ModelServer() as server:
+            setting = Setting(
+                url=server.base_url, runtime="inline", size=10, durability=durability, extra=dict(scenario.extra)
+            )
+            with make(setting) as one_round:
+                assert one_round() > 0
+            assert (variant, len(server.requests)) == (variant, scenario.requests_of(variant))
 
 
 def test_a_measurement_is_refused_when_a_variant_makes_other_calls_than_the_work_needs() -> None:

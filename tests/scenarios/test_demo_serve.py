@@ -6,14 +6,17 @@ import importlib.util
 import re
 import signal
 import sys
+import threading
+import time
+from pathlib import Path
 
-import psutil
 import pytest
 
+from ensemble_ray.cli.app import invoke
+from ensemble_ray.cli.demo import serving
 from ensemble_ray.llm.local_engine.weights import find_weights
-from ensemble_ray.testing import ModelServer, Reply
 from tests.command_line import ROOT, run_command
-from tests.processes import own_directory, own_environment, program
+from tests.processes import own_directory, own_environment
 
 pytestmark = pytest.mark.extended
 
@@ -46,19 +49,45 @@ def test_an_endpoint_is_started_asked_reviewed_and_stopped() -> None:
     assert said.rstrip().endswith("Stopped. Nothing of it is left.")
 
 
-def test_ctrl_c_stops_all_of_it() -> None:
-    """S-SRV-62: in the middle of an answer that does not come."""
-    with own_directory() as place, ModelServer(lambda _: Reply(text="late", latency_s=PATIENCE_S)) as server:
-        environment = own_environment(
-            place, PYTHONPATH=str(ROOT), OPENAI_BASE_URL=server.base_url, OPENAI_API_KEY="sk-1"
-        )
-        command = [sys.executable, "-m", "ensemble_ray.cli", "demo", "--serve", "--llm", "openai:m"]
-        with program(command, log=place / "log", env=environment, cwd=place) as running:
-            running.until(lambda: server.requests, "the first question", timeout_s=PATIENCE_S)
-            started = psutil.Process(running.process.pid).children(recursive=True)
-            assert len(started) > 3
-            running.process.send_signal(signal.SIGINT)
-            assert running.process.wait(timeout=PATIENCE_S) == 130, running.text
-            assert "Stopping the endpoint." in running.text
-            _, left = psutil.wait_procs(started, timeout=60)
-            assert left == []
+#: Stands for `ensemble-ray`: makes a key, or "serves" at an address that accepts a connection and never answers.
+_PROGRAM = """
+import pathlib, signal, socket, sys
+
+place = pathlib.Path(sys.argv[1])
+if sys.argv[2] == "keys":
+    print("erk_key")
+    sys.exit()
+listening = socket.create_server(("127.0.0.1", 0))
+print(f"Serving [answer] at http://127.0.0.1:{listening.getsockname()[1]} (Ctrl-C stops)", flush=True)
+try:
+    connection, _ = listening.accept()
+    (place / "asked").touch()
+    signal.pause()
+except KeyboardInterrupt:
+    (place / "stopped").touch()
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_the_endpoint_is_stopped_when_the_demo_is_interrupted(
+    sign: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S-SRV-62: in the middle of an answer that does not come. What `serve` stops then: `tests/serve/test_starting.py`."""
+    stub, asked = tmp_path / "program.py", tmp_path / "asked"
+    stub.write_text(_PROGRAM, encoding="utf-8")
+    monkeypatch.setattr(serving, "our_program", lambda: (sys.executable, str(stub), str(tmp_path)))
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        while not asked.exists():
+            time.sleep(0.01)
+        signal.pthread_kill(main, sign)
+
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        assert invoke(["demo", "--serve", "--llm", "openai:m"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "Stopping the endpoint." in capsys.readouterr().err
+    assert (tmp_path / "stopped").exists()

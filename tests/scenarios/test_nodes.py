@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 400.0
 
 
-def came_of(log: Path, *steps: str, auth: str) -> dict[str, Any]:
+def came_of(log: Path, *steps: str) -> dict[str, Any]:
     """What came of these steps, in this order, on a cluster of their own."""
     with own_directory() as directory:
-        environment = environment_in(directory, RAY_AUTH_MODE=auth)
+        environment = environment_in(directory, RAY_AUTH_MODE="token")
         # A node that is gone is noticed after seconds instead of a minute; one that is there may be slow to answer.
         for name, value in (("initial_delay", 0), ("period", 500), ("timeout", 10_000)):
             environment[f"RAY_health_check_{name}_ms"] = str(value)
@@ -47,19 +47,13 @@ def _check_refused(refused: dict[str, Any]) -> None:
     assert "Agent 'Lacking' asks for num_gpus=1, which no node has" in mapped
 
 
-def test_agents_live_where_they_ask_to_and_what_no_node_has_is_refused_without_a_token(tmp_path: Path) -> None:
-    """S-CLU-42, S-CLU-43, S-CLU-50, S-CLU-53, S-CLU-60: labels and resources name nodes, others are spread."""
-    came = came_of(tmp_path / "log", "placed", "refused", auth="disabled")
-    _check_placed(came["placed"])
-    _check_refused(came["refused"])
-
-
 def test_agents_live_where_they_ask_to_and_their_run_goes_on_elsewhere_when_a_node_is_lost(tmp_path: Path) -> None:
-    """The same with a token, and S-CLU-44, S-CLU-51, S-CLU-52: what becomes of runs when nodes go and come.
+    """S-CLU-42, S-CLU-43, S-CLU-50, S-CLU-53, S-CLU-60: labels and resources name nodes, others are spread.
 
-    What waits for a node says so and starts on a new one; a group that grows uses a node that came meanwhile.
+    S-CLU-44, S-CLU-51, S-CLU-52: what waits for a node says so and starts on a new one; a group that grows uses a node that came
+    meanwhile.
     """
-    came = came_of(tmp_path / "log", "placed", "refused", "lost", "added", auth="token")
+    came = came_of(tmp_path / "log", "placed", "refused", "lost", "added")
     _check_placed(came["placed"])
     _check_refused(came["refused"])
     lost, added = came["lost"], came["added"]

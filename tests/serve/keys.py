@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
+from starlette.types import Receive, Scope, Send
 
 from ensemble_ray import RateLimit
 from ensemble_ray.access.admission import KeyPolicy
@@ -18,10 +19,11 @@ from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.access.keys import new_key
 from ensemble_ray.access.rights import Right
 from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.driving.kept_callers import KeptCallers
 from tests.serve.driving import driven
 
-__all__ = ["Guarded", "guarded", "make_key"]
+__all__ = ["Guarded", "guarded", "make_key", "transport_of"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,15 @@ def make_key(
     )
     file.add(key)
     return {"authorization": f"Bearer {text}"}
+
+
+def transport_of(api: FastAPI, caller: Caller) -> ASGITransport:
+    """A way to an interface whose requests all come from this caller, as behind `KeyCheck`."""
+
+    async def admitted(scope: Scope, receive: Receive, send: Send) -> None:
+        await api({**scope, "state": {**scope.get("state", {}), "caller": caller}}, receive, send)
+
+    return ASGITransport(admitted, raise_app_exceptions=False)  # type: ignore[arg-type]  # types of messages, by two names
 
 
 @asynccontextmanager

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,14 +291,3 @@ def test_a_failure_is_answered_as_json(endpoint: Endpoint) -> None:
     assert (status, answer["error"], answer["run_id"]) == (502, "TaskExecutionError", "failed")
     assert "too much" in str(answer["causes"])
     assert KEY not in endpoint.program.text
-
-
-def test_a_wrong_team_ends_the_deployment_with_its_name(tmp_path: Path) -> None:
-    """`serve run ensemble_ray.serve.app:app` refuses it before it starts or joins a cluster."""
-    env = own_environment(tmp_path, ENSEMBLE_RAY_TEAM="taem.yaml")
-    write_team(tmp_path, "http://127.0.0.1:9/v1")
-    command = [SERVE, "run", "ensemble_ray.serve.app:app"]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180)  # noqa: S603  a command of ours
-    assert done.returncode != 0
-    assert "There is no file 'taem.yaml'" in done.stderr
-    assert not [name for name in os.listdir(tmp_path) if name.startswith("ray")]  # noqa: PTH208  names alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from httpx import ASGITransport, AsyncClient
+from httpx import AsyncClient
 
 from ensemble_ray import TryAgain, ValidationError, tool
 from ensemble_ray.serve.api import build_api
@@ -13,11 +13,12 @@ from ensemble_ray.serve.app import EndpointOptions
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.catalog import ToolCatalog, load_catalog, load_models, named_models
 from ensemble_ray.serve.driving.remote_runs import driver_name
-from ensemble_ray.serve.rights import Right, caller_of
+from ensemble_ray.serve.rights import Right
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import FileWriteTool
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven
+from tests.serve.keys import transport_of
 from tests.serve.teams import pair
 
 
@@ -113,8 +114,7 @@ async def test_each_call_needs_its_right(right: Right, allowed: set[str]) -> Non
         "POST /tools/shout/invoke": {"arguments": {"text": "a"}},
     }
     api = build_api(driven(pair(ScriptedModel()), tools=catalog()))
-    api.dependency_overrides[caller_of] = lambda: Caller(name="Ann", rights=frozenset({right}))
-    transport = ASGITransport(api, raise_app_exceptions=False)
+    transport = transport_of(api, Caller(name="Ann", rights=frozenset({right})))
     found = set()
     async with api.router.lifespan_context(api), AsyncClient(transport=transport, base_url="http://team") as client:
         for label, body in bodies.items():

@@ -12,10 +12,11 @@ from ensemble_ray import Agent, Ensemble, Loop, Task, tool
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.catalog import ToolCatalog
-from ensemble_ray.serve.rights import Right, caller_of
+from ensemble_ray.serve.rights import Right
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven
+from tests.serve.keys import transport_of
 from tests.serve.teams import INPUTS, mapped, pair
 
 
@@ -198,8 +199,7 @@ async def test_a_run_that_waited_when_its_process_died_has_its_tasks(tmp_path: P
 async def test_other_tasks_need_the_right_to_administer(right: Right, status: int) -> None:
     """S-CTL-26: beside that to run."""
     api = build_api(driven(pair(echo("own"))))
-    api.dependency_overrides[caller_of] = lambda: Caller(name="Ann", rights=frozenset({Right.RUN, right}))
-    transport = ASGITransport(api, raise_app_exceptions=False)
+    transport = transport_of(api, Caller(name="Ann", rights=frozenset({Right.RUN, right})))
     async with api.router.lifespan_context(api), AsyncClient(transport=transport, base_url="http://team") as client:
         for change in ({"tasks": ["draft"]}, {"task_overrides": {"draft": {"description": "a"}}}):
             found = await client.post("/runs", json={"inputs": INPUTS, **change})

@@ -164,7 +164,9 @@ def _readers(run_id: str, team: Callable[[], Runnable], last: str) -> dict[str, 
     }
 
 
-@pytest.mark.parametrize("kind", TEAMS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "fed" else pytest.mark.heavy) for kind in TEAMS]
+)
 def test_altered_record_is_read_or_refused_with_an_error_of_the_library(kind: str) -> None:
     """S-DUR-90: by each reader; what is refused for its shape names the file and the fact."""
     team, last = TEAMS[kind]

@@ -89,7 +89,7 @@ def _expected(facts: Sequence[Fact]) -> tuple[list[str], int, list[str]]:
     return models, calls, judged
 
 
-@pytest.mark.parametrize("kind", ["hierarchy", "peers"])
+@pytest.mark.parametrize("kind", [pytest.param("hierarchy", marks=pytest.mark.heavy), "peers"])
 async def test_delegating_run_comes_to_the_same_end_wherever_it_was_cut(tmp_path: Path, kind: Kind) -> None:
     """S-DUR-70, S-DUR-71, S-DUR-72, S-DUR-73, S-DUR-37, S-DUR-38, S-HIER-26, S-HIER-41: nothing is asked twice."""
     runtime, store, whole = InlineRuntime(home=tmp_path), SqliteStore(tmp_path), Counted()
@@ -112,6 +112,7 @@ async def test_delegating_run_comes_to_the_same_end_wherever_it_was_cut(tmp_path
     await asyncio.gather(*(go_on(cut) for cut in range(1, len(facts))))
 
 
+@pytest.mark.heavy
 async def test_delegating_run_that_was_cut_twice_comes_to_the_same_end(tmp_path: Path) -> None:
     """S-DUR-70, S-DUR-30, S-DUR-38: what both lives recorded is used."""
     runtime, store, whole = InlineRuntime(home=tmp_path), SqliteStore(tmp_path), Counted()

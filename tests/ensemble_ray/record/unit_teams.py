@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from ensemble_ray import (
     Agent,
     Ensemble,
@@ -29,7 +31,7 @@ from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
 from ensemble_ray.values.outputs import RunState
 
-__all__ = ["TEAMS", "World", "count_recorded", "essence_of", "write_torn"]
+__all__ = ["TEAMS", "TEAM_PARAMS", "World", "count_recorded", "essence_of", "write_torn"]
 
 USAGE = TokenUsage(10, 5)
 #: Tasks that a join makes superfluous: their model never answers.
@@ -235,6 +237,10 @@ TEAMS: Mapping[str, Callable[[World], Ensemble]] = {
     "first counts": _first_counts,
     "loser worked": _loser_worked,
 }
+#: Names of all teams, as parameters: the larger ones are for what runs each team dozens of times.
+TEAM_PARAMS = [
+    pytest.param(name, marks=() if name in {"first counts", "loser worked"} else pytest.mark.heavy) for name in TEAMS
+]
 
 
 def count_recorded(facts: Sequence[Fact]) -> tuple[int, int, int]:

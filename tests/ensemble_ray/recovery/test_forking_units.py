@@ -16,7 +16,7 @@ from ensemble_ray.record.resume.fork import ForkPlan
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.recovery.forking import afork, offer_fork
 from ensemble_ray.values.ids import task_instance
-from tests.ensemble_ray.record.unit_teams import TEAMS, World, count_recorded, essence_of, write_torn
+from tests.ensemble_ray.record.unit_teams import TEAM_PARAMS, TEAMS, World, count_recorded, essence_of, write_torn
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def _names(facts: list[Fact]) -> list[str]:
     return [*dict.fromkeys(path for path in paths if "#" in path.rpartition("/")[2])]
 
 
-@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize("name", TEAM_PARAMS)
 async def test_fork_comes_to_the_same_end_from_every_execution(name: str, tmp_path: Path, home: InlineRuntime) -> None:
     """S-DUR-120, S-DUR-130: nothing that is used is done again, everything else is, the named execution first."""
     store, make, whole = SqliteStore(tmp_path), TEAMS[name], World()

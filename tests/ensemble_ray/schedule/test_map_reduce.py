@@ -229,7 +229,14 @@ def test_one_group_is_final_when_an_ordered_level_is_complete() -> None:
 # Size.
 
 
-@pytest.mark.parametrize("order", [{}, {"is_pipelined": True}, {"is_pipelined": True, "is_ordered": True}])
+@pytest.mark.parametrize(
+    "order",
+    [
+        {},
+        pytest.param({"is_pipelined": True}, marks=pytest.mark.heavy),
+        pytest.param({"is_pipelined": True, "is_ordered": True}, marks=pytest.mark.heavy),
+    ],
+)
 @pytest.mark.parametrize("rules", [by_chunk, by_budget])
 def test_machine_is_small_when_items_are_many(rules: Callable[..., MapReduceRules], order: dict[str, bool]) -> None:
     """S-MR-132: between any two calls it keeps at most 40 bytes for an item."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -222,6 +223,7 @@ def test_nothing_begins_after_a_cancellation_or_an_exit(played: Played) -> None:
         is_ending = is_ending or any(isinstance(each, Exited) for each in group)
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_same_words_give_the_same_run(played: Played) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -149,6 +150,7 @@ def _play(draw: st.DrawFn, plan: Plan, *, most_waits: int) -> Played:
 any_plan = st.one_of(plans(), nested_plans())
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(st.data(), any_plan)
 def test_gates_change_nothing_but_the_time(data: st.DataObject, plan: Plan) -> None:
@@ -164,6 +166,7 @@ def test_gates_change_nothing_but_the_time(data: st.DataObject, plan: Plan) -> N
     assert gated.most_at_once <= (sys.maxsize if plan.max_parallel_tasks is None else plan.max_parallel_tasks)
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(st.data(), any_plan)
 def test_a_source_that_is_told_the_same_again_stands_where_it_stood(data: st.DataObject, plan: Plan) -> None:

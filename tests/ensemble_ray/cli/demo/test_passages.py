@@ -21,6 +21,7 @@ _TEXTS = st.lists(st.tuples(_PIECES, st.integers(1, 300)), max_size=4).map(
 )
 
 
+@pytest.mark.heavy
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(_TEXTS)
 def test_no_passage_can_overflow_a_window(text: str) -> None:
