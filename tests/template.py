@@ -35,9 +35,17 @@ RAY_SETTINGS = {"RAY_worker_niceness": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT
 #: Variables that are read when an interpreter starts or a library is imported, except these.
 _READ_AT_IMPORT = ("LANG", "LC_", "PYTHON", "RAY_")
 _READ_LATER = {
-    *("PYTHONBREAKPOINT", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
-    *("RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED"),
+    *(
+        "PYTHONBREAKPOINT",
+        "PYTHONDONTWRITEBYTECODE",
+        "PYTHONPATH",
+        "RAY_ADDRESS",
+        "RAY_TMPDIR",
+        "RAY_USAGE_STATS_ENABLED",
+    ),
 }
+#: The same where no cluster is joined: `ray.init` sets these in a process that starts a local Ray.
+_OF_LOCAL_RAY = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 #: What the template imports, beside the modules of all commands.
 _IMPORTED = (
     "ensemble_ray.actors.driver.cluster",
@@ -113,8 +121,9 @@ def _request(words: Sequence[str], options: Mapping[str, Any]) -> bytes | None:
         return None
     environment = dict(os.environ if options["env"] is None else options["env"])
     own = _environment()
+    ignored = _READ_LATER if "RAY_ADDRESS" in environment else _READ_LATER | _OF_LOCAL_RAY
     for name, value in environment.items():
-        if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER and own.get(name) != value:
+        if name.startswith(_READ_AT_IMPORT) and name not in ignored and own.get(name) != value:
             return None
     folder = str(Path(os.fsdecode(options["cwd"] or os.curdir)).absolute())
     request = json.dumps([words[1:], environment, folder]).encode()

@@ -22,7 +22,6 @@ import ray
 from ray._private import ray_constants, services
 from ray._private.node import Node
 
-import ensemble_ray
 from ensemble_ray.actors.driver import worker_client, worker_template
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -161,8 +160,8 @@ def _prepare_template(node: Any) -> bool:
         return False
     directory = Path(node.get_session_dir_path()) / worker_client.DIRECTORY
     directory.mkdir(mode=0o700)
-    # A worker that Ray starts before there is a driver belongs to no job, and cannot be forked.
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    # A worker that the raylet starts before there is a driver belongs to no job, and cannot be forked.
+    parameters.env_vars = {"RAY_prestart_worker_first_driver": "0", **(parameters.env_vars or {})}
     parameters.worker_path = worker_client.__file__
     return True
 
@@ -171,7 +170,7 @@ def _start_template(node: Any) -> None:
     """Start the process that forks a node's workers; it ends with the raylet, and with this process."""
     address = Path(node.get_session_dir_path()) / worker_client.DIRECTORY / worker_client.SOCKET
     raylet = node.all_processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.pid
-    root = Path(str(ensemble_ray.__file__)).parents[1]
+    root = Path(__file__).parents[3]  # of this copy of the library
     with (Path(node.get_logs_dir_path()) / "worker_template.log").open("ab") as log:
         started = cast("Any", services).start_ray_process(
             [

@@ -153,15 +153,16 @@ class Steps:
     def lost(self) -> dict[str, object]:
         """The node of an agent is lost, and its run waits until there is another that has what it asks for."""
         file, answers = self.directory / "asked", list[str]()
+        waiting = "Agent 'Clerk': its process waits for a node"  # others may have waited in an earlier step, on a busy machine
         agent = Agent(role="Clerk", goal="g", llm=Stuck(file), resources={"desk": 1})
         with self.running(lambda: answers.extend(self.ask(agent, name="lost"))):
             until(lambda: file.exists() and file.read_text(), "the question")
             before = file.read_text()
             cast("Any", self.cluster).remove_node(self.desk, allow_graceful=False)
-            until(lambda: any("waits for a node" in text for text in self.lines.texts), "the warning")
+            until(lambda: any(waiting in text for text in self.lines.texts), "the warning")
             self.desk = self.add(resources={"desk": 1}, labels={"zone": "b"})
-        warnings = [text for text in self.lines.texts if "waits for a node" in text]
-        return {"before": before, "after": answers[0], "new": self.desk.node_id, "warning": warnings[0]}
+        warning = next(text for text in self.lines.texts if waiting in text)
+        return {"before": before, "after": answers[0], "new": self.desk.node_id, "warning": warning}
 
     def added(self) -> dict[str, object]:
         """A node comes while a map goes on that has more to do than its processes."""

@@ -141,7 +141,7 @@ def test_what_is_never_cut_must_fit_before_any_model_is_called(runtime: Runtime)
     assert not model.calls
 
 
-def test_results_of_tools_give_way_in_a_long_loop(runtime: Runtime) -> None:
+def test_results_of_tools_give_way_in_a_long_loop(inline_runtime: Runtime) -> None:
     """S-MEM-132, S-MEM-133, S-MEM-136: the oldest first; each request fits, and the trace has what was sent."""
 
     @tool
@@ -151,7 +151,7 @@ def test_results_of_tools_give_way_in_a_long_loop(runtime: Runtime) -> None:
 
     model = ScriptedModel(*(call("search", f'{{"query": "q{number}"}}', number=number) for number in range(6)), "done")
     made = Ensemble(tasks=[task("look", agent(model, tools=[search]))], context_budget=BUDGET, capture_mode="standard")
-    output = made.run(runtime=runtime)
+    output = made.run(runtime=inline_runtime)
     assert max(sizes(model)) <= BUDGET
     results = [message.content or "" for message in model.calls[-1].messages if message.role == "tool"]
     assert (len(results), len(results[-1]) > len(results[0])) == (6, True)
@@ -181,11 +181,11 @@ def test_a_conversation_gives_way_before_everything_else(runtime: Runtime) -> No
     assert output.messages[: len(said)] == tuple(said)  # the conversation itself is whole
 
 
-def test_notes_and_context_share_the_room(runtime: Runtime) -> None:
+def test_notes_and_context_share_the_room(inline_runtime: Runtime) -> None:
     """S-MEM-134: neither takes all of it."""
     model, store = answering(), MemoryStore.in_memory()
     store.store("notes", MemoryEntry(content="old " * 2000))
-    team(model, memory_scopes="notes").replace(context_budget=BUDGET, memory_store=store).run(runtime=runtime)
+    team(model, memory_scopes="notes").replace(context_budget=BUDGET, memory_store=store).run(runtime=inline_runtime)
     prompt = model.calls[-1].messages[1].content or ""
     assert "## Memory: notes" in prompt
     assert "old old" in prompt
@@ -238,7 +238,7 @@ def test_tasks_of_a_map_reduce_are_held_to_its_budget(runtime: Runtime) -> None:
     assert "tokens left out" in (model.calls[-1].messages[1].content or "")
 
 
-def test_iterations_of_a_loop_are_held_to_the_budget(runtime: Runtime) -> None:
+def test_iterations_of_a_loop_are_held_to_the_budget(inline_runtime: Runtime) -> None:
     """S-MEM-131: feedback and the previous attempt are never cut."""
     model = ScriptedModel(*[by_task(read=LONG, write="Prose")] * 4)
     by = agent(model)
@@ -247,6 +247,6 @@ def test_iterations_of_a_loop_are_held_to_the_budget(runtime: Runtime) -> None:
         loops=[Loop(name="refine", body=[read, task("write", by, context=[read])], max_iterations=2)],
         context_budget=600,
     )
-    output = made.run(runtime=runtime)
+    output = made.run(runtime=inline_runtime)
     assert max(sizes(model)) <= 600
     assert [bool(each.metadata.get("context")) for each in output.trace.task_traces] == [False, True] * 2

@@ -44,10 +44,10 @@ def test_exit_of_a_tool_ends_the_run_without_an_error(runtime: Runtime, argument
     assert output.trace.errors == ()
 
 
-def test_exit_of_the_first_task_leaves_nothing(runtime: Runtime) -> None:
+def test_exit_of_the_first_task_leaves_nothing(inline_runtime: Runtime) -> None:
     """S-DOM-50, S-DOM-53."""
     worker = agent(ScriptedModel(call("leave")), tools=[leave])
-    output = Ensemble(tasks=[task("a", worker)]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("a", worker)]).run(runtime=inline_runtime)
     assert (output.raw, output.task_outputs, output.last_completed_output) == ("", (), None)
 
 
@@ -121,12 +121,14 @@ def test_first_reason_wins(runtime: Runtime, home: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failure_first", [True, False])
 @pytest.mark.parametrize("strategy", ["fail_fast", "continue_on_error"])
-def test_exit_outranks_a_failure(runtime: Runtime, tmp_path: Path, strategy: str, *, failure_first: bool) -> None:
+def test_exit_outranks_a_failure(
+    inline_runtime: Runtime, tmp_path: Path, strategy: str, *, failure_first: bool
+) -> None:
     """S-PAR-30: no error, whichever came first."""
     marks = Marks(tmp_path / "marks")
     failing = in_turn(marks, "" if failure_first else "left", "failed", ValueError("boom"))
     leaving = in_turn(marks, "failed" if failure_first else "", "left", ExitEarlyError("out"))
     tasks = [task("good", handler=lambda _: "kept"), task("bad", handler=failing), task("out", handler=leaving)]
-    output = Ensemble(tasks=tasks, workflow="parallel", parallel_error_strategy=strategy).run(runtime=runtime)
+    output = Ensemble(tasks=tasks, workflow="parallel", parallel_error_strategy=strategy).run(runtime=inline_runtime)
     assert output.exit_reason is ExitReason.USER_EXIT_EARLY
     assert [each.raw for each in output.task_outputs] == ["kept"]

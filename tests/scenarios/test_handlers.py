@@ -112,9 +112,9 @@ def test_tool_as_handler_gets_the_last_context_or_the_description(runtime: Runti
     assert [each.raw for each in output.task_outputs] == ["x", "SHOUT THIS", "SHOUT THIS!!"]
 
 
-def test_no_handler_when_it_is_none(runtime: Runtime) -> None:
+def test_no_handler_when_it_is_none(inline_runtime: Runtime) -> None:
     """S-DET-2: `handler=None` is no handler."""
-    output = Ensemble(tasks=[task("go", agent(ScriptedModel("by a model")), handler=None)]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(ScriptedModel("by a model")), handler=None)]).run(runtime=inline_runtime)
     assert output.raw == "by a model"
 
 

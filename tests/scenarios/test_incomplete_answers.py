@@ -74,9 +74,9 @@ def test_an_incomplete_answer_is_counted_when_nothing_is_said(
     assert len(server.requests) == 1
 
 
-def test_a_whole_answer_is_told_as_ever(runtime: Runtime, model_server: Servers) -> None:
+def test_a_whole_answer_is_told_as_ever(inline_runtime: Runtime, model_server: Servers) -> None:
     """S-ENG-36: nothing is counted, and an ordinary reason stands in no trace."""
-    output = ran(model_server(["fine"]), runtime, on_incomplete="fail")
+    output = ran(model_server(["fine"]), inline_runtime, on_incomplete="fail")
     assert output.metrics.total_incomplete_answers == 0
     assert output.trace is not None
     assert output.trace.task_traces[0].llm_interactions[0].finish_reason is None
@@ -100,20 +100,20 @@ def test_the_task_fails_when_the_policy_is_to_fail(runtime: Runtime, model_serve
     assert interaction.response_text == reply.text
 
 
-def test_the_agents_word_wins_when_the_ensemble_says_another(runtime: Runtime, model_server: Servers) -> None:
+def test_the_agents_word_wins_when_the_ensemble_says_another(inline_runtime: Runtime, model_server: Servers) -> None:
     """S-ENG-37."""
     server = model_server([CUT])
     careless = agent(model_at(server), on_incomplete="warn")
-    assert Ensemble(tasks=[task("go", careless)], on_incomplete="fail").run(runtime=runtime).raw == CUT.text
+    assert Ensemble(tasks=[task("go", careless)], on_incomplete="fail").run(runtime=inline_runtime).raw == CUT.text
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
 def test_the_model_is_asked_again_when_the_policy_is_to_retry(
-    runtime: Runtime, model_server: Servers, *, stream: bool
+    inline_runtime: Runtime, model_server: Servers, *, stream: bool
 ) -> None:
     """S-ENG-38: the same conversation, under keys of their own, and not streamed again; all tokens count."""
     server = model_server([CUT, EMPTY, "whole"])
-    output = ran(server, runtime, on_incomplete="retry", stream=stream)
+    output = ran(server, inline_runtime, on_incomplete="retry", stream=stream)
     assert output.raw == "whole"
     first, *others = server.requests
     assert [each.messages for each in others] == [first.messages] * 2
@@ -124,15 +124,15 @@ def test_the_model_is_asked_again_when_the_policy_is_to_retry(
     assert (metrics.input_tokens, metrics.output_tokens) == (30, 15)
 
 
-def test_the_task_fails_when_the_last_retry_is_incomplete_too(runtime: Runtime, model_server: Servers) -> None:
+def test_the_task_fails_when_the_last_retry_is_incomplete_too(inline_runtime: Runtime, model_server: Servers) -> None:
     """S-ENG-38: three requests at most, then as `fail`."""
     server = model_server(CUT)
     with pytest.raises(TaskExecutionError, match="length"):
-        ran(server, runtime, on_incomplete="retry")
+        ran(server, inline_runtime, on_incomplete="retry")
     assert len(server.requests) == 3
 
 
-def test_it_is_a_failed_item_when_it_is_one_of_a_map(runtime: Runtime, model_server: Servers) -> None:
+def test_it_is_a_failed_item_when_it_is_one_of_a_map(inline_runtime: Runtime, model_server: Servers) -> None:
     """S-ENG-37: the other items go on."""
     server = model_server(lambda request: CUT if "two" in request.text else "fine")
     writer = agent(model_at(server), on_incomplete="fail")
@@ -140,7 +140,7 @@ def test_it_is_a_failed_item_when_it_is_one_of_a_map(runtime: Runtime, model_ser
         items=["one", "two", "three"],
         map_task=lambda item: task(f"Do {item}", writer),
         on_item_error="collect",
-    ).run(runtime=runtime)
+    ).run(runtime=inline_runtime)
     assert [failure.index for failure in output.failed_items] == [1]
     assert "length" in output.failed_items[0].message
 
@@ -155,12 +155,14 @@ def look(what: str) -> str:
     return f"seen {what}"
 
 
-def test_broken_arguments_run_no_tool_when_the_policy_is_to_retry(runtime: Runtime, model_server: Servers) -> None:
+def test_broken_arguments_run_no_tool_when_the_policy_is_to_retry(
+    inline_runtime: Runtime, model_server: Servers
+) -> None:
     """S-ENG-36, S-ENG-38: a request for tools that was cut off is incomplete too."""
     broken = Reply(tool_calls=[call("look", '{"what": "th')], finish_reason="length")
     server = model_server([broken, call("look", '{"what": "the sea"}'), "done"])
     team = Ensemble(tasks=[task("go", agent(model_at(server), tools=[look]))], on_incomplete="retry")
-    output = team.run(runtime=runtime)
+    output = team.run(runtime=inline_runtime)
     assert (output.raw, output.total_tool_calls) == ("done", 1)
     assert server.requests[2].messages[-1]["content"] == "seen the sea"
 
@@ -171,13 +173,15 @@ class Word(BaseModel):
     word: str
 
 
-def test_a_typed_answer_is_not_corrected_when_the_policy_is_to_fail(runtime: Runtime, model_server: Servers) -> None:
+def test_a_typed_answer_is_not_corrected_when_the_policy_is_to_fail(
+    inline_runtime: Runtime, model_server: Servers
+) -> None:
     """S-ENG-37: neither the first answer nor a correction of it may be cut off."""
     for script, requests in (([Reply(text='{"word": "a', finish_reason="length")], 1), (["no JSON", CUT], 2)):
         server = model_server(script)
         typed = task("go", agent(model_at(server)), output_type=Word)
         with pytest.raises(TaskExecutionError, match="length"):
-            Ensemble(tasks=[typed], on_incomplete="fail").run(runtime=runtime)
+            Ensemble(tasks=[typed], on_incomplete="fail").run(runtime=inline_runtime)
         assert len(server.requests) == requests
 
 

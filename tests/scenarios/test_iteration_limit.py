@@ -83,27 +83,27 @@ def test_trace_of_the_failed_task_shows_skipped_requests(runtime: Runtime) -> No
 
 
 @pytest.mark.parametrize("stops", [1, 2])
-def test_text_after_a_stop_is_accepted(runtime: Runtime, stops: int) -> None:
+def test_text_after_a_stop_is_accepted(inline_runtime: Runtime, stops: int) -> None:
     """S-ENG-45, S-ENG-46, S-MET-16: the count goes on over the limit."""
     model = ScriptedModel(*requests(2 + stops), "best guess")
-    output = Ensemble(tasks=[task("go", agent(model, tools=[look], max_iterations=2))]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(model, tools=[look], max_iterations=2))]).run(runtime=inline_runtime)
     assert (output.raw, output.total_tool_calls) == ("best guess", 2 + stops)
     assert output.task_outputs[0].metrics.tool_call_count == 2 + stops
     assert results_of(model)[2:] == [stop(2)] * stops
 
 
-def test_requests_of_one_turn_are_counted_in_order(runtime: Runtime) -> None:
+def test_requests_of_one_turn_are_counted_in_order(inline_runtime: Runtime) -> None:
     """S-ENG-40, S-TOOL-84, S-ENG-44: those within the limit run, the others get the stop text."""
     model = ScriptedModel(requests(3), "done")
-    output = Ensemble(tasks=[task("go", agent(model, tools=[look], max_iterations=2))]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(model, tools=[look], max_iterations=2))]).run(runtime=inline_runtime)
     assert results_of(model) == ["saw 0", "saw 1", stop(2)]
     assert output.total_tool_calls == 3
 
 
-def test_turn_with_three_stops_fails_at_once(runtime: Runtime) -> None:
+def test_turn_with_three_stops_fails_at_once(inline_runtime: Runtime) -> None:
     """S-ENG-44: the request within the limit is executed first; a fourth stop is not counted any more."""
     model = ScriptedModel(requests(5), "never")
-    error, _, watcher = failed_run(runtime, model, limit=1)
+    error, _, watcher = failed_run(inline_runtime, model, limit=1)
     assert len(model.calls) == 1
     assert [event.tool_result for event in watcher.of(ToolCallEvent)] == ["saw 0"]
     assert error.tool_calls_made == 4
@@ -119,18 +119,18 @@ def test_each_stop_is_a_line_in_the_log(inline_runtime: Runtime, caplog: pytest.
     ]
 
 
-def test_counter_starts_anew_with_each_task(runtime: Runtime) -> None:
+def test_counter_starts_anew_with_each_task(inline_runtime: Runtime) -> None:
     """S-ENG-40, S-DOM-12: one counter per task execution."""
     model = ScriptedModel(*requests(1), "one", *requests(1), "two")
     worker = agent(model, tools=[look], max_iterations=1)
-    output = Ensemble(tasks=[task("a", worker), task("b", worker)]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("a", worker), task("b", worker)]).run(runtime=inline_runtime)
     assert [each.tool_call_count for each in output.task_outputs] == [1, 1]
     assert results_of(model) == ["saw 0"]
 
 
-def test_unknown_tools_count_against_the_limit(runtime: Runtime) -> None:
+def test_unknown_tools_count_against_the_limit(inline_runtime: Runtime) -> None:
     """S-ENG-55."""
     model = ScriptedModel(call("no_such"), *requests(1), "done")
-    output = Ensemble(tasks=[task("go", agent(model, tools=[look], max_iterations=1))]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(model, tools=[look], max_iterations=1))]).run(runtime=inline_runtime)
     assert results_of(model) == ["Error: Unknown tool 'no_such'", stop(1)]
     assert output.total_tool_calls == 2

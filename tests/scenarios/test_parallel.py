@@ -131,12 +131,14 @@ def test_task_index_is_the_place_in_the_list(runtime: Runtime) -> None:
     ]
 
 
-def test_context_outside_the_plan_is_left_out(runtime: Runtime) -> None:
+def test_context_outside_the_plan_is_left_out(inline_runtime: Runtime) -> None:
     """S-PAR-13, S-PAR-2: its dependent is a root."""
     model = ScriptedModel("in", "end")
     worker = agent(model)
     outside, inside = task("outside", worker), task("inside", worker)
-    Ensemble(tasks=[task("last", worker, context=[outside, inside]), inside], workflow=PARALLEL).run(runtime=runtime)
+    Ensemble(tasks=[task("last", worker, context=[outside, inside]), inside], workflow=PARALLEL).run(
+        runtime=inline_runtime
+    )
     assert task_of(model.calls[0]) == "inside"
     assert "### Writer: inside\nin" in prompt_of(model.calls[1])
     assert "outside" not in prompt_of(model.calls[1])
@@ -164,10 +166,10 @@ def test_no_more_tasks_run_than_the_cap_allows(runtime: Runtime, cap: int) -> No
     assert len(output.task_outputs) == 2 * cap
 
 
-def test_queued_tasks_start_in_list_order_under_a_cap(runtime: Runtime) -> None:
+def test_queued_tasks_start_in_list_order_under_a_cap(inline_runtime: Runtime) -> None:
     """S-PAR-17, S-PAR-2: one at a time, first come first served."""
     tasks = team(ScriptedModel(otherwise="x"), *(f"t{n}" for n in range(5)))
-    output = Ensemble(tasks=list(tasks.values()), workflow=PARALLEL, max_parallel_tasks=1).run(runtime=runtime)
+    output = Ensemble(tasks=list(tasks.values()), workflow=PARALLEL, max_parallel_tasks=1).run(runtime=inline_runtime)
     assert [each.task_description for each in output.task_outputs] == [f"t{n}" for n in range(5)]
 
 
@@ -323,21 +325,23 @@ def test_continue_on_error_finishes_what_does_not_depend_on_a_failure(runtime: R
 
 
 @pytest.mark.parametrize("strategy", list(ParallelErrorStrategy))
-def test_both_strategies_give_an_output_when_nothing_fails(runtime: Runtime, strategy: ParallelErrorStrategy) -> None:
+def test_both_strategies_give_an_output_when_nothing_fails(
+    inline_runtime: Runtime, strategy: ParallelErrorStrategy
+) -> None:
     """S-PAR-29."""
     tasks = team(ScriptedModel(otherwise=task_of), "a", "b<a")
     output = Ensemble(tasks=list(tasks.values()), workflow=PARALLEL, parallel_error_strategy=strategy).run(
-        runtime=runtime
+        runtime=inline_runtime
     )
     assert [each.raw for each in output.task_outputs] == ["a", "b"]
     assert output.is_complete
 
 
-def test_workflow_is_inferred_when_none_is_chosen(runtime: Runtime) -> None:
+def test_workflow_is_inferred_when_none_is_chosen(inline_runtime: Runtime) -> None:
     """S-DET-40, S-DET-42: a context task listed later makes it parallel."""
     model = ScriptedModel("one", "two")
     tasks = team(model, "a", "b<a")
-    output = Ensemble(tasks=[tasks["b"], tasks["a"]], workflow=None).run(runtime=runtime)
+    output = Ensemble(tasks=[tasks["b"], tasks["a"]], workflow=None).run(runtime=inline_runtime)
     assert [task_of(asked) for asked in model.calls] == ["a", "b"]
     assert output.raw == "two"
 

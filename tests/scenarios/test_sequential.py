@@ -144,32 +144,32 @@ def test_ensemble_events_frame_the_run(runtime: Runtime) -> None:
     assert all(str(uuid.UUID(each)) == each for each in ids)
 
 
-def test_nothing_happens_when_validation_fails(runtime: Runtime) -> None:
+def test_nothing_happens_when_validation_fails(inline_runtime: Runtime) -> None:
     """S-ENG-1, S-ENG-4, S-DOM-60, S-TPL-10, S-ERR-10: before the first event, template or model call."""
     model, watcher = ScriptedModel(), Watcher()
     late = task("late", agent(model))
     early = task("{nobody} gave this", agent(model), context=[late])
     with pytest.raises(ValidationError) as caught:
-        Ensemble(tasks=[early, late], listeners=[watcher]).run(runtime=runtime)
+        Ensemble(tasks=[early, late], listeners=[watcher]).run(runtime=inline_runtime)
     assert str(caught.value) == (
         "Task '{nobody} gave this' references context task 'late' which appears later in the task list"
     )
     assert (watcher.heard, model.calls) == ([], ())
 
 
-def test_nothing_happens_when_inputs_are_missing(runtime: Runtime) -> None:
+def test_nothing_happens_when_inputs_are_missing(inline_runtime: Runtime) -> None:
     """S-TPL-10, S-TPL-12, S-ERR-11, S-DOM-66: the first failing template in task order."""
     model, watcher = ScriptedModel(), Watcher()
     writer = agent(model)
     tasks = [task("of {known}", writer, expected_output="{b} and {a}"), task("{c}", writer)]
     with pytest.raises(PromptTemplateError) as caught:
-        Ensemble(tasks=tasks, inputs={"known": "x"}, listeners=[watcher]).run(runtime=runtime)
+        Ensemble(tasks=tasks, inputs={"known": "x"}, listeners=[watcher]).run(runtime=inline_runtime)
     assert caught.value.missing_variables == ("b", "a")
     assert caught.value.template == "{b} and {a}"
     assert (watcher.heard, model.calls) == ([], ())
 
 
-def test_descriptions_and_expected_outputs_are_resolved_but_agents_are_not(runtime: Runtime) -> None:
+def test_descriptions_and_expected_outputs_are_resolved_but_agents_are_not(inline_runtime: Runtime) -> None:
     """S-TPL-9, S-DOM-66, S-DOM-70, S-DOM-38: inputs of the run win; they become text."""
     model = ScriptedModel("done")
     writer = agent(model, goal="write {form}")
@@ -177,7 +177,7 @@ def test_descriptions_and_expected_outputs_are_resolved_but_agents_are_not(runti
         tasks=[task("{n} lines of {topic}", writer, expected_output="{form}")],
         inputs={"topic": "bees", "form": "verse"},
     )
-    output = ensemble.run({"topic": "ants", "n": 3}, runtime=runtime)
+    output = ensemble.run({"topic": "ants", "n": 3}, runtime=inline_runtime)
     system, user = (message.content or "" for message in model.calls[0].messages)
     assert "## Task\n3 lines of ants" in user
     assert "## Expected Output\nverse" in user
@@ -186,12 +186,12 @@ def test_descriptions_and_expected_outputs_are_resolved_but_agents_are_not(runti
     assert dict(output.trace.inputs) == {"topic": "ants", "form": "verse", "n": "3"}
 
 
-def test_context_is_found_when_the_context_task_was_a_template(runtime: Runtime) -> None:
+def test_context_is_found_when_the_context_task_was_a_template(inline_runtime: Runtime) -> None:
     """S-TPL-11."""
     model = ScriptedModel("facts on bees", "text")
     writer = agent(model)
     facts = task("find facts on {topic}", writer)
-    Ensemble(tasks=[facts, task("write", writer, context=[facts])]).run({"topic": "bees"}, runtime=runtime)
+    Ensemble(tasks=[facts, task("write", writer, context=[facts])]).run({"topic": "bees"}, runtime=inline_runtime)
     assert "### Writer: find facts on bees\nfacts on bees" in prompt_of(model.calls[1])
 
 
@@ -321,7 +321,7 @@ async def test_run_works_inside_a_running_loop(runtime: Runtime) -> None:
         await Ensemble(tasks=[]).arun(runtime=runtime)
 
 
-def test_short_form_runs(runtime: Runtime) -> None:
+def test_short_form_runs(inline_runtime: Runtime) -> None:
     """S-DET-30, S-DET-33: `run(model, *tasks)` with inputs and a runtime; the workflow is inferred."""
     from ensemble_ray import run
 
@@ -331,7 +331,7 @@ def test_short_form_runs(runtime: Runtime) -> None:
         first,
         Task.of("Write").replace(context=[first]),
         inputs={"topic": "bees"},
-        runtime=runtime,
+        runtime=inline_runtime,
     )
     assert output.raw == "text"
     assert [each.agent_role for each in output.task_outputs] == ["Researcher", "Writer"]

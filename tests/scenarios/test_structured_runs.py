@@ -133,18 +133,18 @@ def test_giving_up_is_among_the_causes_of_a_parallel_run(runtime: Runtime) -> No
     assert isinstance(caught.value.failed_task_causes["describe a city"], OutputParsingError)
 
 
-def test_empty_answer_is_a_failed_attempt(runtime: Runtime) -> None:
+def test_empty_answer_is_a_failed_attempt(inline_runtime: Runtime) -> None:
     """S-OUT-38."""
     model = ScriptedModel(ChatResponse(text=""), GOOD)
-    output = Ensemble(tasks=[typed(model)]).run(runtime=runtime)
+    output = Ensemble(tasks=[typed(model)]).run(runtime=inline_runtime)
     assert output.task_outputs[0].parsed_output == BERN
     assert "LLM produced an empty response" in prompt_of(model.calls[1])
 
 
-def test_model_error_during_a_retry_fails_the_task(runtime: Runtime) -> None:
+def test_model_error_during_a_retry_fails_the_task(inline_runtime: Runtime) -> None:
     """S-OUT-35."""
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[typed(ScriptedModel("none", ValueError("no quota")))]).run(runtime=runtime)
+        Ensemble(tasks=[typed(ScriptedModel("none", ValueError("no quota")))]).run(runtime=inline_runtime)
     assert not isinstance(caught.value, OutputParsingError)
     assert isinstance(caught.value.__cause__, AgentExecutionError)
     assert str(caught.value.__cause__) == "Agent 'Writer': no quota (ValueError)"
@@ -165,9 +165,9 @@ def test_every_accepted_type_can_be_asked_for(runtime: Runtime, kind: object, te
     assert output.task_outputs[0].parsed_output == parsed
 
 
-def test_without_output_type_nothing_is_parsed(runtime: Runtime) -> None:
+def test_without_output_type_nothing_is_parsed(inline_runtime: Runtime) -> None:
     """S-DOM-43, S-DOM-37."""
-    output = Ensemble(tasks=[typed(ScriptedModel(GOOD), None, max_output_retries=5)]).run(runtime=runtime)
+    output = Ensemble(tasks=[typed(ScriptedModel(GOOD), None, max_output_retries=5)]).run(runtime=inline_runtime)
     assert (output.task_outputs[0].parsed_output, output.task_outputs[0].output_type) == (None, None)
     assert output.raw == GOOD
 

@@ -44,11 +44,11 @@ def test_agent_is_made_for_a_task_that_names_none(runtime: Runtime) -> None:
     assert (model.calls[0].messages[0].content or "").startswith("You are Researcher.")
 
 
-def test_model_of_the_task_comes_first(runtime: Runtime) -> None:
+def test_model_of_the_task_comes_first(inline_runtime: Runtime) -> None:
     """S-DET-20: task, then ensemble."""
     own, shared = ScriptedModel("own"), ScriptedModel("shared")
     tasks = [Task.of("Write a"), Task.of("Write b").replace(llm=own)]
-    output = Ensemble(tasks=tasks, llm=shared).run(runtime=runtime)
+    output = Ensemble(tasks=tasks, llm=shared).run(runtime=inline_runtime)
     assert [each.raw for each in output.task_outputs] == ["shared", "own"]
 
 
@@ -63,10 +63,10 @@ def test_tools_and_limit_of_the_task_are_the_agents(runtime: Runtime) -> None:
     assert (results[1] or "").startswith("STOP: Maximum tool iterations (1)")
 
 
-def test_tools_of_a_task_have_no_effect_beside_an_agent(runtime: Runtime) -> None:
+def test_tools_of_a_task_have_no_effect_beside_an_agent(inline_runtime: Runtime) -> None:
     """S-DET-21."""
     model = ScriptedModel("done")
-    Ensemble(tasks=[task("go", agent(model), tools=[look], max_iterations=1)]).run(runtime=runtime)
+    Ensemble(tasks=[task("go", agent(model), tools=[look], max_iterations=1)]).run(runtime=inline_runtime)
     assert model.calls[0].tools == ()
 
 
@@ -99,7 +99,7 @@ def test_template_is_used_when_the_model_gives_no_agent(
     )
 
 
-def test_model_error_while_making_an_agent_ends_the_run(runtime: Runtime) -> None:
+def test_model_error_while_making_an_agent_ends_the_run(inline_runtime: Runtime) -> None:
     """S-DET-24, S-ENG-1, S-ENG-4: a failure in a step leaves later steps untouched."""
     watcher = Watcher()
     ensemble = Ensemble(
@@ -109,7 +109,7 @@ def test_model_error_while_making_an_agent_ends_the_run(runtime: Runtime) -> Non
         listeners=[watcher],
     )
     with pytest.raises(AgentExecutionError) as caught:
-        ensemble.run(runtime=runtime)
+        ensemble.run(runtime=inline_runtime)
     assert "no quota" in str(caught.value)
     assert watcher.heard == []
 
@@ -131,7 +131,7 @@ def test_own_synthesizer_is_asked(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("zero"), SystemExit(3), KeyboardInterrupt()])
-def test_failing_synthesizer_ends_its_run_only(runtime: Runtime, error: BaseException) -> None:
+def test_failing_synthesizer_ends_its_run_only(inline_runtime: Runtime, error: BaseException) -> None:
     """S-ENG-1, S-ERR-37: an EnsembleError with its cause; the next run works."""
 
     def fail(_task: Task, _context: SynthesisContext) -> Agent:
@@ -139,9 +139,9 @@ def test_failing_synthesizer_ends_its_run_only(runtime: Runtime, error: BaseExce
 
     ensemble = Ensemble(tasks=[Task.of("Write")], llm=ScriptedModel("text"), agent_synthesizer=fail)
     with pytest.raises(AgentExecutionError) as caught:
-        ensemble.run(runtime=runtime)
+        ensemble.run(runtime=inline_runtime)
     assert caught.value.__cause__ is error
-    assert Ensemble(tasks=[Task.of("Write")], llm=ScriptedModel("fine")).run(runtime=runtime).raw == "fine"
+    assert Ensemble(tasks=[Task.of("Write")], llm=ScriptedModel("fine")).run(runtime=inline_runtime).raw == "fine"
 
 
 def test_limit_of_the_ensemble_is_one_per_run(runtime: Runtime) -> None:
@@ -161,13 +161,13 @@ def test_made_agents_live_by_the_hundred(runtime: Runtime) -> None:
     assert len(output.task_outputs) == 100
 
 
-def test_handler_only_ensemble_needs_no_model(runtime: Runtime) -> None:
+def test_handler_only_ensemble_needs_no_model(inline_runtime: Runtime) -> None:
     """S-DET-32."""
-    assert Ensemble(tasks=[task("go", handler=lambda _: "x")]).run(runtime=runtime).raw == "x"
+    assert Ensemble(tasks=[task("go", handler=lambda _: "x")]).run(runtime=inline_runtime).raw == "x"
 
 
-def test_failure_names_the_made_agent(runtime: Runtime) -> None:
+def test_failure_names_the_made_agent(inline_runtime: Runtime) -> None:
     """S-ENG-13."""
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[Task.of("Write it")], llm=ScriptedModel(ValueError("no"))).run(runtime=runtime)
+        Ensemble(tasks=[Task.of("Write it")], llm=ScriptedModel(ValueError("no"))).run(runtime=inline_runtime)
     assert caught.value.agent_role == "Writer"

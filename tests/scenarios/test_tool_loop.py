@@ -199,10 +199,10 @@ def test_what_a_tool_gives_goes_back_to_the_model(
     assert event.outcome == outcome
 
 
-def test_unknown_tool_is_told_to_the_model(runtime: Runtime) -> None:
+def test_unknown_tool_is_told_to_the_model(inline_runtime: Runtime) -> None:
     """S-ENG-55, S-SET-25: counts, is in the trace as a failure, fires no event."""
     model, watcher = ScriptedModel(call("serch"), "done"), Watcher()
-    output = Ensemble(tasks=[task("go", agent(model, tools=[add]))], listeners=[watcher]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(model, tools=[add]))], listeners=[watcher]).run(runtime=inline_runtime)
     assert results_of(model) == ["Error: Unknown tool 'serch'"]
     assert (output.total_tool_calls, watcher.of(ToolCallEvent)) == (1, [])
     assert output.trace is not None
@@ -239,11 +239,11 @@ class BadMenu(DynamicToolProvider):
         return [object()]
 
 
-def test_what_is_no_tool_is_refused_at_resolution(runtime: Runtime) -> None:
+def test_what_is_no_tool_is_refused_at_resolution(inline_runtime: Runtime) -> None:
     """S-TOOL-31, S-ENG-60."""
     model = ScriptedModel()
     with pytest.raises(ValidationError) as caught:
-        Ensemble(tasks=[task("go", agent(model, tools=[BadMenu()]))]).run(runtime=runtime)
+        Ensemble(tasks=[task("go", agent(model, tools=[BadMenu()]))]).run(runtime=inline_runtime)
     assert str(caught.value) == ("Tool object of type 'builtins.object' is neither an AgentTool nor has @tool methods")
     assert model.calls == ()
 

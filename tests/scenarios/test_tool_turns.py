@@ -159,10 +159,10 @@ def test_blank_answer_is_an_empty_success(
     assert warnings == ["Agent 'Writer' returned empty response for task 'go'"]
 
 
-def test_blank_answer_is_an_empty_success_everywhere(runtime: Runtime) -> None:
+def test_blank_answer_is_an_empty_success_everywhere(inline_runtime: Runtime) -> None:
     """S-ENG-34: with tools as well."""
     model = ScriptedModel(call("add", '{"a": 1, "b": 1}'), ChatResponse(text=None))
-    output = Ensemble(tasks=[task("go", agent(model, tools=[add]))]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(model, tools=[add]))]).run(runtime=inline_runtime)
     assert (output.raw, output.is_complete) == ("", True)
     assert output.trace is not None
     assert output.trace.task_traces[0].final_output == ""

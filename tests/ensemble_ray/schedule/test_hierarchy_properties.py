@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def test_rules_hold_exactly_when_turns_are_interleaved_at_random(
         assert machine.violations()
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(rule_sets(), TURNS)
 def test_same_decisions_follow_when_a_run_is_recalled(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,6 +145,7 @@ def test_no_more_tasks_run_than_the_cap_allows(play: Play) -> None:
     assert cap is None or play.most_at_once <= cap
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_no_task_starts_before_its_context_is_completed(play: Play) -> None:
@@ -157,6 +159,7 @@ def test_no_task_starts_before_its_context_is_completed(play: Play) -> None:
         assert all(context[key_of(each.instance)] <= completed for each in instructions if isinstance(each, Start))
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_nothing_starts_after_a_cancellation_or_an_early_exit(play: Play) -> None:
@@ -175,6 +178,7 @@ def test_nothing_starts_after_a_cancellation_or_an_early_exit(play: Play) -> Non
         assert (end.state is RunState.FAILED) == (TaskState.FAILED in play.outcomes.values())
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_only_what_runs_is_stopped(play: Play) -> None:
@@ -204,6 +208,7 @@ def test_continue_on_error_skips_exactly_the_transitive_dependents(play: Play) -
     assert set(play.outcomes) == {node.key for node in play.plan.nodes} - expected
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_same_facts_give_the_same_instructions(play: Play) -> None:
@@ -212,6 +217,7 @@ def test_same_facts_give_the_same_instructions(play: Play) -> None:
     assert [again.handle(*batch) for batch in play.batches] == play.wanted
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays(), st.data())
 def test_late_messages_change_nothing(play: Play, data: st.DataObject) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,6 +144,7 @@ def test_run_ends_once_and_every_loop_ends_once(played: Played) -> None:
     assert nest.source.list_unanswered() == []
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_histories_are_what_completed(played: Played) -> None:
@@ -164,6 +166,7 @@ def test_histories_are_what_completed(played: Played) -> None:
             assert whole == list(one.iterations)
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_places_are_kept(played: Played) -> None:
@@ -187,6 +190,7 @@ def test_end_says_what_happened(played: Played) -> None:
     assert {each.unit for each in end.unit_failures} <= {each.unit for each in played.loops}
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_same_words_give_the_same_run(played: Played) -> None:
@@ -197,6 +201,7 @@ def test_same_words_give_the_same_run(played: Played) -> None:
     assert again.wanted == played.nest.wanted
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_nothing_starts_after_a_cancellation(played: Played) -> None:

@@ -206,6 +206,7 @@ def test_end_says_what_happened(played: Played) -> None:
         assert end.state is RunState.COMPLETED
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_nothing_begins_after_a_cancellation_or_an_exit(played: Played) -> None:
@@ -235,6 +236,7 @@ def test_same_words_give_the_same_run(played: Played) -> None:
     assert again.wanted == played.nest.wanted
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(played_phases())
 def test_every_phase_has_one_result(played: Played) -> None:
@@ -256,6 +258,7 @@ def test_every_phase_has_one_result(played: Played) -> None:
             assert any(before[key] != "completed" for key in units[each.unit].after)
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(played_phases())
 def test_no_phase_begins_before_its_predecessors_were_accepted(played: Played) -> None:
@@ -275,6 +278,7 @@ def test_no_phase_begins_before_its_predecessors_were_accepted(played: Played) -
                 assert not [start for start in again.source.running if start.startswith(f"{each}/")]
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(played_graphs())
 def test_history_of_a_graph_is_what_completed(played: Played) -> None:
@@ -292,6 +296,7 @@ def test_history_of_a_graph_is_what_completed(played: Played) -> None:
     assert len(played.nest.all(Announce)) >= len(announced)
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(played_blocks())
 def test_history_of_blocks_is_in_declared_order(drawn: tuple[list[str], Played]) -> None:
