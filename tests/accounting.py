@@ -34,35 +34,36 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessorTime(threading.Thread):
-    """Samples the processor time of this process and its descendants, and adds it to the directory under test."""
+    """Samples the processor time of everything below this process, by the child of it that all of a group descend from."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="processor-time")
-        self.directory = "(start)"
-        self.spent: Counter[str] = Counter()
+        #: when, the child's process id, seconds spent since the last sample
+        self.samples: list[tuple[int, int, float]] = []
         self._seen: dict[int, float] = {}
         self._ended = threading.Event()
 
     def run(self) -> None:
         while not self._ended.wait(_SAMPLE_S):
-            self.sample()
+            self._sample()
 
     def stop(self) -> None:
         """Sample once more, and end."""
         self._ended.set()
         self.join()
-        self.sample()
+        self._sample()
 
-    def sample(self) -> None:
-        """Add what each process has spent since the last sample."""
-        now = dict(_descendants())
-        for pid, seconds in now.items():
-            self.spent[self.directory] += seconds - self._seen.get(pid, 0.0)
-        self._seen = now
+    def _sample(self) -> None:
+        now, spent = time.time_ns(), Counter[int]()
+        found = list(_descendants())
+        for pid, child, seconds in found:
+            spent[child] += seconds - self._seen.get(pid, 0.0)
+        self._seen = {pid: seconds for pid, _, seconds in found}
+        self.samples += [(now, child, seconds) for child, seconds in spent.items()]
 
 
-def _descendants() -> Iterator[tuple[int, float]]:
-    """Yield ids and processor seconds of this process and everything below it."""
+def _descendants() -> Iterator[tuple[int, int, float]]:
+    """Yield, of this process and each one below it: its id, the child of this process that it descends from, its processor seconds."""
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for entry in Path("/proc").iterdir():
@@ -73,11 +74,14 @@ def _descendants() -> Iterator[tuple[int, float]]:
                 pid = int(entry.name)
                 parents[pid] = int(fields[1])
                 seconds[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
-    ours = {os.getpid()}
-    for pid in sorted(parents):  # parents have smaller ids, but for a wrap of ids
-        if pid in ours or parents[pid] in ours:
-            ours.add(pid)
-            yield pid, seconds[pid]
+    here = os.getpid()
+    children = {here: here}
+    for pid in sorted(parents):  # parents have smaller ids, except after a wrap of ids
+        parent = parents[pid]
+        if parent in children:
+            children[pid] = pid if parent == here else children[parent]
+        if pid in children:
+            yield pid, children[pid], seconds[pid]
 
 
 def _machine_seconds() -> float:
@@ -96,38 +100,36 @@ def _directory(path: Path) -> str:
 class Accounts:
     """The plugin: the same in the process that controls the run and in each that runs tests."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, is_worker: bool) -> None:
         self._file = file
         self._worker = os.environ.get("PYTEST_XDIST_WORKER", "-")
-        self._time = ProcessorTime()
+        self._directory = ""
+        # A thread in a process that runs tests would disturb those that measure memory.
+        self._time = None if is_worker else ProcessorTime()
         self._before = _machine_seconds()
-        self._has_grown = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        self._time.start()
+        if self._time is not None:
+            self._time.start()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         directory = _directory(item.path)
-        if directory != self._time.directory:
-            self._time.sample()
-            self._time.directory = directory
-            self._write("enter", directory)
+        if directory != self._directory:
+            self._directory = directory
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(f"enter {time.time_ns()} {self._worker} {directory} {os.getpid()}\n")
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self._time.stop()
-        for directory, seconds in self._time.spent.items():
-            self._write("spent", directory, f"{seconds:.1f}")
-        if not hasattr(session.config, "workerinput") and os.environ.get(_TIER):
-            self._has_grown = bool(self._compare())
-            if self._has_grown and session.exitstatus == pytest.ExitCode.OK:
+        if self._time is not None:
+            self._time.stop()
+            if os.environ.get(_TIER) and self._compare() and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = _HAS_GROWN
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         spent, starts = self._read()
-        total = _machine_seconds() - self._before
         terminalreporter.section("what the tests cost")
         terminalreporter.write_line(f"{'directory':28}{'processor s':>12}" + "".join(f"{kind:>11}" for kind in _KINDS))
         for directory in sorted({*spent, *starts}, key=lambda each: -spent[each]):
@@ -135,15 +137,13 @@ class Accounts:
             cells = "".join(f"{counts[kind]:>11}" for kind in _KINDS)
             terminalreporter.write_line(f"{directory:28}{spent[directory]:>12.1f}{cells}")
         cells = "".join(f"{sum(counts[kind] for counts in starts.values()):>11}" for kind in _KINDS)
-        terminalreporter.write_line(f"{'this machine, in all':28}{total:>12.1f}{cells}")
-        if total > _MOST_PROCESSOR_S:
+        terminalreporter.write_line(f"{'in all':28}{sum(spent.values()):>12.1f}{cells}")
+        machine = _machine_seconds() - self._before
+        terminalreporter.write_line(f"{'this machine meanwhile':28}{machine:>12.1f}")
+        if machine > _MOST_PROCESSOR_S:
             terminalreporter.write_line(f"WARNING: more than {_MOST_PROCESSOR_S:.0f} s of processor time", yellow=True)
         for line in self._compare() if os.environ.get(_TIER) else ():
             terminalreporter.write_line(line, red=True)
-
-    def _write(self, *fields: str) -> None:
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(f"{fields[0]} {time.time_ns()} {self._worker} {' '.join(fields[1:])}\n")
 
     def _read(self) -> tuple[Counter[str], dict[str, Counter[str]]]:
         """Return processor seconds by directory, and starts by directory and kind."""
@@ -151,15 +151,19 @@ class Accounts:
         starts: dict[str, Counter[str]] = {}
         entered: dict[str, str] = {}
         seen: set[tuple[str, str]] = set()
-        entries = (line.split() for line in self._file.read_text(encoding="utf-8").splitlines())
-        for event, _, worker, *fields in sorted(entries, key=lambda entry: int(entry[1])):
+        entries = [line.split() for line in self._file.read_text(encoding="utf-8").splitlines()]
+        workers = {pid: worker for event, _, worker, _, pid in entries if event == "enter"}
+        if self._time is not None:
+            entries += [["spent", str(at), workers.get(str(pid), "-"), str(s), ""] for at, pid, s in self._time.samples]
+        for event, _, worker, what, pid in sorted(entries, key=lambda entry: int(entry[1])):
+            directory = entered.get(worker, "(collection)")
             if event == "enter":
-                entered[worker] = fields[0]
+                entered[worker] = what
             elif event == "spent":
-                spent[fields[0]] += float(fields[1])
-            elif (fields[0], fields[1]) not in seen:  # one process may run several interpreters in turn
-                seen.add((fields[0], fields[1]))
-                starts.setdefault(entered.get(worker, "(start)"), Counter())[fields[0]] += 1
+                spent[directory] += float(what)
+            elif (what, pid) not in seen:  # one process may run several interpreters in turn
+                seen.add((what, pid))
+                starts.setdefault(directory, Counter())[what] += 1
         return spent, starts
 
     def _compare(self) -> list[str]:
@@ -184,13 +188,14 @@ def _most(count: int) -> float:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have everything that is started from now on be counted."""
-    if not hasattr(config, "workerinput"):
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker:
         handle, name = tempfile.mkstemp(prefix="accounts-")
         os.close(handle)
         os.environ[_FILE] = name
         path = [str(Path(__file__).parent / "counting"), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    config.pluginmanager.register(Accounts(Path(os.environ[_FILE])), "accounts")
+    config.pluginmanager.register(Accounts(Path(os.environ[_FILE]), is_worker=is_worker), "accounts")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -81,7 +81,16 @@ def own_environment(directory: Path, **variables: str) -> dict[str, str]:
         **RAY_SETTINGS,
         "ENSEMBLE_RAY_HOME": str(directory / "records"),
         **variables,
+        **_counted(variables),
     }
+
+
+def _counted(variables: Mapping[str, str]) -> dict[str, str]:
+    """Keep what notes starts (`tests.accounting`) on an import path that is given anew."""
+    if "TEST_ACCOUNTS" not in os.environ or "PYTHONPATH" not in variables:
+        return {}
+    counting = str(Path(__file__).parent / "counting")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (variables["PYTHONPATH"], counting)))}
 
 
 @dataclass(frozen=True)
