@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import wrapt
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -96,12 +98,29 @@ def _import(root: str) -> str:
     for name in _IMPORTS:
         with contextlib.suppress(ImportError):  # an extra that is not installed, or another version of Ray
             importlib.import_module(name)
+    with contextlib.suppress(ImportError, AttributeError):  # another version of Ray
+        _postpone_arrow()
     sys.path[:] = path
     return str(default_worker.__file__)
 
 
 def _ray_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith("RAY_")}
+
+
+def _postpone_arrow() -> None:
+    """Have workers register Ray's serializers of Arrow when pyarrow is imported, and not import it for them.
+
+    Ray imports pyarrow, and numpy with it, in each worker where it is installed: 0.2 s of processor time and 25 MB.
+    """
+    name = "_register_custom_datasets_serializers"
+    arrow = importlib.import_module("ray._private.arrow_serialization")
+    register = getattr(arrow, name)
+
+    def postpone(context: object) -> None:
+        wrapt.register_post_import_hook(lambda _module: register(context), "pyarrow")
+
+    setattr(arrow, name, postpone)
 
 
 def _serve(listener: socket.socket, raylet_end: int, variables: Mapping[str, str]) -> WorkerRequest | None:

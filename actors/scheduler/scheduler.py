@@ -8,12 +8,14 @@ whose submissions are kept, from their records (S-DUR-32).
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import ray
+import ray.exceptions
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.events import begin_events
@@ -21,6 +23,7 @@ from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.log_lines import LineService
 from ensemble_ray.actors.link.packing import load_submission, pack_end, pack_recorded
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
+from ensemble_ray.actors.link.reach import patiently, reach
 from ensemble_ray.actors.link.wire import SessionOpening, Submission, WireOutcome, WireResult
 from ensemble_ray.actors.scheduler.cluster_nodes import ClusterNodes
 from ensemble_ray.actors.scheduler.describing import ProcessSurvey
@@ -51,7 +54,7 @@ from ensemble_ray.values.directives import RunDirective
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 
-__all__ = ["SchedulerActor"]
+__all__ = ["SchedulerActor", "start_recovery"]
 
 _log = bounded_logger(__name__)
 #: Ended runs whose results nobody has fetched yet.
@@ -66,6 +69,14 @@ async def _has_ended(submission: Submission) -> bool:
         return False
     found = await store_at(submission.store).summary(submission.run_id)
     return found is not None and found.state.is_final
+
+
+def start_recovery(actor: Any) -> None:
+    """Call an actor's `wait_until_recovered` until it returns.
+
+    The first calls may fail: the cluster may still list the actor as restarting, and its store may be out of reach.
+    """
+    asyncio.run(reach(actor.wait_until_recovered.remote, patiently(), retry_on=ray.exceptions.RayError))
 
 
 class SchedulerActor(LineService, SessionService):
@@ -90,8 +101,9 @@ class SchedulerActor(LineService, SessionService):
         self._describing: asyncio.Task[bytes] | None = None
         self._described_at = 0.0
         self._recovering: asyncio.Task[None] | None = None
-        # A constructor runs before the loop does; this call is the first that the loop gets.
-        cast("Any", ray.get_runtime_context().current_actor).wait_until_recovered.remote()
+        # A constructor runs before the loop does, so that the first call of the loop comes from a thread.
+        actor = cast("Any", ray.get_runtime_context().current_actor)
+        threading.Thread(target=start_recovery, args=(actor,), name="recovery", daemon=True).start()
 
     async def version(self) -> str:
         """Version of the package that this process runs."""

@@ -8,9 +8,11 @@ import signal
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray.exceptions
 
 from ensemble_ray import (
     AgentExecutionError,
@@ -25,7 +27,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.runtime import RayRuntime
-from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
+from ensemble_ray.actors.scheduler.scheduler import SchedulerActor, start_recovery
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, call, task
@@ -55,6 +57,24 @@ def pid_tool(marks: Marks) -> Any:
         return str(os.getpid())
 
     return where
+
+
+class _Method:
+    """A method of an actor: its first call fails as while the cluster lists the actor as restarting."""
+
+    calls = 0
+
+    async def remote(self) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            raise ray.exceptions.ActorUnavailableError("restarting", None)
+
+
+def test_a_new_scheduler_recovers_its_runs_when_the_first_call_fails() -> None:
+    """S-DUR-32, S-REV-134: no driver may ask for these runs any more."""
+    actor = SimpleNamespace(wait_until_recovered=_Method())
+    start_recovery(actor)
+    assert actor.wait_until_recovered.calls == 2
 
 
 async def process_of(runtime: RayRuntime, marks: Marks) -> int:

@@ -151,3 +151,29 @@ def test_agents_of_a_local_ray_are_forked(ray_runtime: RayRuntime, ray_cluster: 
     cluster = find_cluster(int(pid))
     assert cluster is not None
     assert cluster.address == ray_cluster
+
+
+@tool
+def slice_table() -> str:
+    """Return what is imported before pyarrow is, and how many bytes Ray sends of one row of many."""
+    import sys
+
+    before = sorted({"numpy", "pyarrow"} & sys.modules.keys())
+    import pyarrow as pa
+    import ray
+
+    context = ray._private.worker.global_worker.get_serialization_context()
+    row = pa.table({"number": range(100_000)}).slice(0, 1)
+    return f"{before} {context.serialize(row).total_bytes}"
+
+
+def test_ray_sends_arrow_tables_when_pyarrow_is_imported_late(ray_runtime: RayRuntime) -> None:
+    """S-SET-42: a worker imports pyarrow when it is used, and then has Ray's serializer, which does not send the other rows."""
+    agent = Agent(
+        role="W", goal="g", tools=[slice_table], llm=ScriptedModel(ToolCall("1", "slice_table", "{}"), "done")
+    )
+    output = Ensemble(tasks=[Task(description="d", expected_output="e", agent=agent)]).run(runtime=ray_runtime)
+
+    imported, _, size = str(output.trace.task_traces[0].llm_interactions[0].tool_calls[0].result).rpartition(" ")
+    assert imported == "[]"
+    assert int(size) < 10_000

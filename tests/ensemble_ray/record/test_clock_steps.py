@@ -45,6 +45,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     """That of this process; what a test sets forward is forgotten after it."""
     wall = Wall()
     monkeypatch.setattr(clock.SystemClock, "now", staticmethod(clock._SteadyClock().now))
+    monkeypatch.setattr(clock._steady, "_offset_s", clock._steady._offset_s)  # of whoever asked for the clock before
     monkeypatch.setattr(time, "time", wall.time)
     return wall
 
