@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 #: Both runtimes; a scenario that takes `runtime` runs on each of them.
 RUNTIMES = ("inline", "ray")
 _ROOT = Path(__file__).resolve().parents[1]
-#: Folders of the tests that take longest, in the order in which they run; then come all others.
-_LONGEST = [_ROOT / "tests" / name for name in ("browser", "chaos", "serve", "scenarios", "attack", "actors", "studio")]
+#: Place of the folders whose tests take longest, in the order in which they run; then come all others.
+_ORDER = {
+    f"tests/{name}": place
+    for place, name in enumerate(("chaos", "browser", "serve", "scenarios", "attack", "actors", "studio"))
+}
 #: Where each test says itself that it starts a program.
-_CORE = _ROOT / "tests" / "ensemble_ray"
+_CORE = "tests/ensemble_ray/"
 #: What a module imports whose tests start programs.
 _PROGRAMS = {"subprocess", "program", "own_environment", "run_command", "run_example", "run_forked", "ForkedProgram"}
 
@@ -65,15 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     A test that needs the cluster is known by its fixtures; outside the core one that starts programs, by its module's imports.
     """
-    items.sort(
-        key=lambda item: next((n for n, folder in enumerate(_LONGEST) if folder in item.path.parents), len(_LONGEST))
-    )
+    items.sort(key=lambda item: _ORDER.get("/".join(item.nodeid.split("/", 2)[:2]), len(_ORDER)))
     for item in (each for each in items if isinstance(each, pytest.Function)):
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         chosen = {each for each in values if isinstance(each, str)}
         if "ray_cluster" in item.fixturenames or "ray" in chosen:
             item.add_marker("cluster")
-        if _CORE in item.path.parents:
+        if item.nodeid.startswith(_CORE):
             continue
         if "postgres" in {*item.fixturenames, *chosen} or _PROGRAMS & vars(item.module).keys():
             item.add_marker("program")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import functools
 import gzip
 import json
 import os
@@ -75,14 +76,19 @@ def _zeros(size: int, kind: int) -> bytes:
 
 GZIP, RAW = 31, -15
 _EMPTY_BLOCKS = b"\x78\x9c" + b"\x00\x00\x00\xff\xff" * 10_000_000
-#: Content-Encoding, and a body of a few kilobytes that unfolds to gigabytes, or to nothing after gigabytes of work.
-BOMBS = {
-    "gzip": ("gzip", _zeros(500_000_000, GZIP)),
-    "bare deflate": ("deflate", _zeros(500_000_000, RAW)),
-    "gzip twice": ("gzip, gzip", gzip.compress(_zeros(1_800_000_000, GZIP))),
-    "empty blocks in gzip": ("deflate, gzip", gzip.compress(_EMPTY_BLOCKS)),
-    "many members": ("gzip", gzip.compress(b"") * 50_000),
+#: Makes a Content-Encoding, and a body of a few kilobytes that unfolds to gigabytes, or to nothing after gigabytes of work.
+BOMBS: dict[str, Callable[[], tuple[str, bytes]]] = {
+    "gzip": lambda: ("gzip", _zeros(500_000_000, GZIP)),
+    "bare deflate": lambda: ("deflate", _zeros(500_000_000, RAW)),
+    "gzip twice": lambda: ("gzip, gzip", gzip.compress(_zeros(1_800_000_000, GZIP))),
+    "empty blocks in gzip": lambda: ("deflate, gzip", gzip.compress(_EMPTY_BLOCKS)),
+    "many members": lambda: ("gzip", gzip.compress(b"") * 50_000),
 }
+
+
+@functools.cache
+def _bomb(name: str) -> tuple[str, bytes]:
+    return BOMBS[name]()
 
 
 def _tool(name: str, url: str) -> AbstractAgentTool:
@@ -105,7 +111,7 @@ async def _asked(name: str, url: str) -> ToolResult:
 @pytest.mark.parametrize("bomb", BOMBS)
 async def test_memory_and_time_are_bounded_when_a_body_unfolds(server: WebServer, name: str, bomb: str) -> None:
     """S-SEC-10: limits count unpacked bytes while they are unpacked, at each layer."""
-    coding, body = BOMBS[bomb]
+    coding, body = _bomb(bomb)
     server.answers["/a"] = Answer(body=body, headers={"Content-Encoding": coding, "Content-Type": "text/html"})
     with costs_at_most(memory_bytes=MEMORY_BYTES + len(body)):
         result = await _asked(name, f"{server.base}/a")

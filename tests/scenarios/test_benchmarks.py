@@ -101,6 +101,7 @@ def test_a_measurement_is_refused_when_a_variant_makes_other_calls_than_the_work
         measure(wrong, Conditions(rounds=ROUNDS, size=10, with_ray=False, durability="off", progress=silent))
 
 
+@pytest.mark.extended
 def test_a_table_and_a_file_are_written_when_it_runs_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_table_and_a_file_are_written_when_it_runs_from_the_command_line(
     assert {"python", "ray", "openai", "cpus", "load before", "rounds"} <= written["environment"].keys()
 
 
+@pytest.mark.extended
 def test_costs_of_each_task_are_told_by_size_when_scale_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -234,6 +234,7 @@ def test_every_failure_has_its_way_out_when_the_doctor_looks(place: Path, model_
     assert "set OPENAI_API_KEY" in findings["Model"]["detail"]
 
 
+@pytest.mark.extended
 def test_a_small_run_is_made_on_ray_when_the_doctor_looks(place: Path) -> None:
     """It leaves no record behind.
 

@@ -20,8 +20,6 @@ from tests.command_line import run_command
 from tests.processes import program
 from tests.scenarios.spread_run import COUNT
 
-pytestmark = pytest.mark.extended
-
 ROOT = Path(__file__).resolve().parents[2]
 #: Generous: processes start on both nodes of a machine on which other things run.
 _PATIENCE_S = 300.0

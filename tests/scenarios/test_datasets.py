@@ -76,6 +76,7 @@ def test_rows_are_read_as_they_are_mapped(dataset: Any, monkeypatch: pytest.Monk
     assert max(ahead) <= 4
 
 
+@pytest.mark.extended
 def test_run_over_a_dataset_goes_on_where_it_was_cut(dataset: Any) -> None:
     """S-MR-127, S-MR-161: its rows are read again from the first, and no recorded one is asked again."""
     cut = Held("map 30 ")
@@ -85,6 +86,7 @@ def test_run_over_a_dataset_goes_on_where_it_was_cut(dataset: Any) -> None:
     assert len(cut.asked_since) == _FILES * _ROWS - 30
 
 
+@pytest.mark.extended
 def test_resume_says_what_keeps_the_order_when_rows_come_in_another(dataset: Any) -> None:
     """S-MR-128, S-MR-162: before any model call for it."""
     cut = Held("map 30 ")

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.chaos.cluster import environment_in
 from tests.processes import own_directory, program
 from tests.scenarios.nodes_run import ITEMS
@@ -47,6 +49,7 @@ def _check_refused(refused: dict[str, Any]) -> None:
     assert "Agent 'Lacking' asks for num_gpus=1, which no node has" in mapped
 
 
+@pytest.mark.extended
 def test_agents_live_where_they_ask_to_and_their_run_goes_on_elsewhere_when_a_node_is_lost(tmp_path: Path) -> None:
     """S-CLU-42, S-CLU-43, S-CLU-50, S-CLU-53, S-CLU-60: labels and resources name nodes, others are spread.
 

@@ -83,6 +83,7 @@ def test_a_missing_key_a_taken_port_and_unknown_names_are_refused(tmp_path: Path
         assert f"127.0.0.1:{port}" in refusal("team.yaml", "--port", port, **key)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")
 def test_it_serves_until_it_is_interrupted() -> None:
     """S-SRV-61: it says the address, answers there, and leaves nothing behind."""
