@@ -14,7 +14,7 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-TIERS := parallel quiet extended
+TIERS := parallel extended
 .PHONY: help demo demo-crash serve-demo quick test test-all test-again $(TIERS:%=test-%) $(TIERS:%=again-%) chaos attack check bench docs clean
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -44,7 +44,7 @@ endif
 
 test: $(STAMPS)/dev ## Run the tests; ARGS="tests/serve -x" runs those.
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --keep-going test-parallel test-quiet
+	@$(MAKE) --no-print-directory test-parallel
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
@@ -56,8 +56,7 @@ test-again: $(TIERS:%=again-%) ## Run once more, alone, the tests that failed in
 #: Processes that run tests: one more than processors, since many tests wait for programs and clusters.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 #: The parts of all tests. Each remembers which of its tests failed, and how it ended.
-parallel = -m "not quiet and not extended" --numprocesses=$(WORKERS)
-quiet = -m "quiet and not extended"
+parallel = -m "not extended" --numprocesses=$(WORKERS)
 extended = -m extended --numprocesses=$(WORKERS)
 MEMORY := .pytest_cache
 pytest = $(BIN)/python -u -m pytest -o cache_dir=$(MEMORY)/$(1)

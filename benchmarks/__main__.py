@@ -42,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks.endpoint import soak
 
         return soak.main(given[1:])
+    if given[:1] == ["start-up"]:
+        from benchmarks.jobs import start_up
+
+        return start_up.main(given[1:])
     if given[:1] == ["scheduler-memory"]:
         from benchmarks.jobs import scheduler_memory
 
@@ -91,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         "on the same local protocol server, in the same run. Takes some minutes; a quiet machine gives quiet figures. "
         "Other measurements: `python -m benchmarks scale`, what scheduling alone costs, by size; `endpoint`, what a request to "
         "an endpoint costs; `soak`, whether its memory is flat under steady load; `scheduler-memory`, "
-        "what large outputs cost the scheduler. Each has a `--help`.",
+        "what large outputs cost the scheduler; `start-up`, what starting costs, step by step. Each has a `--help`.",
     )
     names = [scenario.name for scenario in SCENARIOS]
     parser.add_argument(

@@ -44,8 +44,6 @@ _READ_LATER = {
         "RAY_USAGE_STATS_ENABLED",
     ),
 }
-#: The same where no cluster is joined: `ray.init` sets these in a process that starts a local Ray.
-_OF_LOCAL_RAY = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 #: What the template imports, beside the modules of all commands.
 _IMPORTED = (
     "ensemble_ray.actors.driver.cluster",
@@ -121,9 +119,8 @@ def _request(words: Sequence[str], options: Mapping[str, Any]) -> bytes | None:
         return None
     environment = dict(os.environ if options["env"] is None else options["env"])
     own = _environment()
-    ignored = _READ_LATER if "RAY_ADDRESS" in environment else _READ_LATER | _OF_LOCAL_RAY
     for name, value in environment.items():
-        if name.startswith(_READ_AT_IMPORT) and name not in ignored and own.get(name) != value:
+        if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER and own.get(name) != value:
             return None
     folder = str(Path(os.fsdecode(options["cwd"] or os.curdir)).absolute())
     request = json.dumps([words[1:], environment, folder]).encode()
@@ -133,7 +130,8 @@ def _request(words: Sequence[str], options: Mapping[str, Any]) -> bytes | None:
 @functools.cache
 def _environment() -> Mapping[str, str]:
     """The environment of the template."""
-    return {**os.environ, **RAY_SETTINGS, "RAY_CLIENT_MODE": "0"}  # the last is what Ray sets when it is imported
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**kept, **RAY_SETTINGS, "RAY_CLIENT_MODE": "0"}  # the last is what Ray sets when it is imported
 
 
 @functools.cache

@@ -51,7 +51,8 @@ def test_code_is_read_again_when_it_was_changed(tmp_path: Path) -> None:
 
 def test_libraries_are_there_and_no_cluster_is() -> None:
     code = "import sys; print('openai' in sys.modules, 'ray' in sys.modules); import ray; print(ray.is_initialized())"
-    done = run_forked([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = run_forked([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "True True\nFalse\n"
 
 

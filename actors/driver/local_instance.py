@@ -74,7 +74,7 @@ def start_local(options: Mapping[str, object]) -> None:
         )
     has_address = "_node_ip_address" in options
     arguments = {"include_dashboard": False, "_temp_dir": str(private_ray_directory()), **options}
-    notify("Starting a local Ray (about 7 s) ...")
+    notify("Starting a local Ray (some seconds) ...")
     with (
         quiet(),
         _ended_on_exit(),

@@ -183,7 +183,7 @@ def _receive(connection: socket.socket) -> WorkerRequest:
 
 def _adopt(request: WorkerRequest) -> None:
     """Become the process that Ray would have started."""
-    os.setsid()  # Ray ends a worker by its process group
+    os.setpgid(0, 0)  # Ray ends a worker by its process group
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for target, descriptor in enumerate(request.streams):
         os.dup2(descriptor, target)

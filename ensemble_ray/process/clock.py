@@ -18,8 +18,11 @@ class _SteadyClock:
 
     def now(self) -> float:
         """Return the Unix time, s; never an earlier one than before."""
+        # In this order, a pause between the two readings makes the offset too small, and a later reading replaces it. In the other
+        # order it would be too large for good: this process would be ahead of others by the longest pause.
+        wall_s = time.time()
         elapsed_s = time.monotonic()
-        offset_s = time.time() - elapsed_s
+        offset_s = wall_s - elapsed_s
         if offset_s > self._offset_s:  # seldom: the offset only grows, so that most calls need no lock
             with self._lock:
                 self._offset_s = max(self._offset_s, offset_s)

@@ -127,11 +127,11 @@ def describe_process(name: str) -> str:
 
     process = psutil.Process()
     parent = " ".join(process.parent().cmdline())  # type: ignore[union-attr]  it has one
-    return f"{name} {worker_template.__file__ in parent} {os.getsid(0)} {os.getpid()} {random.random()}"  # noqa: S311
+    return f"{name} {worker_template.__file__ in parent} {os.getpgid(0)} {os.getpid()} {random.random()}"  # noqa: S311
 
 
 def test_agents_of_a_local_ray_are_forked(ray_runtime: RayRuntime, ray_cluster: str) -> None:
-    """S-SET-42, S-STU-35: each has a session and random numbers of its own, and its cluster is found."""
+    """S-SET-42, S-STU-35: each has a process group and random numbers of its own, and its cluster is found."""
     agents = [
         Agent(
             role=role, goal="g", tools=[describe_process], isolation="process",
@@ -145,8 +145,8 @@ def test_agents_of_a_local_ray_are_forked(ray_runtime: RayRuntime, ray_cluster: 
     called = [trace.llm_interactions[0].tool_calls[0] for trace in output.trace.task_traces]
     results = sorted(call.result.split() for call in called if call.result is not None)
     assert [result[:2] for result in results] == [["first", "True"], ["second", "True"]]
-    (_, _, session, pid, number), (_, _, other_session, other_pid, other_number) = results
-    assert (session, other_session) == (pid, other_pid)
+    (_, _, group, pid, number), (_, _, other_group, other_pid, other_number) = results
+    assert (group, other_group) == (pid, other_pid)
     assert number != other_number
     cluster = find_cluster(int(pid))
     assert cluster is not None

@@ -68,7 +68,9 @@ def test_a_team_runs_beside_a_users_own_actors_and_serve(site: Path, *, is_edita
         (directory / "team.py").write_text(_SCRIPT, encoding="utf-8")
         where = str(ROOT if is_editable else site)
         env = own_environment(directory, PYTHONPATH=os.pathsep.join((str(directory), where)), RAY_ADDRESS="local")
-        with program([sys.executable, "team.py"], log=directory / "log", env=env, cwd=directory) as running:
+        with program(
+            [sys.executable, "team.py"], log=directory / "log", env=env, cwd=directory, is_forked=False
+        ) as running:
             assert running.process.wait(timeout=_PATIENCE_S) == 0, running.text
             for runtime in ("inline", "ray"):
                 assert f"{runtime} done {where}" in running.text

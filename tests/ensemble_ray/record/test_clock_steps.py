@@ -44,8 +44,7 @@ class Wall:
 def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     """That of this process; what a test sets forward is forgotten after it."""
     wall = Wall()
-    monkeypatch.setattr(clock.SystemClock, "now", staticmethod(clock._SteadyClock().now))
-    monkeypatch.setattr(clock._steady, "_offset_s", clock._steady._offset_s)  # of whoever asked for the clock before
+    monkeypatch.setattr(clock._steady, "_offset_s", float("-inf"))
     monkeypatch.setattr(time, "time", wall.time)
     return wall
 
@@ -136,3 +135,20 @@ def _facts(run_id: str) -> list[Fact]:
     from ensemble_ray.record.sqlite.store import SqliteStore
 
     return asyncio.run(SqliteStore(home_directory()).facts(run_id))
+
+
+def test_a_pause_between_two_readings_sets_no_clock_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-DUR-88: a process that is preempted there stays in step with the others."""
+    elapsed_s, pauses_s = 0.0, [30.0, 0.0, 0.0, 0.0]
+
+    def read(start_s: float) -> float:
+        nonlocal elapsed_s
+        shown_s = start_s + elapsed_s
+        elapsed_s += pauses_s.pop(0)
+        return shown_s
+
+    monkeypatch.setattr(time, "time", lambda: read(1_000.0))
+    monkeypatch.setattr(time, "monotonic", lambda: read(0.0))
+    steady = clock._SteadyClock()
+    steady.now()
+    assert steady.now() == 1_030.0
