@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ensemble_ray.inline.runtime import InlineRuntime
+from ensemble_ray import InlineRuntime
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedModel
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
 
-    from ensemble_ray.actors.driver.runtime import RayRuntime
-    from ensemble_ray.runs.ports import Runtime
+    from ensemble_ray import RayRuntime, Runtime
     from tests.postgres_server import PostgresServer
 
 #: Both runtimes; a scenario that takes `runtime` runs on each of them.
@@ -154,7 +153,7 @@ def ray_cluster(cluster_home: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def ray_runtime(ray_cluster: str) -> Iterator[RayRuntime]:
     """One runtime on the shared cluster; its processes stay warm from test to test."""
-    from ensemble_ray.actors.driver.runtime import RayRuntime
+    from ensemble_ray import RayRuntime
 
     with RayRuntime() as runtime:
         yield runtime

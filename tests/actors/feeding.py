@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from ensemble_ray import Agent, ChatMessage, ChatResponse, OnUnknown, Task
+from ensemble_ray import Agent, ChatMessage, ChatResponse, NoOpToolMetrics, OnUnknown, RayRuntime, Task
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
-from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.execute.agent_templates import AgentTemplates
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
@@ -20,7 +19,6 @@ from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.testing import RecordingSink
-from ensemble_ray.tools.tool import NoOpToolMetrics
 from ensemble_ray.values.ids import instance_of, new_object_id
 from tests.scenarios.teams import PATIENCE_S, Marks, until
 

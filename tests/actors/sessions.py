@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ensemble_ray import Ensemble, IllegalStateError, RunOptions
+from ensemble_ray import Ensemble, IllegalStateError, RayRuntime, RunOptions
 from ensemble_ray.actors.driver.packing import pack_submission
-from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.actors.link.wire import Submission, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.planned_run import body_of, opening_of
 from ensemble_ray.actors.scheduler.processes import ProcessPool

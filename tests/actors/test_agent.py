@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
+from ensemble_ray import ValidationError
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.packing import pack_binding
 from ensemble_ray.actors.link.wire import Binding
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.worker import agent
 from ensemble_ray.actors.worker.agent import AgentActor
-from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.limits.endpoints import process_endpoints
 from ensemble_ray.ports import Journal

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import GuardrailResult, RunState
-from ensemble_ray.actors.driver.runtime import RayRuntime
+from ensemble_ray import GuardrailResult, RayRuntime, RunState
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from tests.actors.feeding import Driver, Placed, at_work

@@ -12,8 +12,8 @@ import ray
 from ray._private import ray_constants
 from ray._private.node import Node
 
+from ensemble_ray import EnsembleError
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
-from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.ray_files import token_file
 
 

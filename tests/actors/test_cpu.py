@@ -12,7 +12,7 @@ from tests.builders import agent, call, task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ensemble_ray.runs.ports import Runtime
+    from ensemble_ray import Runtime
 
 
 @tool

@@ -16,6 +16,7 @@ from ensemble_ray import (
     MemoryEntry,
     MemoryScope,
     MemoryStore,
+    NoOpToolMetrics,
     ReflectionConfig,
     ReflectionInput,
     Task,
@@ -31,7 +32,6 @@ from ensemble_ray.memory.run_memory import LocalRunMemory
 from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.testing import RecordingSink
-from ensemble_ray.tools import NoOpToolMetrics
 from ensemble_ray.values.memory import MemoryQuery
 from tests.ensemble_ray.memory.test_run_memory import Refusing, note
 

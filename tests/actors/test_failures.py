@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 import ray.exceptions
 
+from ensemble_ray import EnsembleError, IllegalStateError, RunExistsError, ValidationError
 from ensemble_ray.actors.link.failures import ours
-from ensemble_ray.errors import EnsembleError, IllegalStateError, RunExistsError, ValidationError
 
 
 def task_error(cause: Exception) -> BaseException:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray import GuardrailResult, Task
+from ensemble_ray import GuardrailResult, Task, ValidationError
 from ensemble_ray.actors.driver.packing import pack_callables
 from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables
 from ensemble_ray.actors.worker.callable_host import HeldCallables
-from ensemble_ray.errors import ValidationError
 
 
 class Memory:

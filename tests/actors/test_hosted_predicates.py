@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from ensemble_ray import Ensemble, Graph, GraphEdge, Loop, LoopIterationContext, Task
+from ensemble_ray import Ensemble, Graph, GraphEdge, Loop, LoopIterationContext, Task, ValidationError
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.packing import pack_callables
 from ensemble_ray.actors.link.packing import pack_output, unpack_failure, unpack_question
@@ -22,7 +22,6 @@ from ensemble_ray.actors.scheduler.predicates import HostedPredicates
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.scheduler.session import RunSession
-from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
 from ensemble_ray.schedule.instructions import UntilHolds
 from tests.actors.sessions import Owner, packed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ensemble_ray import EnsembleError
 from ensemble_ray.actors.driver.jobs import JobServer
-from ensemble_ray.errors import EnsembleError
 from tests.processes import free_ports
 
 

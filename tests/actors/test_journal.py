@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import ray
 
+from ensemble_ray import RecordError, RunState
 from ensemble_ray.actors.link import journal
 from ensemble_ray.actors.link.journal import RemoteJournal, open_journal
 from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.scheduler.processes import ProcessPool
-from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Persistence
@@ -21,7 +21,6 @@ from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.sqlite.journal import SqliteJournal
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.values.outputs import RunState
 from tests.contracts.journal_line import line_to
 
 RUN = "run-1"

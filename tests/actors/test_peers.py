@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
-from ensemble_ray import IllegalStateError, StaleEpochError, Task
+from ensemble_ray import AgentExecutionError, DelegationContext, IllegalStateError, StaleEpochError, Task, TaskOutput
 from ensemble_ray.actors.link import reach
 from ensemble_ray.actors.link.packing import pack_report, pack_result, unpack_dispatch, unpack_order
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.worker.peers import RemotePeers
-from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.execute.orders import RunContext, TaskFailure, TaskOrder, TaskResult
-from ensemble_ray.values.delegation import DelegationContext
-from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_now
 
 RUN_CONTEXT = RunContext(run_id="run", workflow="hierarchical", total_tasks=1, delegation=DelegationContext(retries=2))

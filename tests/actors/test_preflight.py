@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray import Agent, ChatResponse, OpenAIChatModel, Task, tool
+from ensemble_ray import Agent, ChatResponse, OpenAIChatModel, Task, ValidationError, tool
 from ensemble_ray.actors.driver.preflight import dump
-from ensemble_ray.errors import ValidationError
 from ensemble_ray.testing import ScriptedModel
 
 #: A global that cannot travel, for functions that are pickled by value.

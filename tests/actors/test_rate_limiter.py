@@ -7,11 +7,10 @@ import signal
 
 import pytest
 
-from ensemble_ray import RateLimit
+from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.limiter import RemoteLimiter
 from ensemble_ray.actors.shared.rate_limiter import RateLimiter
-from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.values.ids import new_object_id
 

@@ -15,6 +15,8 @@ from ray.exceptions import ActorUnavailableError
 from ensemble_ray import (
     AgentExecutionError,
     EnsembleError,
+    RayRuntime,
+    RunExistsError,
     RunState,
     TaskCompleteEvent,
     ValidationError,
@@ -22,10 +24,8 @@ from ensemble_ray import (
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver import cluster as connection
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
-from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.actors.link import reach
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
-from ensemble_ray.errors import RunExistsError
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from ensemble_ray import EnsembleError
+from ensemble_ray import EnsembleError, ExitReason, Plan, RunState
 from ensemble_ray.actors.driver import cluster as connection
 from ensemble_ray.actors.driver.run import RayRun
 from ensemble_ray.actors.link import reach
@@ -17,10 +17,8 @@ from ensemble_ray.actors.link.wire import EndPage, Submission, WireOutcome
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.outcomes import RunOutcome
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.submission import SubmissionReason
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.actors.test_wire import output_of
 
 if TYPE_CHECKING:

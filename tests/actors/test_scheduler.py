@@ -19,6 +19,8 @@ from ensemble_ray import (
     Ensemble,
     ParallelErrorStrategy,
     ParallelExecutionError,
+    RayRuntime,
+    RunExistsError,
     RunOptions,
     Task,
     ToolCallEvent,
@@ -26,9 +28,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor, start_recovery
-from ensemble_ray.errors import RunExistsError
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, call, task
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, until

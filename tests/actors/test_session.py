@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from ensemble_ray import Agent, ChatMessage, ChatResponse, RunState, Task
+from ensemble_ray import Agent, ChatMessage, ChatResponse, Node, Plan, RunState, Task
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.preflight import dump
 from ensemble_ray.actors.link.packing import unpack_output
@@ -17,7 +17,6 @@ from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.execute.orders import RunContext, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.values.epochs import REDISPATCH_STEP

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from ray.experimental import internal_kv
 
-from ensemble_ray import Agent
+from ensemble_ray import Agent, Node, Plan
 from ensemble_ray.actors.driver.preflight import dump
 from ensemble_ray.actors.link.wire import AgentTemplate, Submission
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import ScriptedModel
 

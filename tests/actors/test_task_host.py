@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray import Agent, ChatResponse, Task
+from ensemble_ray import Agent, ChatResponse, NoOpToolMetrics, Task
 from ensemble_ray.actors.link.packing import pack_order, unpack_result
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.worker.task_host import TaskHost
@@ -20,7 +20,6 @@ from ensemble_ray.ports.services import Services
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
-from ensemble_ray.tools.tool import NoOpToolMetrics
 from tests.actors.feeding import Placed
 
 PLACED = Placed()

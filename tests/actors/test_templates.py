@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray import tool
-from ensemble_ray.actors.driver.runtime import RayRuntime
+from ensemble_ray import RayRuntime, tool
 from tests.actors.feeding import Driver, Placed
 from tests.builders import agent
 

@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray import Agent, Task
+from ensemble_ray import Agent, AgentExecutionError, GuardrailViolationError, Node, Plan, Task, TaskOutput, TaskTrace
 from ensemble_ray.actors.driver.preflight import dump
 from ensemble_ray.actors.link.packing import (
     load_agent,
@@ -37,13 +37,10 @@ from ensemble_ray.actors.link.wire import (
     WireResult,
 )
 from ensemble_ray.actors.scheduler.planned_run import body_of
-from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, message_of
+from ensemble_ray.errors import message_of
 from ensemble_ray.execute.orders import Revision, RunContext, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.task_output import TaskOutput
-from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import utc_now
 
 

@@ -20,7 +20,7 @@ from ensemble_ray.testing import ScriptedModel
 from tests.processes import own_directory
 
 if TYPE_CHECKING:
-    from ensemble_ray.actors.driver.runtime import RayRuntime
+    from ensemble_ray import RayRuntime
 
 #: Generous: a program of the test imports Ray.
 _LIMIT_S = 120.0

@@ -14,10 +14,8 @@ from functools import cache
 import openai
 import pytest
 
-from ensemble_ray.errors import EnsembleError
+from ensemble_ray import ChatMessage, ChatResponse, EnsembleError, OpenAIChatModel
 from ensemble_ray.llm.faults import fault_of
-from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.values.messages import ChatMessage, ChatResponse
 from tests.attack.raw_server import RawServer, Write
 
 MIB = 2**20

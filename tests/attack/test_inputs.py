@@ -23,12 +23,12 @@ from ensemble_ray import (
     RetryPolicy,
     Task,
     TaskExecutionError,
+    ToolCall,
     ToolResult,
     tool,
 )
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.testing import Fault, ModelServer, Reply, ScriptedModel
-from ensemble_ray.values.messages import ToolCall
 from tests.command_line import COMMAND, environment_of
 from tests.processes import own_directory
 from tests.serve.driving import driven

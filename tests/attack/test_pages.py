@@ -22,11 +22,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ensemble_ray import aresume
+from ensemble_ray import AbstractAgentTool, HttpAgentTool, ToolResult, WebScraperTool, WebSearchTool, aresume
 from ensemble_ray.testing import ModelServer
-from ensemble_ray.tools.builtin import HttpAgentTool, WebScraperTool, WebSearchTool
 from ensemble_ray.tools.builtin.web_search import TavilySearch
-from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 from ensemble_ray.tools.web import net, page_reader
 from ensemble_ray.tools.web.page_reader import PageError, read_page
 from ensemble_ray.tools.web.unpacking import STEP_BYTES, PageUnpacker

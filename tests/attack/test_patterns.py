@@ -16,25 +16,8 @@ from pathlib import Path
 import pytest
 
 import ensemble_ray.tools.builtin as builtin_tools
-from ensemble_ray import Task
-from ensemble_ray.cli.demo.digest import whole_sentences
-from ensemble_ray.cli.demo.passages import passages_of
-from ensemble_ray.cli.inputs.arguments import read_inputs
-from ensemble_ray.cli.view.terminal import screen_line
-from ensemble_ray.definition.templates import escape_template
-from ensemble_ray.errors import PromptTemplateError, ValidationError
-from ensemble_ray.execute.agent.structured import extract_json, parse_output
-from ensemble_ray.execute.delegation.calls import read_call
-from ensemble_ray.items.text_files import csv_rows, json_lines
-from ensemble_ray.loader.document import read_document
-from ensemble_ray.loader.item_prompts import ItemPrompt
-from ensemble_ray.loader.problems import Problems, nearest
-from ensemble_ray.loader.references import is_reference
-from ensemble_ray.plan.synthesis import _json_object, _role_of
-from ensemble_ray.plan.templates import resolve_template
-from ensemble_ray.record.rendering import text_of
-from ensemble_ray.record.retention import age_from
-from ensemble_ray.tools.builtin import (
+from ensemble_ray import (
+    AgentTool,
     CalculatorTool,
     DateTimeTool,
     FileReadTool,
@@ -43,14 +26,34 @@ from ensemble_ray.tools.builtin import (
     HumanInputTool,
     JsonParserTool,
     ProcessAgentTool,
+    PromptTemplateError,
+    Task,
+    ToolResult,
+    ValidationError,
     WebScraperTool,
     WebSearchTool,
+    extract_json,
+    parse_output,
+    resolve_template,
 )
+from ensemble_ray.cli.demo.digest import whole_sentences
+from ensemble_ray.cli.demo.passages import passages_of
+from ensemble_ray.cli.inputs.arguments import read_inputs
+from ensemble_ray.cli.view.terminal import screen_line
+from ensemble_ray.definition.templates import escape_template
+from ensemble_ray.execute.delegation.calls import read_call
+from ensemble_ray.items.text_files import csv_rows, json_lines
+from ensemble_ray.loader.document import read_document
+from ensemble_ray.loader.item_prompts import ItemPrompt
+from ensemble_ray.loader.problems import Problems, nearest
+from ensemble_ray.loader.references import is_reference
+from ensemble_ray.plan.synthesis import _json_object, _role_of
+from ensemble_ray.record.rendering import text_of
+from ensemble_ray.record.retention import age_from
 from ensemble_ray.tools.builtin.file_read import FileReadInput
 from ensemble_ray.tools.builtin.process import _interpret
 from ensemble_ray.tools.charsets import CHARSETS, codec_of, decode
 from ensemble_ray.tools.schema import ArgumentError, signature_of
-from ensemble_ray.tools.tool import AgentTool, ToolResult
 from ensemble_ray.tools.typed import parse_input
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
 

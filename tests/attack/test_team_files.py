@@ -261,8 +261,8 @@ def test_recorded_team_is_not_loaded_when_the_record_names_the_interpreters_libr
     folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """S-SEC-77: `resume` and `fork` load a team from where its record says that it stands."""
+    from ensemble_ray import ValidationError
     from ensemble_ray.definition.origin import Origin
-    from ensemble_ray.errors import ValidationError
     from ensemble_ray.loader import load_runnable, load_source
 
     with pytest.raises(ValidationError, match="standard library"):

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import ToolCall, UnknownEffect
 from ensemble_ray.execute.tools.unknown import ask_unknown
-from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
-from ensemble_ray.testing import Fault, ModelServer
-from ensemble_ray.testing.model_server import Answer, ServedRequest
-from ensemble_ray.values.messages import ToolCall
+from ensemble_ray.testing import Fault, ModelServer, ServedRequest
+from ensemble_ray.testing.model_server import Answer
 from tests.attack.hostile_text import HOSTILE, Shown, command, intruders, terminal
 from tests.command_line import COMMAND, environment_of
 from tests.processes import own_directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from ensemble_ray.testing.scripted import ScriptedCall
+from ensemble_ray.testing import ScriptedCall
 from tests.builders import answer
 
 __all__ = ["Gate"]

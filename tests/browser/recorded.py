@@ -23,8 +23,7 @@ from ensemble_ray import (
     Until,
     tool,
 )
-from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.testing.scripted import ScriptedCall
+from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import answer, call
 
 __all__ = [

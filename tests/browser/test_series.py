@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
+from ensemble_ray import EnsembleDevTools
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
-from ensemble_ray.visualization.dev_tools import EnsembleDevTools
 from tests.browser import recorded
 from tests.browser.conftest import Runs
 from tests.browser.gates import Gate

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ensemble_ray.errors import RecordError
+from ensemble_ray import RecordError
 from ensemble_ray.facts.fact import Fact
 from tests.chaos.audit import answers_in
 from tests.chaos.disturbed import Disturbed

@@ -13,7 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from ensemble_ray.errors import EnsembleError
+from ensemble_ray import EnsembleError
 from tests.chaos.damaging import RECORD
 from tests.chaos.disturbed import Disturbed
 from tests.chaos.moments import Moment

@@ -16,15 +16,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+from ensemble_ray import RecordError, RunState
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.cli.view.terminal import WAITING
-from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.open_reviews import open_reviews
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
-from ensemble_ray.values.outputs import RunState
 from tests.chaos.audit import Audit, audit
 from tests.chaos.cluster import ROOT, Cluster, environment_in
 from tests.chaos.comparison import OUTPUT, output_in

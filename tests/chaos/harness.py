@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
-from ensemble_ray.errors import EnsembleError
+from ensemble_ray import EnsembleError
 from tests.chaos.audit import of_lines
 from tests.chaos.cluster import Cluster
 from tests.chaos.comparison import Undisturbed

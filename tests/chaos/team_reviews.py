@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import random
 
-from ensemble_ray import AbstractAgentTool, Ensemble, Review, ReviewDecision, Task, ToolResult
+from ensemble_ray import AbstractAgentTool, Ensemble, OpenReview, Review, ReviewDecision, Task, ToolResult
 from ensemble_ray.record.stores import RunStore
 from ensemble_ray.recovery.deciding import record_decision
-from ensemble_ray.values.reviews import OpenReview
 from tests.chaos.teams import join, leave, make_agent, make_task
 
 __all__ = ["decide_some", "decision_of", "reviewed"]

@@ -26,11 +26,11 @@ from ensemble_ray import (
     MapReduceEnsemble,
     OpenAIChatModel,
     Task,
+    TaskHandlerContext,
+    UnitOutput,
+    current_tool_context,
     tool,
 )
-from ensemble_ray.definition.unit_output import UnitOutput
-from ensemble_ray.execute.handler_context import TaskHandlerContext
-from ensemble_ray.tools import current_tool_context
 
 __all__ = [
     "BIG",

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import RunState
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
-from ensemble_ray.values.outputs import RunState
 from tests.chaos.audit import audit
 from tests.chaos.cluster import ROOT, environment_in
 from tests.chaos.gate import Gate

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import ensemble_ray
+from ensemble_ray import RunState
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress
-from ensemble_ray.values.outputs import RunState
 from tests.template import ForkedProgram
 
 RUN = "run-1"

@@ -14,18 +14,25 @@ from dataclasses import dataclass
 
 import pytest
 
-from ensemble_ray.llm.local import LocalChatModel
+from ensemble_ray import (
+    ChatMessage,
+    ChatModel,
+    ChatResponse,
+    LocalChatModel,
+    OpenAIChatModel,
+    RateLimit,
+    RateLimitedChatModel,
+    StreamingChatModel,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+)
 from ensemble_ray.llm.local_engine import server as local_server
 from ensemble_ray.llm.local_engine.registry import LocalSpec
-from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
-from ensemble_ray.ports import ChatModel, StreamingChatModel
 from ensemble_ray.ports.services import Services, use_services
 from ensemble_ray.testing import Fault, ModelServer, Reply, ScriptedModel
 from ensemble_ray.testing.model_server import Answer
 from ensemble_ray.testing.scripted import ScriptedModelHandle, answer_scripted
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.values.rate_limit import RateLimit
 
 HELLO = [ChatMessage("system", "Be brief"), ChatMessage("user", "hello")]
 TOOL = ToolSpec("find", "Finds", {"type": "object", "properties": {"q": {"type": "string"}}})

@@ -16,10 +16,9 @@ from typing import cast
 
 import pytest
 
-from ensemble_ray.errors import ToolExecutionError
+from ensemble_ray import ToolContext, ToolExecutionError, current_tool_context, tool
 from ensemble_ray.ports import CpuPool
 from ensemble_ray.ports.services import Services, use_services
-from ensemble_ray.tools import ToolContext, current_tool_context, tool
 from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.cpu import CannotTravelError, LokyCpuPool, pack
 from ensemble_ray.tools.outcome import ToolOutcome

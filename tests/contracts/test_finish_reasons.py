@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray import ChatMessage, ChatResponse, OpenAIChatModel
 from ensemble_ray.testing import ModelServer, Reply
-from ensemble_ray.values.messages import ChatMessage, ChatResponse
 
 HELLO = [ChatMessage("user", "hello")]
 

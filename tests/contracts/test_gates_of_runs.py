@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import RunState, ValidationError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.facts.reviews import ReviewDecided
@@ -23,7 +23,6 @@ from ensemble_ray.record.open_reviews import Obstacle, fold_gates, open_reviews
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.sqlite.file import RECORD
 from ensemble_ray.record.stores import RunStore, StoreAddress
-from ensemble_ray.values.outputs import RunState
 
 from .owned_runs import RUN, begun, program_on, until_left
 from .record_stores import STORES, address_of

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from ensemble_ray.tools.builtin import HttpAgentTool
+from ensemble_ray import HttpAgentTool
 from tests.contracts.web_server import Answer, WebServer
 
 

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.errors import EnsembleError, IllegalStateError, StaleEpochError
+from ensemble_ray import EnsembleError, IllegalStateError, RunState, StaleEpochError, TaskOutput
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress
-from ensemble_ray.values.outputs import RunState
-from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 from .journal_line import line_to

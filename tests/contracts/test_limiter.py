@@ -10,13 +10,12 @@ from typing import Protocol
 
 import pytest
 
-from ensemble_ray.errors import RateLimitTimeoutError
+from ensemble_ray import RateLimit, RateLimitTimeoutError
 from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.limits.limiter_service import LimiterService
 from ensemble_ray.limits.local_limiter import LocalLimiter
 from ensemble_ray.ports import Limiter
 from ensemble_ray.testing import ManualClock
-from ensemble_ray.values.rate_limit import RateLimit
 
 
 class Site(Protocol):

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from ensemble_ray import ToolCall
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest, tool_loop
-from ensemble_ray.values.messages import ToolCall
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 

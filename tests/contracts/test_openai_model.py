@@ -15,10 +15,9 @@ import openai
 import pytest
 from aiohttp import web
 
-from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray import ChatMessage, ChatResponse, OpenAIChatModel, TokenUsage
 from ensemble_ray.process.context import use_effect_key
 from ensemble_ray.testing import Fault, ModelServer, Reply
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage
 
 from .web_server import closed_port, handling
 

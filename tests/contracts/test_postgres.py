@@ -9,13 +9,12 @@ import sys
 import pytest
 from psycopg import sql
 
-from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
+from ensemble_ray import RecordError, RunExistsError, RunState, ValidationError
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.postgres.group import name_of, text_of_name
 from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.values.outputs import RunState
 from tests.postgres_server import PostgresServer
 
 from .postgres_records import RUN, elsewhere, fact, until

@@ -13,13 +13,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError
+from ensemble_ray import RecordError, RunExistsError, RunState, StaleEpochError
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.database import Database
 from ensemble_ray.record.postgres.group import Append, BegunRun, commit_group, render
 from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.values.epochs import OWNER_STEP
-from ensemble_ray.values.outputs import RunState
 from tests.postgres_server import PostgresServer
 
 from .postgres_records import RUN, another_process, elsewhere, fact, until

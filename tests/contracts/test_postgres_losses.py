@@ -5,10 +5,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from ensemble_ray.errors import RecordError
+from ensemble_ray import RecordError, RunState
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.postgres.store import PostgresStore
-from ensemble_ray.values.outputs import RunState
 
 from .postgres_records import RUN, fact
 

@@ -10,10 +10,9 @@ import openai
 import pytest
 from aiohttp import web
 
-from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray import ChatMessage, ChatResponse, OpenAIChatModel
 from ensemble_ray.testing import ModelServer, Reply
 from ensemble_ray.testing.model_server.script import completion_bytes, sse_chunks
-from ensemble_ray.values.messages import ChatMessage, ChatResponse
 
 from .web_server import handling
 

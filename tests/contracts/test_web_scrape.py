@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.tools.builtin import WebScraperTool, web_scrape
-from ensemble_ray.tools.tool import ToolResult
+from ensemble_ray import ToolResult, WebScraperTool
+from ensemble_ray.tools.builtin import web_scrape
 from ensemble_ray.tools.web import net
 from tests.contracts.web_server import Answer, WebServer, closed_port, serving
 

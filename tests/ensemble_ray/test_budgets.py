@@ -9,12 +9,14 @@ from pathlib import Path
 
 from ensemble_ray import (
     Agent,
+    ChatResponse,
     Ensemble,
     ExitReason,
     InlineRuntime,
     RunOptions,
     RunState,
     Task,
+    TokenUsage,
     afork,
     aresume,
 )
@@ -22,7 +24,6 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.retention import prune
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
-from ensemble_ray.values.messages import ChatResponse, TokenUsage
 from ensemble_ray.values.value import utc_now
 from tests.ensemble_ray.record.facts_of_runs import altered
 

@@ -12,6 +12,7 @@ import pytest
 
 from ensemble_ray import (
     Agent,
+    ChatResponse,
     Ensemble,
     EnsembleOutput,
     Event,
@@ -24,13 +25,13 @@ from ensemble_ray import (
     TaskCompleteEvent,
     TaskExecutionError,
     TaskStartEvent,
+    TokenUsage,
     ValidationError,
     Workflow,
 )
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.values.messages import ChatResponse, TokenUsage
 
 
 def answered(call: ScriptedCall) -> ChatResponse:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble_ray import ChatResponse, TokenUsage, ToolCall
-from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.testing.model_server import Fault
+from ensemble_ray.testing import Fault, ScriptedCall, ScriptedModel
 
 #: Environment variables: points where a run stays until its process is killed, and the folder that says it got there.
 HOLD, MARKS = "GOLDEN_HOLD", "GOLDEN_MARKS"

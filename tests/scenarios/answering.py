@@ -5,8 +5,7 @@ An answer that is an error is raised. A handler without answers joins what its c
 
 from __future__ import annotations
 
-from ensemble_ray import Ensemble, EnsembleError, Runtime, Task, TaskHandlerContext
-from ensemble_ray.values.outputs import EnsembleOutput
+from ensemble_ray import Ensemble, EnsembleError, EnsembleOutput, Runtime, Task, TaskHandlerContext
 from tests.builders import task
 from tests.scenarios.teams import PATIENCE_S, Watcher
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ensemble_ray.testing import ModelServer
-from ensemble_ray.testing.model_server import Answer, ServedRequest
+from ensemble_ray.testing import ModelServer, ServedRequest
+from ensemble_ray.testing.model_server import Answer
 from tests.template import run_forked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ensemble_ray.testing.model_server import Answer, ServedRequest
-from ensemble_ray.values.messages import ToolCall
+from ensemble_ray import ToolCall
+from ensemble_ray.testing import ServedRequest
+from ensemble_ray.testing.model_server import Answer
 from tests.scenarios.running_examples import results_of, run_example
 
 

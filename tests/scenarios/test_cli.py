@@ -13,9 +13,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from ensemble_ray.testing import Fault, ModelServer
-from ensemble_ray.testing.model_server import Answer, ServedRequest
-from ensemble_ray.values.messages import ToolCall
+from ensemble_ray import ToolCall
+from ensemble_ray.testing import Fault, ModelServer, ServedRequest
+from ensemble_ray.testing.model_server import Answer
 from tests.command_line import COMMAND, PATIENCE_S, ROOT, call_command, environment_of, run_command
 from tests.processes import own_directory, program
 

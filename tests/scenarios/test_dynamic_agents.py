@@ -9,6 +9,7 @@ import pytest
 
 from ensemble_ray import (
     AbstractAgentTool,
+    CustomToolMetrics,
     DynamicToolProvider,
     Ensemble,
     NoOpToolMetrics,
@@ -17,7 +18,6 @@ from ensemble_ray import (
     ToolResult,
     current_tool_context,
 )
-from ensemble_ray.ports import CustomToolMetrics
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import agent, call, task
 from tests.scenarios.teams import prompt_of, task_of

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import Ensemble, ExitReason, OpenAIEmbeddingModel, Runtime, SqliteMemory
+from ensemble_ray import Ensemble, ExitReason, OpenAIEmbeddingModel, Runtime, SqliteMemory, TokenUsage
 from ensemble_ray.testing import ModelServer, Reply, ScriptedModel
-from ensemble_ray.values.messages import TokenUsage
 from tests.builders import agent, task
 
 

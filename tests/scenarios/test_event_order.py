@@ -14,7 +14,7 @@ from ensemble_ray.actors.spawn import event_hub
 from ensemble_ray.values.ids import new_run_id
 
 if TYPE_CHECKING:
-    from ensemble_ray.actors.driver.runtime import RayRuntime
+    from ensemble_ray import RayRuntime
 
 #: Events of one producer; every other one is too large to travel beside its message.
 EVENTS = 40

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import SqliteMemory
-from ensemble_ray.testing.model_server import Answer, ServedRequest
-from ensemble_ray.values.messages import ToolCall
+from ensemble_ray import SqliteMemory, ToolCall
+from ensemble_ray.testing import ServedRequest
+from ensemble_ray.testing.model_server import Answer
 from tests.scenarios import test_agents_of_others, test_shown_examples
 from tests.scenarios.running_examples import EXAMPLES, results_of, run_example
 from tests.template import run_forked

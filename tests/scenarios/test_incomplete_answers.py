@@ -19,13 +19,13 @@ from ensemble_ray import (
     RateLimit,
     RateLimitedChatModel,
     RunOptions,
+    Runtime,
     TaskExecutionError,
     TokenUsage,
     resume,
     tool,
 )
 from ensemble_ray.record.view.tree import render_tree
-from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.testing import ModelServer, Reply
 from tests.builders import agent, call, task
 

@@ -11,7 +11,7 @@ from tests.scenarios.teams import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ensemble_ray.runs.ports import Runtime
+    from ensemble_ray import Runtime
     from ensemble_ray.testing import ScriptedModel
 
 

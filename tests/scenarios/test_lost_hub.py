@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ensemble_ray.actors.driver.runtime import RayRuntime
+    from ensemble_ray import RayRuntime
     from ensemble_ray.testing import ScriptedModel
 
 

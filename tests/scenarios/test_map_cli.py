@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.testing import Fault, ModelServer, Reply
-from ensemble_ray.testing.model_server import Answer, ServedRequest
-from ensemble_ray.values.messages import TokenUsage
+from ensemble_ray import TokenUsage
+from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
+from ensemble_ray.testing.model_server import Answer
 from tests.command_line import COMMAND, PATIENCE_S, environment_of, run_command
 from tests.processes import own_directory, program
 

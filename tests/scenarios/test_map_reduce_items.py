@@ -21,6 +21,7 @@ from ensemble_ray import (
     EnsembleOutput,
     GuardrailResult,
     ItemResult,
+    MapReduceRun,
     Task,
     TaskCompleteEvent,
     TokenEvent,
@@ -28,7 +29,6 @@ from ensemble_ray import (
     ToolResult,
     ValidationError,
 )
-from ensemble_ray.runs.map_reduce.handle import MapReduceRun
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.mapping import (
     TOKENS,

@@ -16,6 +16,7 @@ from ensemble_ray import (
     ReviewDecision,
     ReviewRequest,
     Runtime,
+    ToolContext,
     decide,
     resume,
 )
@@ -24,7 +25,7 @@ from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.runs import read_facts
 from ensemble_ray.record.spent import spent_of
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.tool import ToolContext, use_tool_context
+from ensemble_ray.tools.tool import use_tool_context
 from tests.builders import agent, answer, call, task
 from tests.scenarios.teams import PATIENCE_S
 from tests.scenarios.test_mcp import calls_of, command, offered, use

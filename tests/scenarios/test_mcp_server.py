@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from ensemble_ray import RunState
 from ensemble_ray.testing import Fault, ModelServer
-from ensemble_ray.values.outputs import RunState
 from tests.command_line import COMMAND, call_command, environment_of, run_command
 from tests.processes import own_directory
 from tests.scenarios.teams import PATIENCE_S

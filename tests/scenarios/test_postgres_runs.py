@@ -13,6 +13,7 @@ from ensemble_ray import (
     PostgresMemory,
     PostgresReflectionStore,
     RecordError,
+    RunState,
     Runtime,
     Task,
 )
@@ -20,7 +21,6 @@ from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.outputs import RunState
 from tests.builders import agent, task
 from tests.contracts.web_server import closed_port
 from tests.postgres_server import PostgresServer

@@ -13,13 +13,13 @@ from ensemble_ray import (
     ChatResponse,
     Ensemble,
     ParallelExecutionError,
+    RayRuntime,
     Runtime,
     Task,
     ToolMetrics,
     ValidationError,
     tool,
 )
-from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import agent, call, task

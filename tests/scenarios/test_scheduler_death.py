@@ -12,8 +12,7 @@ from typing import cast
 
 import pytest
 
-from ensemble_ray import Ensemble, EnsembleError, ExitReason, Run, RunExistsError, RunState, Runtime, tool
-from ensemble_ray.actors.driver.runtime import RayRuntime
+from ensemble_ray import Ensemble, EnsembleError, ExitReason, RayRuntime, Run, RunExistsError, RunState, Runtime, tool
 from ensemble_ray.actors.link.wire import Submission
 from ensemble_ray.actors.scheduler.submission_store import KEY_NAME, SubmissionStore
 from ensemble_ray.execute.outcomes import RunOutcome

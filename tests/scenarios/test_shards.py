@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray import Ensemble, RunOptions, Task, ValidationError, resume
+from ensemble_ray import (
+    Ensemble,
+    EnsembleError,
+    RayRuntime,
+    RunExistsError,
+    RunOptions,
+    RunState,
+    Task,
+    ValidationError,
+    resume,
+)
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.driver.runtime import RayRuntime
-from ensemble_ray.errors import EnsembleError, RunExistsError
 from ensemble_ray.plan.shards import shard_of
 from ensemble_ray.recovery import resuming
-from ensemble_ray.values.outputs import RunState
 from tests.scenarios.dying import kill_actor
 from tests.scenarios.teams import PATIENCE_S, Marks, until
 

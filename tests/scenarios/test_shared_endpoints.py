@@ -16,12 +16,12 @@ from ensemble_ray import (
     ParallelExecutionError,
     RayRuntime,
     RetryPolicy,
+    ToolCall,
     tool,
 )
 from ensemble_ray.limits import breaker
 from ensemble_ray.limits.endpoints import process_endpoints
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
-from ensemble_ray.values.messages import ToolCall
 from tests.builders import agent, call, task
 from tests.scenarios.teams import Marks, until
 

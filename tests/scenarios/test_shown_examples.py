@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ensemble_ray import Agent, Ensemble, Task
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.testing.model_server import Answer, ServedRequest
+from ensemble_ray.testing import ScriptedModel, ServedRequest
+from ensemble_ray.testing.model_server import Answer
 from tests.scenarios.running_examples import EXAMPLES, run_example
 from tests.serve.driving import driven
 from tests.serve.http_server import served_app

@@ -13,8 +13,7 @@ import pytest
 
 from ensemble_ray import RunState
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.testing import ModelServer
-from ensemble_ray.testing.model_server import Fault, ServedRequest
+from ensemble_ray.testing import Fault, ModelServer, ServedRequest
 from tests.command_line import COMMAND, run_command
 from tests.processes import own_directory, program
 from tests.scenarios.job_head import job_head

@@ -10,6 +10,7 @@ from ensemble_ray import (
     MapEnsemble,
     MapReduceEnsemble,
     RateLimit,
+    RateLimitedChatModel,
     Runtime,
     SynthesisContext,
     Task,
@@ -17,7 +18,6 @@ from ensemble_ray import (
     fork,
     resume,
 )
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.testing import ScriptedModel, replay
 from tests.builders import task
 from tests.scenarios.delegating import ask, hand

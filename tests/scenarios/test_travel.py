@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray import Ensemble, GuardrailResult, Task, ValidationError, tool
-from ensemble_ray.inline.runtime import InlineRuntime
+from ensemble_ray import Ensemble, GuardrailResult, InlineRuntime, Task, ValidationError, tool
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import agent, call, task
 
 if TYPE_CHECKING:
-    from ensemble_ray.runs.ports import Runtime
+    from ensemble_ray import Runtime
 
 WAY_OUT = "Make it in a factory or a module-level function that runs in the worker, or use runtime='inline'"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.testing import ModelServer
-from ensemble_ray.testing.model_server import Answer, ServedRequest
-from ensemble_ray.values.messages import ToolCall
+from ensemble_ray import ToolCall
+from ensemble_ray.testing import ModelServer, ServedRequest
+from ensemble_ray.testing.model_server import Answer
 from tests.command_line import call_command, environment_of, run_command
 from tests.processes import own_directory
 

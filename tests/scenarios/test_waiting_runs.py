@@ -9,6 +9,7 @@ from pathlib import Path
 from ensemble_ray import (
     Ensemble,
     EnsembleOutput,
+    RayRuntime,
     Review,
     ReviewDecision,
     RunState,
@@ -18,7 +19,6 @@ from ensemble_ray import (
     decide,
     pending_reviews,
 )
-from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.testing import ModelServer
 from tests.command_line import call_command, run_command
 from tests.scenarios.dying import kill_actor

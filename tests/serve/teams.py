@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from ensemble_ray import Agent, ChatModel, Ensemble, MapReduceEnsemble, Task
-from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.testing.model_server import Fault, ServedRequest
+from ensemble_ray.testing import Fault, ScriptedModel, ServedRequest
 
 
 def pair(llm: ChatModel, **fields: Any) -> Ensemble:

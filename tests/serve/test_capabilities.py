@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from httpx import AsyncClient
 
-from ensemble_ray import TryAgain, ValidationError, tool
+from ensemble_ray import FileWriteTool, TryAgain, ValidationError, tool
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.app import EndpointOptions
 from ensemble_ray.serve.callers import Caller
@@ -15,7 +15,6 @@ from ensemble_ray.serve.catalog import ToolCatalog, load_catalog, load_models, n
 from ensemble_ray.serve.driving.remote_runs import driver_name
 from ensemble_ray.serve.rights import Right
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools import FileWriteTool
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven
 from tests.serve.keys import transport_of

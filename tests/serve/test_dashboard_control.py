@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import websockets
 
-from ensemble_ray import Ensemble, WebDashboard
-from ensemble_ray.serve.process_control import ProcessControl
+from ensemble_ray import Ensemble, ProcessControl, WebDashboard
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.gates import Gate
 from tests.serve.teams import INPUTS, pair

@@ -13,8 +13,7 @@ import websockets
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from httpx import AsyncClient
 
-from ensemble_ray import Ensemble, tool
-from ensemble_ray.serve.process_control import ProcessControl
+from ensemble_ray import Ensemble, ProcessControl, tool
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.gates import Gate
 from tests.serve.http_server import served_app

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from ensemble_ray.errors import EnsembleError
+from ensemble_ray import EnsembleError
 from ensemble_ray.studio import cluster_process
 from ensemble_ray.studio.cluster_process import ClusterProcess
 

@@ -10,18 +10,19 @@ import pytest
 
 from ensemble_ray import (
     Agent,
+    ChatResponse,
     Ensemble,
+    EnsembleError,
     GuardrailInput,
     GuardrailOutput,
     GuardrailResult,
     InlineRuntime,
     RunOptions,
     Task,
+    TokenUsage,
 )
-from ensemble_ray.errors import EnsembleError
 from ensemble_ray.studio.views.step_detail import CUT
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import ChatResponse, TokenUsage
 
 from .conftest import Serve
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.graph import Graph, MaxStepsAction
-from ensemble_ray.definition.graph_edges import GraphEdge, GraphFork, GraphJoin
-from ensemble_ray.definition.loop import Loop, LoopOutputMode, MaxIterationsAction
-from ensemble_ray.definition.phase import Phase, PhaseReview
-from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.unit_output import UnitOutput
-from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.events import TaskStartEvent
-from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.ports import ChatModel
-from ensemble_ray.tools.decorator import tool
-from ensemble_ray.tools.tool import AgentTool, ToolResult
+from ensemble_ray import (
+    Agent,
+    AgentTool,
+    ChatModel,
+    Graph,
+    GraphEdge,
+    GraphFork,
+    GraphJoin,
+    Loop,
+    LoopOutputMode,
+    MaxIterationsAction,
+    MaxStepsAction,
+    OpenAIChatModel,
+    Phase,
+    PhaseReview,
+    Task,
+    TaskStartEvent,
+    ToolResult,
+    UnitOutput,
+    Workflow,
+    tool,
+)
+from ensemble_ray.definition import EnsembleDefinition
 
 
 @tool

@@ -7,17 +7,17 @@ from typing import assert_type
 
 from pydantic import BaseModel
 
-from ensemble_ray.definition import Task
-from ensemble_ray.tools import (
+from ensemble_ray import (
     AbstractAgentTool,
     AbstractTypedAgentTool,
     AgentTool,
+    Effect,
+    Task,
     ToolPipeline,
     ToolResult,
     current_tool_context,
     tool,
 )
-from ensemble_ray.values.messages import Effect
 
 
 @tool

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import RunState
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun
-from ensemble_ray.values.outputs import RunState
 from tests.command_line import Call
 
 TEAM = """

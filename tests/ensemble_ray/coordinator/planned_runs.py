@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Never, TypeAlias
 
+from ensemble_ray import ExitReason, Plan
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs
 from ensemble_ray.coordinator.planned import PlannedTasks
@@ -15,11 +16,9 @@ from ensemble_ray.execute.orders import TaskBody, TaskOrder, TaskResult, TaskSta
 from ensemble_ray.execute.outcomes import Resumed, RunOutcome
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.plan.plan import Plan
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock
-from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.schedule.plans import plan_of
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from ensemble_ray import RecordError
 from ensemble_ray.coordinator.background import RunBackgroundTasks, as_error
-from ensemble_ray.errors import RecordError
 
 
 async def _raise(error: BaseException) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from ensemble_ray import ExitReason, RunState
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs, ListedOutputs, OutputStore, SpooledOutputs
 from ensemble_ray.coordinator.planned import PlannedTasks
@@ -30,7 +31,6 @@ from ensemble_ray.schedule.instructions import (
 )
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Decided, Evaluated, Stimulus
 from ensemble_ray.testing import ManualClock
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.planned_runs import Failure, RecordingExecutor, body_of, done, ended_early
 from tests.ensemble_ray.schedule.plans import plan_of
 

@@ -8,10 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray.errors import IllegalStateError
+from ensemble_ray import ExitReason, IllegalStateError, Node, Plan, RunState
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.plan.plan import Node, Plan
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.planned_runs import (
     PAIR,
     Conducting,

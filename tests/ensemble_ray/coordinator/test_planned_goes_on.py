@@ -7,16 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray.errors import RecordError, StaleEpochError
+from ensemble_ray import ExitReason, Plan, RecordError, RunState, StaleEpochError
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.units import PhaseUnit
 from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.schedule.instructions import UntilHolds
 from ensemble_ray.schedule.stimuli import Begun, Completed, Evaluated, Exited, Failed, Stimulus
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.planned_runs import PAIR, Failure, Result, conducting, done, ended_early, failed
 from tests.ensemble_ray.schedule.graphs import edge, fork, graph_of
 from tests.ensemble_ray.schedule.nesting import loop, nested, node

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray import Graph, GraphEdge, Loop, Task
+from ensemble_ray import Graph, GraphEdge, GraphRoutingContext, Loop, LoopIterationContext, Task, TaskOutput
 from ensemble_ray.coordinator.announcements import build_announcement
 from ensemble_ray.coordinator.predicates import LocalPredicates, list_predicates
 from ensemble_ray.execute.questions import EvaluationFailed, HistoryPart
 from ensemble_ray.plan.units import GraphUnit, LoopUnit, StateEntry
 from ensemble_ray.schedule.instructions import ContextPart, EdgeMatches, IterationEnded, StepEnded, UntilHolds
-from ensemble_ray.values.iterations import GraphRoutingContext, LoopIterationContext
-from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 

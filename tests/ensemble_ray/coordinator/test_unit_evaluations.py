@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from ensemble_ray import IllegalStateError
 from ensemble_ray.coordinator.outputs import HeldOutputs
 from ensemble_ray.coordinator.unit_evaluations import UnitEvaluations, UnitPorts
-from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions, HistoryPart
 from ensemble_ray.plan.units import LoopUnit

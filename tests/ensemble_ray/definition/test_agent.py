@@ -8,15 +8,18 @@ from collections.abc import Callable
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
+from ensemble_ray import (
+    Agent,
+    AgentTool,
+    OpenAIChatModel,
+    RateLimit,
+    RateLimitedChatModel,
+    Task,
+    ToolResult,
+    ValidationError,
+    tool,
+)
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.decorator import tool
-from ensemble_ray.tools.tool import AgentTool, ToolResult
-from ensemble_ray.values.rate_limit import RateLimit
 
 MODEL = ScriptedModel()
 GIVEN: dict[str, object] = {"role": "Writer", "goal": "Write plainly", "llm": MODEL}

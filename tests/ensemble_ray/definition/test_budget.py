@@ -6,13 +6,10 @@ from decimal import Decimal
 
 import pytest
 
-from ensemble_ray.definition import Agent, Task
-from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
+from ensemble_ray import Agent, CostConfiguration, RunOptions, Task, ValidationError
+from ensemble_ray.definition import EnsembleDefinition, validate
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.definition.validation import validate
-from ensemble_ray.errors import ValidationError
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.metrics import CostConfiguration
 
 TASK = Task(description="Write it", expected_output="Prose", agent=Agent(role="W", goal="g", llm=ScriptedModel()))
 COSTS = CostConfiguration(input_token_rate=Decimal("0.1"), output_token_rate=Decimal("0.2"))

@@ -6,21 +6,27 @@ import pickle
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
-from ensemble_ray.definition.graph import Graph
-from ensemble_ray.definition.graph_edges import GraphEdge
-from ensemble_ray.definition.loop import Loop
-from ensemble_ray.definition.phase import Phase
-from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.events import EVENT_TYPES, TaskStartEvent
-from ensemble_ray.events.listeners import EnsembleListener
-from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray import (
+    Agent,
+    CaptureMode,
+    EnsembleListener,
+    ExecutionTrace,
+    Graph,
+    GraphEdge,
+    Loop,
+    OpenAIChatModel,
+    ParallelErrorStrategy,
+    Phase,
+    RateLimit,
+    RunOptions,
+    Task,
+    TaskStartEvent,
+    ValidationError,
+    Workflow,
+)
+from ensemble_ray.definition import EnsembleDefinition
+from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.rate_limit import RateLimit
-from ensemble_ray.values.trace import CaptureMode, ExecutionTrace
 
 MODEL = ScriptedModel()
 FACTS = Task.of("Find facts")

@@ -6,17 +6,16 @@ import pickle
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.hierarchy import (
+from ensemble_ray import (
+    Agent,
+    DefaultManagerPromptStrategy,
     HierarchicalConstraints,
     ManagerPromptContext,
     ManagerPromptStrategy,
-    check_constraints,
-    check_roles,
+    Task,
+    ValidationError,
 )
-from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy
+from ensemble_ray.definition.hierarchy import check_constraints, check_roles
 from ensemble_ray.testing import ScriptedModel
 
 ROLES = ["Researcher", "Analyst", "Writer"]

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.values.messages import ChatMessage, ToolCall
+from ensemble_ray import ChatMessage, Task, ToolCall, ValidationError
 
 
 def task(**fields: Any) -> Task:

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
+from ensemble_ray import Agent, Task, ValidationError
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.run_rules import Watched
-from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import ValidationError
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()

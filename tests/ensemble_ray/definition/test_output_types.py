@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 from pydantic import BaseModel
 
+from ensemble_ray import Task
 from ensemble_ray.definition.output_types import output_types_of
-from ensemble_ray.definition.task import Task
 from ensemble_ray.loader.item_prompts import ItemPrompt
 from ensemble_ray.values.task_output import full_name
 

@@ -6,19 +6,13 @@ import pickle
 
 import pytest
 
-from ensemble_ray import RunsTask
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray import Agent, RateLimit, RunsTask, Task, TaskRequest, ValidationError, tool
+from ensemble_ray.definition import EnsembleDefinition, validate
 from ensemble_ray.definition.own_runner import effect_of_runner
-from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import uses_team_model
-from ensemble_ray.definition.validation import manager_model, validate
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.definition.validation import manager_model
 from ensemble_ray.execute.agent_templates import AgentTemplates
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.decorator import tool
-from ensemble_ray.values.rate_limit import RateLimit
-from ensemble_ray.values.task_request import TaskRequest
 
 
 class Echo:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.definition.phase_decision import PhaseReviewDecision
+from ensemble_ray import PhaseReviewDecision
 
 Approve, Reject = PhaseReviewDecision.Approve, PhaseReviewDecision.Reject
 Retry, RetryPredecessor = PhaseReviewDecision.Retry, PhaseReviewDecision.RetryPredecessor

@@ -19,7 +19,7 @@ from ensemble_ray import (
     ValidationError,
     Workflow,
 )
-from ensemble_ray.definition.validation import validate
+from ensemble_ray.definition import validate
 from ensemble_ray.memory import held
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task

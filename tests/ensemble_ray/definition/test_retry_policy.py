@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.definition.retry_policy import RetryPolicy
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import RetryPolicy, ValidationError
 
 
 def test_five_attempts_are_made_within_two_minutes_when_nothing_is_said() -> None:

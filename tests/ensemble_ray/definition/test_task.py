@@ -11,14 +11,8 @@ from typing import Any, Literal, TypedDict
 import pydantic
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
+from ensemble_ray import Agent, AgentTool, RateLimit, RateLimitedChatModel, Task, ToolResult, ValidationError, tool
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.decorator import tool
-from ensemble_ray.tools.tool import AgentTool, ToolResult
-from ensemble_ray.values.rate_limit import RateLimit
 
 MODEL = ScriptedModel()
 WRITER = Agent(role="Writer", goal="Write", llm=MODEL)

@@ -9,19 +9,21 @@ import pickle
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray import (
+    Agent,
+    IllegalStateError,
+    RateLimit,
+    RateLimitedChatModel,
+    StreamingChatModel,
+    Task,
+    ValidationError,
+)
+from ensemble_ray.definition import EnsembleDefinition, validate
 from ensemble_ray.definition.model_placeholder import TEAM_MODEL
-from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels, uses_team_model
-from ensemble_ray.definition.validation import validate
-from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
-from ensemble_ray.ports import StreamingChatModel
 from ensemble_ray.record.identity.definition import definition_data
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.rate_limit import RateLimit
 
 WRITER = Agent(role="Writer", goal="Write")
 LIMITED = Agent(role="Slow", goal="Write", rate_limit=RateLimit.per_minute(7))

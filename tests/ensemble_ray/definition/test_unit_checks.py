@@ -7,17 +7,9 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.graph import Graph
-from ensemble_ray.definition.graph_edges import GraphEdge
-from ensemble_ray.definition.loop import Loop
-from ensemble_ray.definition.phase import Phase, PhaseReview
-from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.unit_output import UnitOutput
-from ensemble_ray.definition.validation import declared_agents, infer_workflow, validate
-from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import Agent, Graph, GraphEdge, Loop, Phase, PhaseReview, Task, UnitOutput, ValidationError, Workflow
+from ensemble_ray.definition import EnsembleDefinition, validate
+from ensemble_ray.definition.validation import declared_agents, infer_workflow
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import task_after
 

@@ -9,22 +9,16 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.hierarchy import HierarchicalConstraints
-from ensemble_ray.definition.task import Task
+from ensemble_ray import Agent, HierarchicalConstraints, RateLimit, Task, ValidationError, Workflow
+from ensemble_ray.definition import EnsembleDefinition, validate
 from ensemble_ray.definition.validation import (
     check_hierarchy,
     declared_agents,
     doubled_names,
     infer_workflow,
     manager_model,
-    validate,
 )
-from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.errors import ValidationError
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.rate_limit import RateLimit
 from tests.builders import task_after as task
 
 MODEL = ScriptedModel()

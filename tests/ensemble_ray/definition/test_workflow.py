@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
+from ensemble_ray import ParallelErrorStrategy, Workflow
 
 
 def test_values_are_plain_words_when_compared() -> None:

@@ -2,9 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from ensemble_ray.errors import (
+from ensemble_ray import (
     AgentExecutionError,
-    BudgetExhaustedError,
     CircuitOpenError,
     ConstraintViolationError,
     EnsembleError,
@@ -19,6 +18,7 @@ from ensemble_ray.errors import (
     OutputParsingError,
     ParallelExecutionError,
     PromptTemplateError,
+    RateLimit,
     RateLimitInterruptedError,
     RateLimitTimeoutError,
     RecordError,
@@ -27,14 +27,14 @@ from ensemble_ray.errors import (
     RunExistsError,
     StaleEpochError,
     TaskExecutionError,
+    TaskOutput,
     ToolConfigurationError,
     ToolExecutionError,
     TryAgain,
     UnknownOutcomeError,
     ValidationError,
 )
-from ensemble_ray.values.rate_limit import RateLimit
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.values.value import utc_of
 
 DONE = TaskOutput(

@@ -11,12 +11,11 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from ensemble_ray import errors
-from ensemble_ray.errors import (
+from ensemble_ray import (
     AgentExecutionError,
-    BudgetExhaustedError,
     ConstraintViolationError,
     EnsembleError,
+    ExecutionTrace,
     ExitEarlyError,
     GuardrailViolationError,
     IllegalStateError,
@@ -30,11 +29,10 @@ from ensemble_ray.errors import (
     ToolConfigurationError,
     TryAgain,
     ValidationError,
-    message_of,
-    portable,
+    errors,
 )
+from ensemble_ray.errors import BudgetExhaustedError, message_of, portable
 from ensemble_ray.errors.travel import Chain
-from ensemble_ray.values.trace import ExecutionTrace
 from ensemble_ray.values.value import utc_of
 from tests.ensemble_ray.errors.every_error import DONE, EVERY, LIMIT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.errors import AgentExecutionError, EnsembleError, RateLimitInterruptedError
+from ensemble_ray import AgentExecutionError, EnsembleError, RateLimitInterruptedError
 from ensemble_ray.errors.texts import (
     REMOTE,
     agent_failure,

@@ -4,11 +4,14 @@ import pickle
 
 import pytest
 
-from ensemble_ray import EnsembleError, MaxIterationsExceededError, PhaseStatus, TaskExecutionError
-from ensemble_ray.errors.units import (
+from ensemble_ray import (
+    EnsembleError,
     GraphNoEdgeMatchedError,
     MaxGraphStepsExceededError,
+    MaxIterationsExceededError,
     MaxLoopIterationsExceededError,
+    PhaseStatus,
+    TaskExecutionError,
 )
 from ensemble_ray.values.error_data import error_data, error_from
 from tests.ensemble_ray.errors.every_error import DONE

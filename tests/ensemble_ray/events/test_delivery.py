@@ -10,11 +10,19 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent, Event, TaskStartEvent, TokenEvent
+from ensemble_ray import (
+    EnsembleCompletedEvent,
+    EnsembleListener,
+    EnsembleStartedEvent,
+    Event,
+    ExitReason,
+    LogContextFilter,
+    TaskStartEvent,
+    TokenEvent,
+)
 from ensemble_ray.events.delivery import Delivery, listeners_of
-from ensemble_ray.events.listeners import EnsembleListener, wanted_by
-from ensemble_ray.process.context import LogContextFilter, current_log_context
-from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.events.listeners import wanted_by
+from ensemble_ray.process.context import current_log_context
 
 #: Longest wait for what must come, s; a test that needs it has failed.
 PATIENCE_S = 60.0

@@ -7,15 +7,19 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.errors import AgentExecutionError
-from ensemble_ray.events import (
-    EVENT_TYPES,
+from ensemble_ray import (
+    AgentExecutionError,
+    ChatMessage,
     DelegationCompletedEvent,
     DelegationFailedEvent,
+    DelegationRequest,
+    DelegationResponse,
     DelegationStartedEvent,
+    DelegationStatus,
     EnsembleCompletedEvent,
     EnsembleStartedEvent,
     Event,
+    ExitReason,
     FileChangedEvent,
     GraphStateCompletedEvent,
     LlmIterationCompletedEvent,
@@ -24,17 +28,16 @@ from ensemble_ray.events import (
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
+    TaskOutput,
     TaskReflectedEvent,
+    TaskReflection,
     TaskStartEvent,
     TokenEvent,
+    ToolCall,
     ToolCallEvent,
     ToolCallRequest,
 )
-from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
-from ensemble_ray.values.messages import ChatMessage, ToolCall
-from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.reflection import TaskReflection
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.values.value import utc_of
 
 SECOND = timedelta(seconds=1)

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from ensemble_ray.events import EVENT_TYPES, Event, TokenEvent
-from ensemble_ray.events.log import EventLog, EventStream
+from ensemble_ray import Event, EventStream, TokenEvent
+from ensemble_ray.events import EVENT_TYPES
+from ensemble_ray.events.log import EventLog
 from ensemble_ray.process.loop import bridge
 
 #: Longest wait for what must come, s; a test that needs it has failed.

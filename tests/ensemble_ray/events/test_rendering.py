@@ -11,20 +11,15 @@ import pytest
 
 from ensemble_ray import (
     ChatMessage,
-    DelegationRequest,
-    DelegationResponse,
-    ExitReason,
-    TaskMetrics,
-    TaskOutput,
-    ToolCall,
-)
-from ensemble_ray.events import (
     DelegationCompletedEvent,
     DelegationFailedEvent,
+    DelegationRequest,
+    DelegationResponse,
     DelegationStartedEvent,
     EnsembleCompletedEvent,
     EnsembleStartedEvent,
     Event,
+    ExitReason,
     FileChangedEvent,
     GraphStateCompletedEvent,
     LlmIterationCompletedEvent,
@@ -33,8 +28,11 @@ from ensemble_ray.events import (
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
+    TaskMetrics,
+    TaskOutput,
     TaskStartEvent,
     TokenEvent,
+    ToolCall,
     ToolCallEvent,
 )
 from ensemble_ray.events.rendering import RunMessages

@@ -6,15 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ensemble_ray.definition import Agent
+from ensemble_ray import Agent, DelegationContext, ToolCall
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.values.delegation import DelegationContext, Peer
-from ensemble_ray.values.messages import ToolCall
+from ensemble_ray.values.delegation import Peer
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, call, writer
 
 

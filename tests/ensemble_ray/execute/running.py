@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ensemble_ray.definition import Agent, Task
+from ensemble_ray import (
+    AbstractAgentTool,
+    Agent,
+    AgentTool,
+    Effect,
+    NoOpToolMetrics,
+    Task,
+    ToolCall,
+    ToolResult,
+    UnknownEffect,
+)
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.ports import RunReflections
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
-from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.ports import DriverServices, Persistence, Reviewer
@@ -19,8 +28,6 @@ from ensemble_ray.ports.memory import RunMemory
 from ensemble_ray.ports.services import Services
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock, RecordingSink, ScriptedModel
-from ensemble_ray.tools import AbstractAgentTool, AgentTool, NoOpToolMetrics, ToolResult
-from ensemble_ray.values.messages import Effect, ToolCall
 from tests.ensemble_ray.tools.doubles import PoolHere
 
 RUN_CONTEXT = RunContext(run_id="run", workflow="sequential", total_tasks=2)

@@ -6,13 +6,19 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.definition.task import Handler, Task
-from ensemble_ray.errors import IllegalStateError
+from ensemble_ray import (
+    AbstractAgentTool,
+    AgentTool,
+    DelegationPolicyResult,
+    IllegalStateError,
+    Task,
+    TaskHandlerContext,
+    TaskOutput,
+    ToolPipeline,
+    ToolResult,
+)
+from ensemble_ray.definition.task import Handler
 from ensemble_ray.execute.callables import LocalCallables, callable_path
-from ensemble_ray.execute.handler_context import TaskHandlerContext
-from ensemble_ray.tools import AbstractAgentTool, AgentTool, ToolPipeline, ToolResult
-from ensemble_ray.values.delegation import DelegationPolicyResult
-from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 

@@ -8,12 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.events import TaskStartEvent
+from ensemble_ray import TaskHandlerContext, TaskOutput, TaskStartEvent
 from ensemble_ray.execute.changes import apply_changes
-from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.execute.orders import Revision
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
 

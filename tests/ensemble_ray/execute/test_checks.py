@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.definition import Agent, Task
-from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError
+from ensemble_ray import (
+    Agent,
+    AgentExecutionError,
+    GuardrailInput,
+    GuardrailOutput,
+    GuardrailResult,
+    GuardrailViolationError,
+    Task,
+)
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.checks import check_guardrails
-from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.testing import ScriptedModel
 

@@ -2,10 +2,18 @@
 
 import pytest
 
+from ensemble_ray import (
+    CapturedMessage,
+    CaptureMode,
+    ChatMessage,
+    ChatResponse,
+    MemoryOperationCounts,
+    TaskMetrics,
+    TaskTrace,
+    TokenUsage,
+    ToolCall,
+)
 from ensemble_ray.execute.effects import ModelEffect, TaskEffects, ToolEffect, capture_messages
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall
-from ensemble_ray.values.metrics import MemoryOperationCounts, TaskMetrics
-from ensemble_ray.values.trace import CapturedMessage, CaptureMode, TaskTrace
 
 
 def _effects(mode: CaptureMode) -> TaskEffects:

@@ -4,16 +4,15 @@ import datetime as dt
 
 import pytest
 
-from ensemble_ray.errors import GuardrailViolationError
-from ensemble_ray.execute.guardrails import (
+from ensemble_ray import (
     GuardrailInput,
     GuardrailOutput,
     GuardrailResult,
     GuardrailType,
-    check_verdict,
-    violation_of,
+    GuardrailViolationError,
+    TaskOutput,
 )
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.execute.guardrails import check_verdict, violation_of
 
 FACTS = TaskOutput(
     raw="Five facts",

@@ -8,15 +8,18 @@ from datetime import date
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.definition import Task
-from ensemble_ray.errors import AgentExecutionError, UnknownOutcomeError
-from ensemble_ray.execute.handler_context import TaskHandlerContext
-from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+from ensemble_ray import (
+    AgentExecutionError,
+    Effect,
+    Task,
+    TaskHandlerContext,
+    ToolResult,
+    UnknownEffect,
+    UnknownOutcomeError,
+)
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
-from ensemble_ray.tools import ToolResult
 from ensemble_ray.values.ids import uuid_of
-from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, Search, WatchedJournal
 
 NAME = "count#0/0/handler"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ensemble_ray.errors import IllegalStateError
+from ensemble_ray import IllegalStateError
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.testing import ScriptedCall, ScriptedModel

@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray.errors import UnknownOutcomeError
+from ensemble_ray import Effect, UnknownEffect, UnknownOutcomeError
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, Search, call, writer
 
 ASK = '{"input": "Ray"}'

@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray import EnsembleMemory, GuardrailResult, InMemoryEntityMemory, MemoryStore, Task
+from ensemble_ray import (
+    CaptureMode,
+    EnsembleMemory,
+    GuardrailResult,
+    InMemoryEntityMemory,
+    MemoryOperationCounts,
+    MemoryStore,
+    Task,
+    TokenUsage,
+)
 from ensemble_ray.execute.memory import remember_edit
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.facts.fact import Fact
@@ -17,9 +26,6 @@ from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports.memory import RunMemory
 from ensemble_ray.testing import Reply, ScriptedCall, ScriptedModel
 from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory, RememberedNote, ScopeReset
-from ensemble_ray.values.messages import TokenUsage
-from ensemble_ray.values.metrics import MemoryOperationCounts
-from ensemble_ray.values.trace import CaptureMode
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
 from tests.ensemble_ray.memory.test_embeddings import long_term
 from tests.ensemble_ray.memory.test_run_memory import Refusing

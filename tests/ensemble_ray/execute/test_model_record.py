@@ -7,13 +7,11 @@ from dataclasses import replace
 
 from pydantic import BaseModel
 
-from ensemble_ray.definition import Task
-from ensemble_ray.definition.retry_policy import RetryPolicy
+from ensemble_ray import ChatMessage, RetryPolicy, Task
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import ChatMessage
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, Search, call, searching, writer
 
 

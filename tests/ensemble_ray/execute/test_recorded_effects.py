@@ -6,16 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray.errors import StaleEpochError, TryAgain
-from ensemble_ray.events import TaskFailedEvent
-from ensemble_ray.execute.guardrails import GuardrailOutput, GuardrailResult
+from ensemble_ray import (
+    Effect,
+    GuardrailOutput,
+    GuardrailResult,
+    StaleEpochError,
+    TaskFailedEvent,
+    ToolResult,
+    TryAgain,
+)
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.tools import ToolResult
 from ensemble_ray.values.ids import uuid_of
-from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.execute.running import WITH_A_TOOL, Bench, Search, call, searching, writer
 
 # Recorded effects.

@@ -9,17 +9,22 @@ from datetime import timedelta
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, MaxIterationsExceededError
-from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent
+from ensemble_ray import (
+    AgentExecutionError,
+    CaptureMode,
+    ExitEarlyError,
+    ExitReason,
+    MaxIterationsExceededError,
+    TaskCompleteEvent,
+    TaskFailedEvent,
+    tool,
+)
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.record.unknown_outcomes import UnknownOutcomes
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools import tool
-from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.trace import CaptureMode
 from tests.ensemble_ray.execute.running import Bench, Search, call, searching, writer
 
 

@@ -16,18 +16,18 @@ from ensemble_ray import (
     ReflectionInput,
     Review,
     ReviewDecision,
+    ReviewPolicy,
     Task,
+    TaskCompleteEvent,
     TaskReflectedEvent,
     TaskReflection,
     TaskStartEvent,
 )
-from ensemble_ray.events import TaskCompleteEvent
 from ensemble_ray.execute.reflection.local import LocalRunReflections
 from ensemble_ray.execute.reflection.reflecting import reflection_key
 from ensemble_ray.execute.review.reviewer import LocalReviewer
 from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.values.reviews import ReviewPolicy
 from tests.ensemble_ray.execute.reflecting import ANSWER, KEY, NAMES, REFLECTED, bench, done, events, notes
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, WatchedJournal, writer
 

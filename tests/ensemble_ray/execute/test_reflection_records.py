@@ -9,15 +9,16 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray import (
+    ChatResponse,
     InMemoryReflectionStore,
     ReflectionConfig,
     ReflectionStore,
     TaskReflection,
+    TokenUsage,
 )
 from ensemble_ray.facts.reflection import ReflectionRecorded, ReflectionStored
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.values.amounts import RunBudget
-from ensemble_ray.values.messages import ChatResponse, TokenUsage
 from tests.ensemble_ray.execute.reflecting import ANSWER, KEY, NAMES, REFLECTED, Broken, bench, done, events, notes
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
 

@@ -8,14 +8,18 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ensemble_ray.errors import (
+from ensemble_ray import (
     AgentExecutionError,
+    ChatResponse,
     ExitEarlyError,
+    ExitReason,
     MaxIterationsExceededError,
     RecordError,
     TaskExecutionError,
+    TaskFailedEvent,
+    TokenUsage,
+    tool,
 )
-from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.announcements import cut
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.facts.fact import Fact
@@ -23,9 +27,6 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import current_log_context
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import RecordingSink, ScriptedCall, ScriptedModel
-from ensemble_ray.tools import tool
-from ensemble_ray.values.messages import ChatResponse, TokenUsage
-from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, WITH_A_TOOL, Bench, Search, call, searching, writer
 
 # Facts.

@@ -10,20 +10,26 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.definition.retry_policy import RetryPolicy
+from ensemble_ray import (
+    ChatMessage,
+    ChatResponse,
+    ExitReason,
+    OpenAIChatModel,
+    RateLimit,
+    RateLimitedChatModel,
+    RetryPolicy,
+    TaskFailedEvent,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+)
 from ensemble_ray.errors import BudgetExhaustedError
-from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.request_size import estimated_input
 from ensemble_ray.execute.spending import Spending, output_limit, spending_here
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.limits.account import LocalAccount
-from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.amounts import Amount, RunBudget
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
 
 ASKED = (ChatMessage("user", "x" * 400),)

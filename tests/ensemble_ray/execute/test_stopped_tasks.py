@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ensemble_ray.errors import (
-    ExitEarlyError,
-)
+from ensemble_ray import ExitEarlyError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal

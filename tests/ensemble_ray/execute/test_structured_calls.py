@@ -8,13 +8,10 @@ from enum import Enum
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.definition import Task
+from ensemble_ray import ChatMessage, ChatResponse, JsonSchema, StructuredChatModel, Task, ToolSpec, tool
 from ensemble_ray.execute.agent.answer_schema import answer_schema
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import StructuredChatModel
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools import tool
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 from tests.ensemble_ray.execute.running import Bench, call, writer
 
 

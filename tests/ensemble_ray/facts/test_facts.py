@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ensemble_ray.errors import RecordError
+from ensemble_ray import ExitReason, RecordError, RunState, ToolCall
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
@@ -13,8 +13,6 @@ from ensemble_ray.facts.items import AgentsJoined, GroupRecorded, ItemsRecorded
 from ensemble_ray.facts.reading import KINDS, KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RecordedError, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.schedule.stimuli import Completed, Exited, decode_stimulus, encode_stimulus
-from ensemble_ray.values.messages import ToolCall
-from ensemble_ray.values.outputs import ExitReason, RunState
 
 CALL = {"id": "c", "name": "search", "arguments": "{}"}
 ANSWER = {

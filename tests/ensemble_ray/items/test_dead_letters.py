@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.items.dead_letters import DeadLetterFile, DeadLetters
+from ensemble_ray import DeadLetters, FailedItem, ValidationError
+from ensemble_ray.items.dead_letters import DeadLetterFile
 from ensemble_ray.items.sources import source_of
-from ensemble_ray.values.outputs import FailedItem
 from tests.ensemble_ray.items.reading import entries_of
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import ValidationError
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.items.sources import source_of
 from tests.ensemble_ray.items.reading import entries_of

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from pydantic import BaseModel
 
-from ensemble_ray.errors import IllegalStateError, RecordError, ValidationError
+from ensemble_ray import IllegalStateError, ItemResult, RecordError, TaskMetrics, TaskOutput, ValidationError
 from ensemble_ray.items.line_file import LineFile, index_of_line
 from ensemble_ray.items.results import ResultsFile
-from ensemble_ray.values.metrics import TaskMetrics
-from ensemble_ray.values.outputs import ItemResult
-from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 from tests.ensemble_ray.items.reading import entries_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.items.dead_letters import DeadLetters
+from ensemble_ray import DeadLetters
 from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.items.screening import screen_source
 from ensemble_ray.items.sources import ItemSource, source_of

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.items.dead_letters import DeadLetters
+from ensemble_ray import DeadLetters, ValidationError
 from ensemble_ray.items.sources import NO_ITEMS, source_of
 from tests.ensemble_ray.items.reading import entries_of, read_all
 

@@ -14,11 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.errors import IllegalStateError, ValidationError
+from ensemble_ray import EnsembleOutput, ExecutionTrace, IllegalStateError, TaskOutput, TaskTrace, ValidationError
 from ensemble_ray.items.spool import Spool, SpooledSequence
-from ensemble_ray.values.outputs import EnsembleOutput
-from ensemble_ray.values.task_output import TaskOutput
-from ensemble_ray.values.trace import ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
 
 OUTPUTS = [

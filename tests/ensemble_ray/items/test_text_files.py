@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import ValidationError
 from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.items.sources import source_of
 from ensemble_ray.items.text_files import csv_rows, json_lines

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ensemble_ray.errors import IllegalStateError
+from ensemble_ray import IllegalStateError
 from ensemble_ray.limits.bucket import LEASE_S, TokenBucket
 from ensemble_ray.limits.steps import (
     Dismiss,

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.errors import IllegalStateError
+from ensemble_ray import CostConfiguration, IllegalStateError
 from ensemble_ray.limits.budget import Budget, Go, Refuse
 from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget, price
-from ensemble_ray.values.metrics import CostConfiguration
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
 SEEDED = settings(max_examples=150)

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ensemble_ray.errors import CircuitOpenError
+from ensemble_ray import CircuitOpenError
 from ensemble_ray.limits.endpoints import EndpointService, EndpointUpdate, Visit, process_endpoints
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.limits.settling import settle

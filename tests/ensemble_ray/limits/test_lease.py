@@ -5,13 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
+from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError
 from ensemble_ray.limits.bucket import LEASE_S
 from ensemble_ray.limits.lease import MOST_WANTED, LeaseStock, LeasingLimiter
 from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, LimiterService, Message, Reply
 from ensemble_ray.limits.steps import HolderGone, Requested, Returned, Used
 from ensemble_ray.testing import ManualClock
-from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.limits.settling import settle
 
 HUNDRED = RateLimit.of(100, 1000)

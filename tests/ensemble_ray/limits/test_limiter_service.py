@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from ensemble_ray.errors import IllegalStateError
+from ensemble_ray import IllegalStateError, RateLimit
 from ensemble_ray.limits import limiter_service
 from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, LimiterService, Message
 from ensemble_ray.limits.steps import (
@@ -20,7 +20,6 @@ from ensemble_ray.limits.steps import (
     WaiterCancelled,
 )
 from ensemble_ray.testing import ManualClock
-from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.limits.settling import settle
 
 HUNDRED = RateLimit.of(100, 1000)

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
+from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError
 from ensemble_ray.limits.local_limiter import LocalLimiter, process_limiter
 from ensemble_ray.testing import ManualClock
-from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.limits.settling import settle
 
 PER_SECOND = RateLimit.per_second(1)

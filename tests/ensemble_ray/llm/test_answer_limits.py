@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray import OpenAIChatModel, ValidationError
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, AnswerUnpacker, TooMuchError
 from ensemble_ray.llm.protocol.redirects import RedirectRefusedError, follow_redirect, is_redirect
 from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler

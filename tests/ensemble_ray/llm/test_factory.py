@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import LocalChatModel, OpenAIChatModel, ValidationError
 from ensemble_ray.llm.factory import resolve_llm
-from ensemble_ray.llm.local import LocalChatModel
-from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.testing import ScriptedModel
 
 

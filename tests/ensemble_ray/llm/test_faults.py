@@ -10,8 +10,7 @@ import aiohttp
 import openai
 import pytest
 
-from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError, ValidationError
-from ensemble_ray.limits import RateLimit
+from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError, ValidationError
 from ensemble_ray.llm.faults import fault_of, status_of
 from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
 

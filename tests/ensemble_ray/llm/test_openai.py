@@ -10,10 +10,7 @@ from datetime import timedelta
 import pytest
 from pydantic import SecretStr
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.ports import ChatModel, StreamingChatModel
-from ensemble_ray.values.messages import ChatMessage
+from ensemble_ray import ChatMessage, ChatModel, OpenAIChatModel, StreamingChatModel, ValidationError
 
 KEY = "sk-very-secret"
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ensemble_ray import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
 from ensemble_ray.llm.protocol.wire import (
     EncodedPieces,
@@ -17,7 +18,6 @@ from ensemble_ray.llm.protocol.wire import (
     encode_request,
     json_bytes,
 )
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
 
 PREFIX = b'"model":"m"'
 SYSTEM, USER = ChatMessage("system", "Be brief"), ChatMessage("user", "hello")

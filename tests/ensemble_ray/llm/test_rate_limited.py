@@ -7,15 +7,23 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.errors import RateLimitTimeoutError, ValidationError
+from ensemble_ray import (
+    ChatMessage,
+    ChatModel,
+    ChatResponse,
+    OpenAIChatModel,
+    RateLimit,
+    RateLimitedChatModel,
+    RateLimitTimeoutError,
+    StreamingChatModel,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+    ValidationError,
+)
 from ensemble_ray.limits.local_limiter import LocalLimiter
-from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
-from ensemble_ray.ports import ChatModel, StreamingChatModel
 from ensemble_ray.ports.services import Services, use_services
 from ensemble_ray.testing import ManualClock, ScriptedModel
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.limits.settling import settle
 
 HELLO = (ChatMessage("user", "hello"),)

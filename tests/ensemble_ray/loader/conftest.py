@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.ensemble import Ensemble
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import Ensemble, ValidationError
 from ensemble_ray.loader import load_ensemble
 from tests.command_line import work_in
 

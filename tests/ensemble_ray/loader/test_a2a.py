@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import RemoteAgent
-from ensemble_ray.tools.a2a.tool import A2ATool
+from ensemble_ray.tools import A2ATool
 from tests.ensemble_ray.loader.conftest import Load, Refused
 
 TEAM = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.tools.mcp import MCP
+from ensemble_ray import MCP
 from tests.ensemble_ray.loader.conftest import Load, Refused
 
 TEAM = """

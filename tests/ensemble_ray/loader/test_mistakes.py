@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import ValidationError
 from ensemble_ray.loader import load_ensemble
 from tests.ensemble_ray.loader.conftest import Load, Refused
 

@@ -8,11 +8,9 @@ from typing import cast
 
 import pytest
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray import MapReduceEnsemble, OpenAIChatModel, ValidationError
+from ensemble_ray.loader import load_runnable
 from ensemble_ray.loader.models import load_model
-from ensemble_ray.loader.targets import load_runnable
-from ensemble_ray.map_reduce import MapReduceEnsemble
 from tests.ensemble_ray.loader.conftest import Load, Refused
 
 TEAM = "tasks: {t: {description: d}}\nllm: openai:own\n"

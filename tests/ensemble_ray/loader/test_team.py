@@ -9,29 +9,32 @@ from typing import cast
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.graph import Graph
-from ensemble_ray.definition.hierarchy import HierarchicalConstraints
-from ensemble_ray.definition.loop import Loop
-from ensemble_ray.definition.phase import Phase
-from ensemble_ray.definition.retry_policy import RetryPolicy
-from ensemble_ray.definition.task import Task
+from ensemble_ray import (
+    Agent,
+    AgentSynthesizer,
+    FileReadTool,
+    Graph,
+    HierarchicalConstraints,
+    LocalChatModel,
+    Loop,
+    OpenAIChatModel,
+    ParallelErrorStrategy,
+    Phase,
+    RateLimit,
+    RateLimitedChatModel,
+    RetryPolicy,
+    Task,
+    Workflow,
+)
+from ensemble_ray.definition import EnsembleDefinition
 from ensemble_ray.definition.team_model import TeamModels
-from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
-from ensemble_ray.llm.local import LocalChatModel
-from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.loader import load_ensemble
 from ensemble_ray.loader.member_sections import AgentKeys, TaskKeys
 from ensemble_ray.loader.section import FileSection
 from ensemble_ray.loader.sections import TeamKeys
 from ensemble_ray.loader.unit_sections import GraphKeys, LoopKeys, PhaseKeys
 from ensemble_ray.loader.value_sections import ConstraintKeys
-from ensemble_ray.plan.synthesis import AgentSynthesizer
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.builtin import FileReadTool
-from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.loader.conftest import Load
 
 WHOLE = """

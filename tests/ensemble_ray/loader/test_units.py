@@ -6,14 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.definition.graph import Graph
-from ensemble_ray.definition.graph_edges import GraphEdge, GraphFork, GraphJoin
-from ensemble_ray.definition.loop import Loop, LoopMemoryMode, MaxIterationsAction
-from ensemble_ray.definition.phase import PhaseReview
-from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.until import Until
-from ensemble_ray.definition.validation import validate
-from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray import (
+    Graph,
+    GraphEdge,
+    GraphFork,
+    GraphJoin,
+    Loop,
+    LoopMemoryMode,
+    MaxIterationsAction,
+    PhaseReview,
+    Task,
+    Until,
+    Workflow,
+)
+from ensemble_ray.definition import validate
 from ensemble_ray.loader import load_ensemble
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.testing import ScriptedModel

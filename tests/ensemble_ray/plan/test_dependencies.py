@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.plan.dependencies import TaskDependencyGraph
+from ensemble_ray import TaskDependencyGraph
 from tests.builders import task_after as task
 
 

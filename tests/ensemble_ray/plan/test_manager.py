@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.hierarchy import HierarchicalConstraints
-from ensemble_ray.definition.task import Task
+from ensemble_ray import Agent, HierarchicalConstraints, Plan, Task
+from ensemble_ray.definition import EnsembleDefinition
 from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.plan.manager import rules_of, workers_of
-from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules, Plan
+from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.testing import ScriptedModel
 

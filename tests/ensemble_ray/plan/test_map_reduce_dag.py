@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.definition.agent import Agent
+from ensemble_ray import Agent, Task, ValidationError
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.map_reduce_dag import FINAL, MAP, REDUCE, StaticTree, static_tree
 from ensemble_ray.testing import ScriptedModel
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
+from ensemble_ray import Agent, Task, ValidationError
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
-from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.map_reduce_factories import (
     make_direct,
     make_direct_in_run,

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
+from ensemble_ray import TaskMetrics, TaskOutput, ValidationError
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.map_reduce_tokens import estimate_tokens, input_estimate
-from ensemble_ray.values.metrics import TaskMetrics
-from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_now
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ensemble_ray import AgentEntry, Node, Plan
 from ensemble_ray.plan.placement import (
     Placement,
     PlacementRequest,
@@ -11,7 +12,6 @@ from ensemble_ray.plan.placement import (
     max_own_processes,
     most_replicas,
 )
-from ensemble_ray.plan.plan import AgentEntry, Node, Plan
 from ensemble_ray.plan.requirements import NOTHING, ResourceRequirements
 from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphUnit, LoopUnit, StateEntry, Unit
 

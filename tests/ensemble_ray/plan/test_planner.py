@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.errors import PromptTemplateError
+from ensemble_ray import Agent, AgentTool, DynamicToolProvider, Plan, PromptTemplateError, ToolResult, tool
+from ensemble_ray.definition import EnsembleDefinition
 from ensemble_ray.plan.nodes import task_keys
-from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.decorator import tool
-from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider, ToolResult
 from tests.builders import task_after as task
 
 MODEL = ScriptedModel()

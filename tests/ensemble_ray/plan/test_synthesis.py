@@ -7,17 +7,22 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import AgentExecutionError, ValidationError
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
+from ensemble_ray import (
+    Agent,
+    AgentExecutionError,
+    AgentSynthesizer,
+    ChatModel,
+    RateLimit,
+    RateLimitedChatModel,
+    SynthesisContext,
+    Task,
+    ValidationError,
+    tool,
+)
+from ensemble_ray.definition import EnsembleDefinition
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
-from ensemble_ray.plan.synthesis import AgentSynthesizer, SynthesisContext, synthesize_agents
-from ensemble_ray.ports import ChatModel
+from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.decorator import tool
-from ensemble_ray.values.rate_limit import RateLimit
 
 LIMIT = RateLimit.per_minute(60)
 OTHER_LIMIT = RateLimit.per_minute(30)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.errors import PromptTemplateError
-from ensemble_ray.plan.templates import resolve_template
+from ensemble_ray import PromptTemplateError, resolve_template
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,25 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.graph import Graph
-from ensemble_ray.definition.graph_edges import GraphEdge, GraphFork, GraphJoin
-from ensemble_ray.definition.loop import Loop
-from ensemble_ray.definition.phase import Phase, PhaseReview
-from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.unit_output import UnitOutput
-from ensemble_ray.errors import PromptTemplateError
-from ensemble_ray.memory.store import MemoryStore
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import (
+    Agent,
+    Graph,
+    GraphEdge,
+    GraphFork,
+    GraphJoin,
+    Loop,
+    MemoryStore,
+    Phase,
+    PhaseReview,
+    Plan,
+    PromptTemplateError,
+    SynthesisContext,
+    Task,
+    UnitOutput,
+)
+from ensemble_ray.definition import EnsembleDefinition
 from ensemble_ray.plan.planner import Planned, plan_run, resolve_tasks
-from ensemble_ray.plan.synthesis import SynthesisContext, synthesize_agents
+from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.plan.units import (
     EdgeEntry,
     ForkEntry,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import ValidationError
 from ensemble_ray.process.config import INTERNAL_VARIABLES, VARIABLES, unknown_variables
 from ensemble_ray.runtime import connect
 

@@ -5,8 +5,9 @@ import logging
 
 import pytest
 
+from ensemble_ray import LogContextFilter
 from ensemble_ray.ports.services import Services, services, use_services
-from ensemble_ray.process.context import LogContextFilter, current_log_context, log_context
+from ensemble_ray.process.context import current_log_context, log_context
 
 
 class Nothing:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.errors import EnsembleError
+from ensemble_ray import EnsembleError
 from ensemble_ray.process import private_files
 from ensemble_ray.process.private_files import create_private_file, exposed_bits, private_directory, read_private_file
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.errors import EnsembleError
+from ensemble_ray import EnsembleError
 from ensemble_ray.process import ray_files
 from ensemble_ray.process.ray_files import private_ray_directory, secure_token_file, token_file
 

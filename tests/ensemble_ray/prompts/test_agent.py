@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.prompts.agent import build_system_prompt
+from ensemble_ray import Agent, build_system_prompt
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()

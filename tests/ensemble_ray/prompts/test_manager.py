@@ -7,12 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.hierarchy import ManagerPromptContext
-from ensemble_ray.definition.task import Task
-from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy, manager_prompts
+from ensemble_ray import Agent, DefaultManagerPromptStrategy, ManagerPromptContext, Task, TaskOutput
+from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.task_output import TaskOutput
 
 MODEL = ScriptedModel()
 RESEARCHER = Agent(role="Researcher", goal="Find facts", background="Ten years at a library", llm=MODEL)

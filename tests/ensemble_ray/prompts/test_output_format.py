@@ -15,7 +15,8 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, Root
 from pydantic.alias_generators import to_camel
 from typing_extensions import TypeAliasType, TypedDict
 
-from ensemble_ray.prompts.output_format import correction_prompt, describe_schema, output_format_section
+from ensemble_ray import describe_schema
+from ensemble_ray.prompts.output_format import correction_prompt, output_format_section
 
 T = TypeVar("T")
 

@@ -8,10 +8,8 @@ from datetime import UTC, datetime
 import pydantic
 import pytest
 
-from ensemble_ray.definition.task import Task
+from ensemble_ray import Task, TaskOutput, build_user_prompt
 from ensemble_ray.prompts.context import context_section
-from ensemble_ray.prompts.task import build_user_prompt
-from ensemble_ray.values.task_output import TaskOutput
 
 TASK = Task(description="Write", expected_output="Prose")
 PLAIN = "## Task\nWrite\n\n## Expected Output\nProse"

@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 
 from ensemble_ray import (
     Agent,
+    ChatMessage,
+    ChatResponse,
     DelegationPolicyContext,
     DelegationPolicyResult,
     DelegationRequest,
     Ensemble,
     HierarchicalConstraints,
     Task,
+    TokenUsage,
     ToolCall,
+    ToolSpec,
     tool,
 )
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
 
 USAGE = TokenUsage(10, 5)
 

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from ensemble_ray import CostEstimate, LlmInteraction, TaskMetrics, TaskOutput, TaskPrompts, TaskTrace, ToolCallTrace
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.digest import digest_of
-from ensemble_ray.values.metrics import CostEstimate, TaskMetrics
-from ensemble_ray.values.task_output import TaskOutput
-from ensemble_ray.values.trace import LlmInteraction, TaskPrompts, TaskTrace, ToolCallTrace
 from ensemble_ray.values.value import utc_of
 
 RUN = "run-1"

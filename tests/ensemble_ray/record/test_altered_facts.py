@@ -18,8 +18,21 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray import Agent, Ensemble, InlineRuntime, MapEnsemble, Task, ToolCall, Workflow, resume, tool
-from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError
+from ensemble_ray import (
+    Agent,
+    Ensemble,
+    EnsembleError,
+    IllegalStateError,
+    InlineRuntime,
+    MapEnsemble,
+    RecordError,
+    RunState,
+    Task,
+    ToolCall,
+    Workflow,
+    resume,
+    tool,
+)
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.loader import Runnable
@@ -34,7 +47,6 @@ from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.recovery.forking import offer_fork
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
-from ensemble_ray.values.outputs import RunState
 
 #: What takes the place of a value; the first one leaves it out.
 WRONG = ("<left out>", None, [], {}, "x", -1, True, [1], {"a": [None]}, 10**30)

@@ -9,16 +9,13 @@ from datetime import timedelta
 import pydantic
 import pytest
 
-from ensemble_ray import Agent, CaptureMode, Ensemble, Task, tool
+from ensemble_ray import Agent, CaptureMode, Ensemble, EnsembleOutput, InlineRuntime, Task, ToolCall, tool
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.process import clock
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import ToolCall
-from ensemble_ray.values.outputs import EnsembleOutput
 from tests.ensemble_ray.execute.running import Bench, Search, writer
 
 HOUR_S = 3600.0

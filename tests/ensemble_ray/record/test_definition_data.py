@@ -13,6 +13,8 @@ import pytest
 
 from ensemble_ray import (
     Agent,
+    CalculatorTool,
+    ChatMessage,
     DelegationPolicyContext,
     DelegationPolicyResult,
     DelegationRequest,
@@ -25,6 +27,7 @@ from ensemble_ray import (
     OpenAIChatModel,
     Phase,
     Task,
+    ToolPipeline,
     Until,
     tool,
 )
@@ -33,9 +36,6 @@ from ensemble_ray.record.identity.callables import identity_of
 from ensemble_ray.record.identity.definition import definition_data
 from ensemble_ray.record.identity.digest import differences
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.builtin import CalculatorTool
-from ensemble_ray.tools.pipeline import ToolPipeline
-from ensemble_ray.values.messages import ChatMessage
 
 SECRET = "sk-secret"  # noqa: S105  made up, and looked for in what must not hold it
 MODEL = OpenAIChatModel(

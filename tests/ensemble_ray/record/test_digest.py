@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ensemble_ray
-from ensemble_ray.plan.plan import Node, Plan
+from ensemble_ray import Node, Plan
 from ensemble_ray.record.identity.digest import differences, digest_of, without_object_ids
 
 

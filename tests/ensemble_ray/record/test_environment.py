@@ -4,9 +4,8 @@ import logging
 
 import pytest
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import CaptureMode, ValidationError
 from ensemble_ray.record.environment import CAPTURE_MODE_VARIABLE, effective_capture_mode
-from ensemble_ray.values.trace import CaptureMode
 
 NAME = "ENSEMBLE_RAY_CAPTURE_MODE"
 

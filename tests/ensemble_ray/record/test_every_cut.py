@@ -9,12 +9,24 @@ from pathlib import Path
 
 import pydantic
 
-from ensemble_ray import Agent, Ensemble, EnsembleOutput, InlineRuntime, Task, ToolCall, aresume, tool
+from ensemble_ray import (
+    Agent,
+    ChatMessage,
+    ChatResponse,
+    Ensemble,
+    EnsembleOutput,
+    InlineRuntime,
+    RunState,
+    Task,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+    aresume,
+    tool,
+)
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
-from ensemble_ray.values.outputs import RunState
 
 USAGE = TokenUsage(10, 5)
 

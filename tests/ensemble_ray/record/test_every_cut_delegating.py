@@ -14,17 +14,18 @@ from ensemble_ray import (
     DelegationCompletedEvent,
     DelegationFailedEvent,
     DelegationStartedEvent,
+    DelegationTrace,
     Ensemble,
     EnsembleOutput,
     InlineRuntime,
+    RunState,
+    TaskTrace,
     aresume,
 )
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.values.outputs import RunState
-from ensemble_ray.values.trace import DelegationTrace, TaskTrace
 
 from .delegating_team import Counted
 

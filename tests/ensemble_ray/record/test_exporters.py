@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.record.view.exporters import JsonTraceExporter, effective_exporter, export_safely
-from ensemble_ray.values.trace import CaptureMode, ExecutionTrace
+from ensemble_ray import CaptureMode, ExecutionTrace, JsonTraceExporter
+from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.values.value import utc_of
 
 

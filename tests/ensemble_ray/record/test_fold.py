@@ -7,13 +7,19 @@ from datetime import date, timedelta
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray import (
+    CaptureMode,
+    ErrorTrace,
+    ExecutionMetrics,
+    ExecutionTrace,
+    ExitReason,
+    IllegalStateError,
+    RecordError,
+    RunState,
+)
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.rendering import in_json_form
-from ensemble_ray.values.metrics import ExecutionMetrics
-from ensemble_ray.values.outputs import ExitReason, RunState
-from ensemble_ray.values.trace import CaptureMode, ErrorTrace, ExecutionTrace
 from ensemble_ray.values.value import utc_of
 
 from .facts_of_runs import (

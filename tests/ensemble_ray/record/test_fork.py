@@ -2,9 +2,8 @@
 
 import pytest
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import Node, Plan, ValidationError
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 
 from .facts_of_runs import begun, completed, ended, fact, failed, header, intent, model, node, output, result

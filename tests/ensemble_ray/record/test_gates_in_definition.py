@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ensemble_ray import Ensemble, Review, ReviewHandler, Task
-from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition import EnsembleDefinition
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.record.identity.definition import definition_data
 from ensemble_ray.record.identity.digest import differences

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ensemble_ray.errors import RecordError
+from ensemble_ray import ExitReason, RecordError, RunState
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.identity.map_reduce import FINAL, item_digest, reduce_key
@@ -18,7 +18,6 @@ from ensemble_ray.record.map_reduce_fold import (
     refusal_of,
 )
 from ensemble_ray.schedule.instructions import ReduceGroup
-from ensemble_ray.values.outputs import ExitReason, RunState
 
 from .facts_of_dynamic_runs import DIGESTS, begun, done, failed, group, items_fact, pulled, resumed
 from .facts_of_runs import RUN, ended, fact, model

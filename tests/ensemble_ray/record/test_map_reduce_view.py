@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import RunState
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.fold import fold_trace
@@ -13,7 +14,6 @@ from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.view.tree import render_rows, render_tree, tree_rows
-from ensemble_ray.values.outputs import RunState
 
 from .facts_of_dynamic_runs import begun as dynamic
 from .facts_of_dynamic_runs import group, items_fact, pulled

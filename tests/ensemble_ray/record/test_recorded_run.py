@@ -6,20 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.task import Task
-from ensemble_ray.ensemble import Ensemble
-from ensemble_ray.errors import TaskExecutionError
-from ensemble_ray.inline.runtime import InlineRuntime
+from ensemble_ray import (
+    Agent,
+    CaptureMode,
+    ChatResponse,
+    CostConfiguration,
+    Ensemble,
+    EnsembleOutput,
+    ExecutionTrace,
+    InlineRuntime,
+    RunState,
+    Task,
+    TaskExecutionError,
+    TokenUsage,
+    ToolCall,
+    tool,
+)
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.runs import list_runs, read_facts
 from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.decorator import tool
-from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
-from ensemble_ray.values.metrics import CostConfiguration
-from ensemble_ray.values.outputs import EnsembleOutput, RunState
-from ensemble_ray.values.trace import CaptureMode, ExecutionTrace
 
 ADD = '{"a": 1, "b": 2}'
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from ensemble_ray import AgentExecutionError, ExitReason, RecordError, RunState, TaskOutput
 from ensemble_ray.coordinator.outputs import HeldOutputs, recall_output
-from ensemble_ray.errors import AgentExecutionError, RecordError
 from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.execute.recorded import typed_output
@@ -20,8 +20,6 @@ from ensemble_ray.record.resume.planned import PlannedRecovery
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed
 from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.outputs import ExitReason, RunState
-from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 from .facts_of_runs import altered, begun, completed, ended, fact, failed, intent, model, node, output, result

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from ensemble_ray import RunState
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.outputs import HeldOutputs, SpooledOutputs, recall_output
 from ensemble_ray.coordinator.planned import PlannedTasks
@@ -24,7 +25,6 @@ from ensemble_ray.record.resume.planned import PlannedRecovery, read_planned
 from ensemble_ray.schedule.instructions import Start
 from ensemble_ray.schedule.stimuli import Completed, encode_stimulus
 from ensemble_ray.testing import ManualClock
-from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.coordinator.planned_runs import Failure, RecordingExecutor, body_of, done
 from tests.ensemble_ray.schedule.plans import plan_of
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ensemble_ray import RunState, TaskOutput
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.rendering import (
@@ -21,8 +22,6 @@ from ensemble_ray.record.rendering import (
     plain_data,
     text_of,
 )
-from ensemble_ray.values.outputs import RunState
-from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
 JSON_VALUES = st.recursive(

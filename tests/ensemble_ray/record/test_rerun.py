@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray.errors import RunExistsError, ValidationError
+from ensemble_ray import RunExistsError, RunState, ValidationError
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.rerun import check_same, is_answered, recorded_output, what_differs
-from ensemble_ray.values.outputs import RunState
 
 from .facts_of_runs import RUN, begun, completed, ended, failed, header, node, output
 

@@ -6,10 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ensemble_ray.errors import TaskExecutionError
+from ensemble_ray import ExitReason, RunState, TaskExecutionError, TaskOutput
 from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults, assemble, failures_by_label, task_error
-from ensemble_ray.values.outputs import ExitReason, RunState
-from ensemble_ray.values.task_output import TaskOutput
 
 BEGUN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 RUN = RunResultHead(run_id="r", workflow="parallel", inputs={"topic": "tea"}, trace_id="t")

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import Ensemble, Task
-from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray import Ensemble, RecordError, RunState, Task, ValidationError
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.retention import Retention, age_from, apply_retention, prune
 from ensemble_ray.record.runs import list_runs
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun, RecordedRun, StoreAddress
-from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_now
 
 DAY = timedelta(days=1)

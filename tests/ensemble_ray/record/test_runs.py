@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import ensemble_ray
-from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray import RecordError, RunState, ValidationError
 from ensemble_ray.record.runs import RunDirectory, find_run, list_runs, read_facts
-from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
 from tests.template import run_forked
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.errors import RecordError
+from ensemble_ray import RecordError, RunState
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.resume.planned import read_planned
 from ensemble_ray.record.resume.reading import read_pages
@@ -22,7 +22,6 @@ from ensemble_ray.record.sqlite.file import RECORD
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
 from ensemble_ray.record.sqlite.reading import _copy
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit, restart
 
 # When it cannot be written.

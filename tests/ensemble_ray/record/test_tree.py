@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import Agent, InlineRuntime
+from ensemble_ray import Agent, ExecutionTrace, InlineRuntime
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.view.tree import render_tree, tree_rows
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.trace import ExecutionTrace
 
 from .delegating_team import Counted
 from .facts_of_runs import altered, begun, completed, ended, failed, intent, model, node, output, task_trace

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ensemble_ray import LlmInteraction
 from ensemble_ray.record.unknown_outcomes import UnknownOutcomes
 from ensemble_ray.record.view.map_reduce import MapReduceView
 from ensemble_ray.record.view.tree import render_rows, render_tree
-from ensemble_ray.values.trace import LlmInteraction
 
 from .facts_of_dynamic_runs import begun as dynamic
 from .facts_of_dynamic_runs import failed, group, pulled, resumed

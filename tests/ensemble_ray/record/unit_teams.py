@@ -11,6 +11,8 @@ import pytest
 
 from ensemble_ray import (
     Agent,
+    ChatMessage,
+    ChatResponse,
     Ensemble,
     EnsembleOutput,
     Graph,
@@ -20,16 +22,17 @@ from ensemble_ray import (
     Loop,
     Phase,
     PhaseReview,
+    RunState,
     Task,
+    TokenUsage,
     ToolCall,
+    ToolSpec,
     tool,
 )
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
-from ensemble_ray.values.outputs import RunState
 
 __all__ = ["TEAMS", "TEAM_PARAMS", "World", "count_recorded", "essence_of", "write_torn"]
 

@@ -6,13 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import Agent, AgentSynthesizer, Ensemble, InlineRuntime, RunOptions, RunState, Task, aresume
-from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError
+from ensemble_ray import (
+    Agent,
+    AgentSynthesizer,
+    Ensemble,
+    EnsembleError,
+    EnsembleOutput,
+    ExitReason,
+    InlineRuntime,
+    RunExistsError,
+    RunOptions,
+    RunState,
+    Task,
+    ValidationError,
+    afork,
+    aresume,
+    fork,
+)
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.recovery.forking import afork, begin_fork, fork, offer_fork
+from ensemble_ray.recovery.forking import begin_fork, offer_fork
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
 from tests.ensemble_ray.record.delegating_team import Counted
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import Ensemble, InlineRuntime, Loop, LoopIterationContext
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import Ensemble, InlineRuntime, Loop, LoopIterationContext, ValidationError, afork
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.resume.fork import ForkPlan
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.recovery.forking import afork, offer_fork
+from ensemble_ray.recovery.forking import offer_fork
 from ensemble_ray.values.ids import task_instance
 from tests.ensemble_ray.record.unit_teams import TEAM_PARAMS, TEAMS, World, count_recorded, essence_of, write_torn
 

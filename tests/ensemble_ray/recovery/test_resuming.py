@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import Agent, Ensemble, InlineRuntime, RunState, SynthesisContext, Task, ValidationError, aresume
+from ensemble_ray import (
+    Agent,
+    ChatMessage,
+    Ensemble,
+    InlineRuntime,
+    RunState,
+    SynthesisContext,
+    Task,
+    ValidationError,
+    aresume,
+)
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel, replay
-from ensemble_ray.values.messages import ChatMessage
 
 
 def _team(model: ScriptedModel, *, description: str = "Write it") -> Ensemble:

@@ -7,16 +7,26 @@ from typing import Literal
 
 import pytest
 
-from ensemble_ray import Agent, Ensemble, MapReduceEnsemble, Task, fork, resume
-from ensemble_ray.errors import TaskExecutionError, ValidationError
+from ensemble_ray import (
+    Agent,
+    ChatMessage,
+    ChatResponse,
+    Ensemble,
+    MapReduceEnsemble,
+    RunState,
+    Task,
+    TaskExecutionError,
+    ToolSpec,
+    ValidationError,
+    fork,
+    resume,
+)
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import replay
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
-from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.facts_of_dynamic_runs import begun, failed, pulled
 from tests.ensemble_ray.record.facts_of_runs import RUN, fact
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.definition.durability import Durability
-from ensemble_ray.errors import RunExistsError
+from ensemble_ray import Durability, RunExistsError, RunState
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.ports import Persistence
@@ -16,7 +15,6 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import OwnedRun, StoreAddress
 from ensemble_ray.runs.ownership import claim_run, release_run
 from ensemble_ray.runs.submission import SubmissionReason
-from ensemble_ray.values.outputs import RunState
 
 PLAN = Fact(run="r", name="run", at=1.0, data=PlanRecorded())
 

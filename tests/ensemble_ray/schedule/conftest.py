@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import Plan
 from tests.ensemble_ray.schedule.plans import STARTED, CheckedMachine
 
 

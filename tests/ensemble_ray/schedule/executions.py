@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import Plan
 from ensemble_ray.plan.units import Unit
 from ensemble_ray.schedule.scopes import Scopes
 from ensemble_ray.schedule.unit import Execution

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ensemble_ray import ExitReason, RunState
 from ensemble_ray.schedule.instructions import (
     Cancel,
     End,
@@ -21,7 +22,6 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled, Stimulus
-from ensemble_ray.values.outputs import ExitReason, RunState
 
 Work = tuple[int, int]
 #: What a reduce is made of, all the way down to the items: a number for a map, a tuple for a reduce.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ensemble_ray import ExitReason
 from ensemble_ray.plan.units import EdgeEntry, ForkEntry, GraphEntry, GraphUnit, JoinEntry, StateEntry
 from ensemble_ray.schedule.graph import END_STATE, GraphMachine
 from ensemble_ray.schedule.instructions import (
@@ -21,7 +22,6 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.results import GraphResult
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed
 from ensemble_ray.schedule.unit import UnitStimulus
-from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.schedule.executions import execution_of
 
 PATH = "graph:g"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ensemble_ray.plan.plan import Node, Plan
+from ensemble_ray import ExitReason, Node, Plan
 from ensemble_ray.plan.units import LoopUnit, Unit
 from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, Instruction, Question, Start
 from ensemble_ray.schedule.nested import NestedSource
@@ -22,7 +22,6 @@ from ensemble_ray.schedule.stimuli import (
 )
 from ensemble_ray.schedule.unit import Execution, UnitMachine
 from ensemble_ray.schedule.unit_machines import make_machine
-from ensemble_ray.values.outputs import ExitReason
 
 Word = TypeVar("Word")
 

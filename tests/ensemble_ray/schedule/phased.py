@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import Plan
 from ensemble_ray.plan.units import LoopUnit, PhaseUnit
 from ensemble_ray.schedule.instructions import Instruction, ReflectOn, Start, Warn
 from ensemble_ray.schedule.phases import PhasesMachine

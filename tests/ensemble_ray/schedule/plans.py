@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ensemble_ray.plan.plan import Node, Plan
+from ensemble_ray import ExitReason, Node, Plan, RunState
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Skip, Start
 from ensemble_ray.schedule.machine import Machine
 from ensemble_ray.schedule.states import TaskState
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed, Stimulus
 from ensemble_ray.values.ids import instance_of, key_of
-from ensemble_ray.values.outputs import ExitReason, RunState
 
 STARTED = Begun(at=0.0)
 CANCEL = CancelRequested(at=5.0)

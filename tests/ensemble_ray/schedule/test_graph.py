@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ensemble_ray import ExitReason, RunState
 from ensemble_ray.plan.units import GraphUnit
 from ensemble_ray.schedule.graph import GraphMachine
 from ensemble_ray.schedule.instructions import (
@@ -18,7 +19,6 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.results import GraphResult, StepResult, UnitFailure
 from ensemble_ray.schedule.stimuli import Begun, CancelRequested
 from ensemble_ray.schedule.unit import HistoryEntry, StopRequested
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.executions import execution_of
 from tests.ensemble_ray.schedule.graphs import (
     BEGUN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ensemble_ray import ExitReason, RunState
 from ensemble_ray.schedule.instructions import (
     Announce,
     AsksAfter,
@@ -17,7 +18,6 @@ from ensemble_ray.schedule.instructions import (
 )
 from ensemble_ray.schedule.loop_states import LOOP_TRANSITIONS, LoopState
 from ensemble_ray.schedule.results import LoopResult, UnitFailure
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.nesting import Nest, announced, loop, nested
 
 UNIT = "loop:refine"

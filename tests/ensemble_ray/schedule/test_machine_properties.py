@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import ExitReason, Plan, RunState
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Skip, Start
 from ensemble_ray.schedule.states import TaskState
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed, Stimulus
 from ensemble_ray.values.ids import instance_of, key_of
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.plans import CheckedMachine, done, failed, plan_of
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.

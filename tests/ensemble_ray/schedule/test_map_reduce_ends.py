@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from ensemble_ray import ExitReason, RunState
 from ensemble_ray.schedule.instructions import End, WarnLeftOut
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
 from ensemble_ray.schedule.stimuli import CancelRequested, Stimulus
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.feeding import (
     BEGUN,
     CANCELLED,

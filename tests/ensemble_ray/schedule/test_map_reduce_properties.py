@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ensemble_ray import ExitReason, RunState
 from ensemble_ray.schedule.instructions import ReduceGroup
 from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
 from ensemble_ray.schedule.stimuli import CancelRequested, Failed
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.feeding import Feed, Work, exited, leaves, name, raised
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from ensemble_ray import ExitReason, RunState
 from ensemble_ray.plan.units import EdgeEntry, GraphUnit, PhaseUnit, StateEntry
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import (
@@ -27,7 +28,6 @@ from ensemble_ray.schedule.states import TaskState
 from ensemble_ray.schedule.stimuli import Begun, Completed
 from ensemble_ray.schedule.unit import HistoryEntry, StopRequested, UnitMember, UnitStimulus
 from ensemble_ray.schedule.unit_machines import make_machine
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.nesting import Nest, cancelled, loop, nested, node
 
 A = loop("a", "x", max_iterations=2, has_until=False)

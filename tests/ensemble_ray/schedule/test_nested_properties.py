@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import ExitReason, Plan, RunState
 from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, IterationEnded, Question, Start
 from ensemble_ray.schedule.results import LoopResult
 from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Completed, Evaluated, Exited, Failed, Stimulus
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.nesting import Nest, loop, nested
 
 SEEDED = settings(max_examples=80)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import Plan
 from ensemble_ray.schedule.instructions import Instruction
 from ensemble_ray.schedule.states import TaskState
 from ensemble_ray.schedule.stimuli import Stimulus

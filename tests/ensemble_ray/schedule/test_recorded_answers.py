@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ensemble_ray.errors import RecordError
+from ensemble_ray import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.schedule.instructions import EdgeMatches, PullItems, Question, ReflectOn, ResetMemory, UntilHolds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import Plan
 from ensemble_ray.schedule.states import TaskState
 from tests.ensemble_ray.schedule.plans import (
     CANCEL,

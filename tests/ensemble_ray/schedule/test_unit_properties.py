@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import Plan, RunState
 from ensemble_ray.plan.units import EdgeEntry, GraphEntry, GraphUnit, LoopUnit, PhaseUnit, StateEntry, Unit
 from ensemble_ray.schedule.instructions import Announce, Cancel, End, Evaluate, Start, StepEnded
 from ensemble_ray.schedule.phases import PhasesMachine
 from ensemble_ray.schedule.results import GraphResult, PhaseResult
 from ensemble_ray.schedule.stimuli import CancelRequested, Exited
 from ensemble_ray.values.ids import key_of
-from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.schedule.graphs import edge, fork, join
 from tests.ensemble_ray.schedule.nesting import loop, node
 from tests.ensemble_ray.schedule.playing import CheckedNest, Played, play

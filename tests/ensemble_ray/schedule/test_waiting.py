@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import ExitReason, Plan, RunState
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import End, Evaluate, Instruction, Skip, Start
 from ensemble_ray.schedule.machine import WAITS
@@ -25,7 +25,6 @@ from ensemble_ray.schedule.stimuli import (
     Waiting,
 )
 from ensemble_ray.values.ids import instance_of
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.nesting import loop, nested
 from tests.ensemble_ray.schedule.plans import (
     CANCELLED,

@@ -15,6 +15,7 @@ from ensemble_ray import (
     DelegationRequest,
     Ensemble,
     InlineRuntime,
+    RunState,
     build_system_prompt,
 )
 from ensemble_ray.facts.fact import Fact
@@ -22,7 +23,6 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import Replay, replay
-from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.delegating_team import Counted
 
 Kind = Literal["hierarchy", "peers"]

@@ -14,26 +14,28 @@ from ensemble_ray import (
     CaptureMode,
     ChatMessage,
     Ensemble,
+    EnsembleError,
     EnsembleOutput,
     ExitEarlyError,
     GuardrailInput,
     GuardrailResult,
     InlineRuntime,
+    RecordError,
+    RunState,
     Task,
     TaskOutput,
     ToolCall,
+    ValidationError,
     build_system_prompt,
     build_user_prompt,
     tool,
 )
-from ensemble_ray.errors import EnsembleError, RecordError, ValidationError
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.prompts.output_format import correction_prompt
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import Replay, ScriptedModel, replay
 from ensemble_ray.testing.scripted import ScriptEntry
-from ensemble_ray.values.outputs import RunState
 
 CALLED: list[str] = []
 #: titles that are refused, and why

@@ -10,13 +10,20 @@ from collections.abc import Mapping
 
 import pytest
 
-from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.ports import ChatModel, StreamingChatModel
+from ensemble_ray import (
+    ChatMessage,
+    ChatModel,
+    ChatResponse,
+    IllegalStateError,
+    StreamingChatModel,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+)
 from ensemble_ray.ports.services import Services, use_services
 from ensemble_ray.testing import Reply, ScriptedCall, ScriptedModel
 from ensemble_ray.testing import scripted as scripted_module
 from ensemble_ray.testing.scripted import ScriptedModelHandle, answer_scripted
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
 
 HELLO = [ChatMessage("user", "hello")]
 

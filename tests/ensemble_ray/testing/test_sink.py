@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ensemble_ray.events import EnsembleStartedEvent, Event, TokenEvent
+from ensemble_ray import EnsembleStartedEvent, Event, TokenEvent
 from ensemble_ray.testing import RecordingSink
 
 STARTED = EnsembleStartedEvent(ensemble_id="e", workflow="sequential", total_tasks=1)

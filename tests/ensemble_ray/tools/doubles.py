@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from ensemble_ray.tools import AbstractAgentTool, AgentTool, ToolResult
+from ensemble_ray import AbstractAgentTool, AgentTool, ToolResult
 from ensemble_ray.tools.cpu import call_packed, pack, unpack_reply
 
 

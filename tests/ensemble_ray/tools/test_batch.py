@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError
-from ensemble_ray.tools import ToolContext, tool
+from ensemble_ray import AgentExecutionError, ExitEarlyError, IllegalStateError, ToolContext, tool
 from ensemble_ray.tools.batch import call_batch
 from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.outcome import ToolOutcome

@@ -13,10 +13,20 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError
-from ensemble_ray.events import Event, FileChangedEvent
+from ensemble_ray import (
+    AgentTool,
+    CustomSchemaAgentTool,
+    Event,
+    ExitEarlyError,
+    FileChangedEvent,
+    IllegalStateError,
+    ToolConfigurationError,
+    ToolContext,
+    ToolResult,
+    current_tool_context,
+    tool,
+)
 from ensemble_ray.process.context import log_context
-from ensemble_ray.tools import AgentTool, CustomSchemaAgentTool, ToolContext, ToolResult, current_tool_context, tool
 from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.outcome import ToolOutcome
 from ensemble_ray.tools.registry import BoundTool, resolve_tools

@@ -8,9 +8,8 @@ from collections.abc import Awaitable
 
 import pytest
 
-from ensemble_ray.errors import ExitEarlyError
+from ensemble_ray import ExitEarlyError, ToolResult, current_tool_context, tool
 from ensemble_ray.ports.services import Services, use_services
-from ensemble_ray.tools import ToolResult, current_tool_context, tool
 from ensemble_ray.tools.call import cut_for_log, truncate_output
 from ensemble_ray.tools.cpu import CannotTravelError
 from ensemble_ray.tools.outcome import ToolOutcome

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError
+from ensemble_ray import ExitEarlyError, IllegalStateError
 from ensemble_ray.tools.cpu import CannotTravelError, call_packed, pack, pack_tool, unpack_reply
 from ensemble_ray.tools.outcome import ToolOutcome
 

@@ -11,8 +11,7 @@ import cloudpickle
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.tools import tool
+from ensemble_ray import ValidationError, tool
 from ensemble_ray.tools.decorator import FunctionTool, marked_functions, tool_mark
 from ensemble_ray.tools.registry import resolve_tools
 

@@ -8,21 +8,23 @@ from collections.abc import Callable
 
 import pytest
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError
-from ensemble_ray.tools import (
+from ensemble_ray import (
     AgentTool,
     CalculatorTool,
+    Effect,
+    ExitEarlyError,
+    IllegalStateError,
     PipelineErrorStrategy,
     ToolContext,
     ToolPipeline,
     ToolResult,
+    ValidationError,
     current_tool_context,
 )
 from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.outcome import ToolOutcome
 from ensemble_ray.tools.registry import resolve_tools
 from ensemble_ray.tools.tool import use_tool_context
-from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.tools.doubles import CountingMetrics, Plain, Safe, SafeAsync
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 

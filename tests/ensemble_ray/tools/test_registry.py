@@ -10,8 +10,15 @@ from collections.abc import Mapping, Sequence
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.tools import AbstractTypedAgentTool, CustomSchemaAgentTool, DynamicToolProvider, ToolResult, tool
+from ensemble_ray import (
+    AbstractTypedAgentTool,
+    CustomSchemaAgentTool,
+    DynamicToolProvider,
+    Effect,
+    ToolResult,
+    ValidationError,
+    tool,
+)
 from ensemble_ray.tools.registry import (
     TRACE,
     BoundAgentTool,
@@ -20,7 +27,6 @@ from ensemble_ray.tools.registry import (
     expand_providers,
     resolve_tools,
 )
-from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.tools.doubles import Plain, Safe
 
 

@@ -9,9 +9,9 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from ensemble_ray import RemoteAgent, ValidationError
+from ensemble_ray.tools import A2ATool
 from ensemble_ray.tools.a2a.address import AgentAddress
 from ensemble_ray.tools.a2a.plain_values import plain_value
-from ensemble_ray.tools.a2a.tool import A2ATool
 
 
 @pytest.mark.parametrize(

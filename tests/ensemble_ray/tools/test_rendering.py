@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.tools import ToolResult
+from ensemble_ray import ToolResult
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_result, outcome_of_return, unknown_tool
 from ensemble_ray.tools.rendering import render_value
 

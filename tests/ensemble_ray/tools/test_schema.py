@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray import ValidationError
 from ensemble_ray.tools.schema import ArgumentError, Signature, model_parameters, signature_of
 
 

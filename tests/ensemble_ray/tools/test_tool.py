@@ -9,8 +9,18 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError, ValidationError
-from ensemble_ray.tools import AgentTool, NoOpToolMetrics, ToolContext, ToolMetrics, ToolResult, current_tool_context
+from ensemble_ray import (
+    AgentTool,
+    ExitEarlyError,
+    IllegalStateError,
+    NoOpToolMetrics,
+    ToolConfigurationError,
+    ToolContext,
+    ToolMetrics,
+    ToolResult,
+    ValidationError,
+    current_tool_context,
+)
 from ensemble_ray.tools.tool import check_tool_name, make_tool_name, timeout_seconds, use_tool_context
 from tests.ensemble_ray.tools.doubles import CountingMetrics, Plain, Safe, SafeAsync
 

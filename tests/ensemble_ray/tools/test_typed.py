@@ -7,8 +7,7 @@ from enum import StrEnum
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.tools import AbstractTypedAgentTool, ToolResult, TypedAgentTool
+from ensemble_ray import AbstractTypedAgentTool, ToolResult, TypedAgentTool, ValidationError
 from ensemble_ray.tools.registry import resolve_tools
 
 

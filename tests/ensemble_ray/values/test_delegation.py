@@ -9,8 +9,7 @@ from datetime import timedelta
 import pydantic
 import pytest
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.values.delegation import (
+from ensemble_ray import (
     DelegationContext,
     DelegationPolicy,
     DelegationPolicyContext,
@@ -19,8 +18,9 @@ from ensemble_ray.values.delegation import (
     DelegationRequest,
     DelegationResponse,
     DelegationStatus,
-    Peer,
+    ValidationError,
 )
+from ensemble_ray.values.delegation import Peer
 
 GIVEN = {"agent_role": "Writer", "task_description": "Write"}
 

@@ -5,19 +5,19 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray import errors
-from ensemble_ray.errors import (
+from ensemble_ray import (
     AgentExecutionError,
     CircuitOpenError,
     EnsembleError,
     OutputParsingError,
+    RateLimit,
     RateLimitTimeoutError,
     TaskExecutionError,
     UnknownOutcomeError,
     ValidationError,
+    errors,
 )
 from ensemble_ray.values.error_data import error_data, error_from
-from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.errors.every_error import EVERY as MOST
 
 #: One of each class, with all its fields.

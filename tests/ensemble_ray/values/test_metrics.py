@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.execute.effects import ModelEffect, TaskEffects, ToolEffect
-from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
-from ensemble_ray.values.metrics import (
+from ensemble_ray import (
+    ChatResponse,
     CostConfiguration,
     CostEstimate,
     ExecutionMetrics,
     MemoryOperationCounts,
     TaskMetrics,
-    add_tokens,
-    metrics_by_key,
+    TaskOutput,
+    TokenUsage,
+    ToolCall,
+    ValidationError,
 )
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.execute.effects import ModelEffect, TaskEffects, ToolEffect
+from ensemble_ray.values.metrics import add_tokens, metrics_by_key
 from ensemble_ray.values.value import utc_of
 
 RATES = CostConfiguration(input_token_rate=Decimal("0.0000025"), output_token_rate=Decimal("0.00001"))

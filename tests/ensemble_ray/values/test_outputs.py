@@ -6,11 +6,17 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.values.metrics import ExecutionMetrics, TaskMetrics
-from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
-from ensemble_ray.values.task_output import TaskOutput
-from ensemble_ray.values.trace import ExecutionTrace
+from ensemble_ray import (
+    EnsembleOutput,
+    ExecutionMetrics,
+    ExecutionTrace,
+    ExitReason,
+    IllegalStateError,
+    RunState,
+    TaskMetrics,
+    TaskOutput,
+    ValidationError,
+)
 from ensemble_ray.values.value import utc_of
 
 

@@ -5,8 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray import RateLimit, ValidationError
 
 
 def test_limits_are_equal_when_their_fields_are() -> None:

@@ -11,20 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from ensemble_ray.errors import ValidationError
-from ensemble_ray.values.metrics import CostEstimate, ExecutionMetrics, TaskMetrics
-from ensemble_ray.values.trace import (
+from ensemble_ray import (
     AgentSummary,
     CapturedMessage,
     CaptureMode,
+    CostEstimate,
     ErrorTrace,
+    ExecutionMetrics,
     ExecutionTrace,
     LlmInteraction,
+    TaskMetrics,
     TaskPrompts,
     TaskTrace,
     ToolCallTrace,
-    jsonable,
+    ValidationError,
 )
+from ensemble_ray.values.trace import jsonable
 from ensemble_ray.values.value import utc_of
 
 COST = CostEstimate(input_cost=Decimal("0.00250000"), output_cost=0, total_cost=Decimal("0.00250000"))

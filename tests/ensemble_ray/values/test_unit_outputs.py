@@ -3,11 +3,18 @@
 import pickle
 from datetime import timedelta
 
-from ensemble_ray.values.outputs import EnsembleOutput
-from ensemble_ray.values.task_output import TaskOutput
-from ensemble_ray.values.trace import ExecutionTrace, PhaseTrace
-from ensemble_ray.values.unit_outputs import GraphHistory, GraphStep, LoopHistory, UnitOutputs
-from ensemble_ray.values.unit_traces import GraphTrace, GraphTraceStep, LoopTrace, PhaseStatus
+from ensemble_ray import (
+    EnsembleOutput,
+    ExecutionTrace,
+    GraphStep,
+    GraphTrace,
+    GraphTraceStep,
+    LoopTrace,
+    PhaseStatus,
+    PhaseTrace,
+    TaskOutput,
+)
+from ensemble_ray.values.unit_outputs import GraphHistory, LoopHistory, UnitOutputs
 from ensemble_ray.values.value import utc_of
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import MapEnsemble, MapReduceEnsemble, ValidationError
 from ensemble_ray.cli.map_team import map_team, recorded_map
-from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader import load_source
 from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
-from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from tests.command_line import Call
 

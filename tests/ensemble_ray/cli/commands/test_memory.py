@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import MemoryEntry, SqliteMemory
-from ensemble_ray.memory.openai_embeddings import OpenAIEmbeddingModel
+from ensemble_ray import MemoryEntry, OpenAIEmbeddingModel, SqliteMemory
 from tests.command_line import Call
 from tests.ensemble_ray.memory.doubles import WordsModel
 

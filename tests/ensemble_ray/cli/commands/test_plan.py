@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ensemble_ray import Node, Plan
 from ensemble_ray.cli.commands.plan import levels_of
-from ensemble_ray.plan.plan import Node, Plan
 from tests.command_line import Call
 
 

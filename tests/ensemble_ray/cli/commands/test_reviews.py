@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import OpenReview, pending_reviews
+from ensemble_ray import OpenReview, RunState, pending_reviews
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.values.outputs import RunState
 from tests.command_line import Call
 
 TEAM = """

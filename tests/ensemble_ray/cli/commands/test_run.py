@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import ValidationError
 from ensemble_ray.cli.inputs.arguments import read_inputs
-from ensemble_ray.errors import ValidationError
 from tests.command_line import Call
 
 INPUTS = ("-i", "topic=tides", "--input", "audience=children")

@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ensemble_ray import RunState
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.values.outputs import RunState
 from tests.command_line import Call
 from tests.ensemble_ray.record.facts_of_dynamic_runs import begun as dynamic
 from tests.ensemble_ray.record.facts_of_dynamic_runs import pulled

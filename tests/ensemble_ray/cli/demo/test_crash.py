@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import MapReduceEnsemble
 from ensemble_ray.cli.demo.crash import Comparison
 from ensemble_ray.cli.demo_team import demo_team
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.loader import Runnable, load_source
-from ensemble_ray.map_reduce import MapReduceEnsemble
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ensemble_ray import ChatResponse, TokenUsage
 from ensemble_ray.cli.demo.digest import BUDGET_TOKENS, digest_team, render_digest, whole_sentences
 from ensemble_ray.cli.demo.passages import Passage
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import ChatResponse, TokenUsage
 from tests.command_line import Call
 
 

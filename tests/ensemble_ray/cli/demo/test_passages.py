@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ensemble_ray import ValidationError
 from ensemble_ray.cli.demo.passages import at_most_tokens, passages_of, select_passages, topics
-from ensemble_ray.errors import ValidationError
 
 LONGEST, MOST_TOKENS = 1900, 1500
 

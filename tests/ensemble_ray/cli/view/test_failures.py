@@ -6,8 +6,7 @@ import pickle
 
 import pytest
 
-from ensemble_ray.cli.view.failures import advice_of, describe_error, exit_code_of
-from ensemble_ray.errors import (
+from ensemble_ray import (
     AgentExecutionError,
     ConstraintViolationError,
     EnsembleError,
@@ -18,6 +17,7 @@ from ensemble_ray.errors import (
     TaskExecutionError,
     ValidationError,
 )
+from ensemble_ray.cli.view.failures import advice_of, describe_error, exit_code_of
 
 
 class AuthenticationError(Exception):

@@ -9,13 +9,11 @@ from datetime import timedelta
 
 import pytest
 
+from ensemble_ray import TaskCompleteEvent, TaskFailedEvent, TaskMetrics, TaskOutput, TaskStartEvent
 from ensemble_ray.cli.view.display import Display
 from ensemble_ray.cli.view.item_progress import ItemProgress
 from ensemble_ray.cli.view.progress import Block, TaskProgress
-from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.events.listeners import wanted_by
-from ensemble_ray.values.metrics import TaskMetrics
-from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_now
 
 

@@ -10,22 +10,24 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.cli.view.display import Display
-from ensemble_ray.cli.view.progress import TaskProgress
-from ensemble_ray.events import (
+from ensemble_ray import (
     DelegationCompletedEvent,
     DelegationFailedEvent,
+    DelegationRequest,
+    DelegationResponse,
     DelegationStartedEvent,
+    DelegationStatus,
     EnsembleStartedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
     TaskCompleteEvent,
     TaskFailedEvent,
+    TaskOutput,
     TaskStartEvent,
     ToolCallEvent,
 )
-from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.cli.view.display import Display
+from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.values.value import utc_of
 
 

@@ -2,17 +2,20 @@
 
 from datetime import timedelta
 
-from ensemble_ray import Graph, GraphEdge, Loop, Task
-from ensemble_ray.cli.view.progress import TaskProgress
-from ensemble_ray.cli.view.unit_progress import UnitProgress
-from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.events import (
+from ensemble_ray import (
     EnsembleStartedEvent,
+    Graph,
+    GraphEdge,
     GraphStateCompletedEvent,
+    Loop,
     LoopIterationCompletedEvent,
+    Task,
     TaskCompleteEvent,
     TaskStartEvent,
 )
+from ensemble_ray.cli.view.progress import TaskProgress
+from ensemble_ray.cli.view.unit_progress import UnitProgress
+from ensemble_ray.definition import EnsembleDefinition
 from tests.ensemble_ray.record.units.plans import output
 
 TASK = {"task_description": "Write", "agent_role": "Writer", "task_index": 1, "total_tasks": 1}

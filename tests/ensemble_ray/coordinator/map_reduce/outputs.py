@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from ensemble_ray.values.metrics import TaskMetrics
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray import TaskMetrics, TaskOutput
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble_ray import Agent, MapReduceEnsemble, Task
+from ensemble_ray import Agent, ExitReason, MapReduceEnsemble, RunState, Task, TaskOutput
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.directives import RunDirectives
 from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories
@@ -30,8 +30,6 @@ from ensemble_ray.runs.map_reduce.opening import rules_of
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.testing import ManualClock, ScriptedModel
-from ensemble_ray.values.outputs import ExitReason, RunState
-from ensemble_ray.values.task_output import TaskOutput
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 #: How long a test waits for what must come; no test waits for it to pass.

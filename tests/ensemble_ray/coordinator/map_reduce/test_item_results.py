@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import IllegalStateError, RecordError, TaskOutput
 from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
 from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
 from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
-from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.items.results import ResultsFile
-from ensemble_ray.values.task_output import TaskOutput
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from ensemble_ray import Task
+from ensemble_ray import ExitReason, RunState, Task, ValidationError
 from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
-from ensemble_ray.errors import BudgetExhaustedError, ValidationError
+from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.facts.items import GroupRecorded
 from ensemble_ray.items.pulling import Pulled, RefusedItem
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.map_reduce.running import Conducting, ending, map_task, team, until
 
 # Items and tasks.

@@ -8,14 +8,13 @@ import threading
 
 import pytest
 
-from ensemble_ray import Task
-from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
+from ensemble_ray import ExitReason, RecordError, RunState, StaleEpochError, Task, ValidationError
+from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.items import GroupRecorded
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.identity.map_reduce import item_digest
 from ensemble_ray.values.ids import instance_of
-from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 from tests.ensemble_ray.coordinator.map_reduce.running import Conducting, RefusingJournal, ending, map_task, team, until
 from tests.ensemble_ray.record.facts_of_dynamic_runs import items_fact

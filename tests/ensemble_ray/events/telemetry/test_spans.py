@@ -9,14 +9,13 @@ import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes
 
-from ensemble_ray import ExitReason, ValidationError
+from ensemble_ray import ExitReason, LlmInteraction, TaskTrace, ToolCallTrace, ValidationError
 from ensemble_ray.events.telemetry import conventions
 from ensemble_ray.events.telemetry.content import CONTENT_VARIABLE, Content, content_mode
 from ensemble_ray.events.telemetry.run_spans import UnitTimes, run_spans
 from ensemble_ray.events.telemetry.task_spans import task_spans
 from ensemble_ray.events.tracing import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.llm.endpoint_urls import provider_of
-from ensemble_ray.values.trace import LlmInteraction, TaskTrace, ToolCallTrace
 from ensemble_ray.values.tracing import RunTracing, TraceParent
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

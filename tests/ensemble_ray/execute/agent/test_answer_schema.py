@@ -18,10 +18,8 @@ import pytest
 import typing_extensions
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel
 
+from ensemble_ray import JsonSchema, describe_schema, parse_output
 from ensemble_ray.execute.agent.answer_schema import answer_schema
-from ensemble_ray.execute.agent.structured import parse_output
-from ensemble_ray.prompts.output_format import describe_schema
-from ensemble_ray.values.messages import JsonSchema
 
 T = TypeVar("T")
 

@@ -10,17 +10,22 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.definition.retry_policy import RetryPolicy
-from ensemble_ray.errors import AgentExecutionError, CircuitOpenError
+from ensemble_ray import (
+    AgentExecutionError,
+    ChatMessage,
+    ChatResponse,
+    CircuitOpenError,
+    RateLimit,
+    RateLimitedChatModel,
+    RetryPolicy,
+    ToolSpec,
+)
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.facts.effects import ModelAnswered
-from ensemble_ray.limits import RateLimit
 from ensemble_ray.limits.endpoints import EndpointService
 from ensemble_ray.limits.local_limiter import LocalLimiter
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.values.ids import uuid_of
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
 from tests.ensemble_ray.limits.settling import settle
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from ensemble_ray import ChatMessage, ChatResponse, ToolCall
 from ensemble_ray.execute.agent.react import MAX_STOPS, ReactMachine, stop_text
 from ensemble_ray.execute.agent.steps import (
     AnswerReceived,
@@ -16,7 +17,6 @@ from ensemble_ray.execute.agent.steps import (
     StepInstruction,
     ToolsReturned,
 )
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall
 
 STOP = (
     "STOP: Maximum tool iterations (2) reached. "

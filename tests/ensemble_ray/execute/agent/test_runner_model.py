@@ -10,16 +10,25 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.definition import Agent, Task
-from ensemble_ray.definition.retry_policy import RetryPolicy
-from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, OutputParsingError, TryAgain
-from ensemble_ray.events import LlmIterationCompletedEvent, TokenEvent
-from ensemble_ray.execute.guardrails import GuardrailOutput, GuardrailResult
+from ensemble_ray import (
+    Agent,
+    AgentExecutionError,
+    CaptureMode,
+    ChatMessage,
+    GuardrailOutput,
+    GuardrailResult,
+    GuardrailViolationError,
+    LlmIterationCompletedEvent,
+    OutputParsingError,
+    RetryPolicy,
+    Task,
+    TaskAnswer,
+    TaskRequest,
+    TokenEvent,
+    TryAgain,
+)
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.values.amounts import RunBudget
-from ensemble_ray.values.messages import ChatMessage
-from ensemble_ray.values.task_request import TaskAnswer, TaskRequest
-from ensemble_ray.values.trace import CaptureMode
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench
 from tests.ensemble_ray.values.test_joined import output
 

@@ -8,16 +8,20 @@ from dataclasses import replace
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.definition import Agent, Task
-from ensemble_ray.errors import AgentExecutionError, UnknownOutcomeError
-from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+from ensemble_ray import (
+    Agent,
+    AgentExecutionError,
+    CaptureMode,
+    Effect,
+    Task,
+    TaskRequest,
+    UnknownEffect,
+    UnknownOutcomeError,
+)
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.values.ids import uuid_of
-from ensemble_ray.values.messages import Effect
-from ensemble_ray.values.task_request import TaskRequest
-from ensemble_ray.values.trace import CaptureMode
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, WatchedJournal, named
 
 NAME = "draft#0/0/runner"

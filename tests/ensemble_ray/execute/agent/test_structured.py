@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
-from ensemble_ray.errors import IllegalStateError, OutputParsingError, TaskExecutionError
-from ensemble_ray.execute.agent.structured import ParseResult, StructuredMachine, extract_json, parse_output
-from ensemble_ray.prompts.output_format import describe_schema
+from ensemble_ray import (
+    IllegalStateError,
+    OutputParsingError,
+    ParseResult,
+    TaskExecutionError,
+    describe_schema,
+    extract_json,
+    parse_output,
+)
+from ensemble_ray.execute.agent.structured import StructuredMachine
 
 
 class City(BaseModel):

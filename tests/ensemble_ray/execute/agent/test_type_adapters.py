@@ -8,7 +8,8 @@ from typing import Annotated, Optional
 import pydantic
 import pytest
 
-from ensemble_ray.execute.agent.structured import parse_output, restore_output
+from ensemble_ray import parse_output
+from ensemble_ray.execute.agent.structured import restore_output
 from ensemble_ray.execute.agent.type_adapters import adapter_of
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ensemble_ray import DelegationContext
 from ensemble_ray.execute.delegation.calls import AskedDelegation, manager_tool, peer_tool, read_call
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.values.delegation import DelegationContext, Peer
+from ensemble_ray.values.delegation import Peer
 
 ROLES = ("Writer", "Digger")
 CONTEXT = DelegationContext(peers=[Peer(key=role.lower(), role=role) for role in ROLES])

@@ -6,12 +6,17 @@ import uuid
 
 import pytest
 
-from ensemble_ray.errors import RecordError
-from ensemble_ray.events import DelegationFailedEvent, DelegationStartedEvent
+from ensemble_ray import (
+    DelegationFailedEvent,
+    DelegationPolicyContext,
+    DelegationPolicyResult,
+    DelegationRequest,
+    DelegationStartedEvent,
+    RecordError,
+)
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.values.delegation import DelegationPolicyContext, DelegationPolicyResult, DelegationRequest
 from tests.ensemble_ray.execute.delegating import ask, done_by, member, together
 from tests.ensemble_ray.execute.running import Bench, call, named
 

@@ -6,15 +6,24 @@ import asyncio
 
 import pytest
 
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, ManagerStalledError
-from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, TaskStartEvent
+from ensemble_ray import (
+    AgentExecutionError,
+    ChatResponse,
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationPolicyContext,
+    DelegationPolicyResult,
+    DelegationRequest,
+    ExitEarlyError,
+    ManagerStalledError,
+    TaskStartEvent,
+    TokenUsage,
+    tool,
+)
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.tools import tool
 from ensemble_ray.tools.batch import BATCH_LIMIT_S
-from ensemble_ray.values.delegation import DelegationPolicyContext, DelegationPolicyResult, DelegationRequest
-from ensemble_ray.values.messages import ChatResponse, TokenUsage
 from tests.ensemble_ray.execute.delegating import ask, done_by, member, together
 from tests.ensemble_ray.execute.running import Bench, call, writer
 from tests.ensemble_ray.virtual_time import run_in_virtual_time

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ensemble_ray import DelegationContext
 from ensemble_ray.execute.delegation.gates import DelegationRefusal, ManagerGate, PeerGate
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
-from ensemble_ray.values.delegation import DelegationContext, Peer
+from ensemble_ray.values.delegation import Peer
 
 CONTEXT = DelegationContext(
     peers=[Peer(key=role.lower(), role=role) for role in ("Writer", "Digger", "Painter")], max_depth=2

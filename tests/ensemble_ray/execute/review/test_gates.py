@@ -11,20 +11,22 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import (
+    ExitReason,
     Review,
     ReviewDecision,
     ReviewRequest,
     ReviewTimeoutError,
     ReviewTiming,
+    TaskCompleteEvent,
+    TaskFailedEvent,
+    TaskStartEvent,
 )
-from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.review.asking import REVIEW_SERVICE, answer_review, review_id_of
 from ensemble_ray.execute.review.reviewer import LocalReviewer
 from ensemble_ray.facts.ends import ExitRecorded, OutputRecorded
 from ensemble_ray.facts.reviews import ReviewDecided
 from ensemble_ray.ports import Persistence
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.execute.review.gating import AFTER, BEFORE, CONTEXT, Deciding, bench_of
 from tests.ensemble_ray.execute.running import Bench, WatchedJournal, named, writer
 

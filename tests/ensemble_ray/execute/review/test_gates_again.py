@@ -7,12 +7,12 @@ from datetime import timedelta
 import pytest
 
 from ensemble_ray import (
+    ExitReason,
     Review,
     ReviewDecision,
 )
 from ensemble_ray.execute.review.asking import review_id_of
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
-from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.execute.review.gating import AFTER, Deciding, bench_of, facts_until
 
 

@@ -13,24 +13,25 @@ import pytest
 
 from ensemble_ray import (
     AbstractAgentTool,
+    AgentExecutionError,
+    Effect,
     ExitEarlyError,
+    ExitReason,
     HumanInputTool,
     ProcessAgentTool,
     ReviewDecision,
     ReviewRequest,
+    ReviewTiming,
     Task,
+    ToolConfigurationError,
     ToolResult,
 )
-from ensemble_ray.errors import AgentExecutionError, ToolConfigurationError
 from ensemble_ray.execute.review.reviewer import LocalReviewer
 from ensemble_ray.execute.review.tool_reviews import ToolReviews
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import Effect
-from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.reviews import ReviewTiming
 from tests.ensemble_ray.execute.review.gating import CONTEXT, Deciding, facts_until
 from tests.ensemble_ray.execute.running import Bench, call, writer
 

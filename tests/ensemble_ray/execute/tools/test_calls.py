@@ -8,12 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray.errors import StaleEpochError
+from ensemble_ray import AgentTool, Effect, StaleEpochError, ToolResult, current_tool_context, tool
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools import AgentTool, ToolResult, current_tool_context, tool
-from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.execute.running import Bench, Search, WatchedJournal, call, writer
 
 

@@ -10,17 +10,21 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError
+from ensemble_ray import (
+    CalculatorTool,
+    ExitEarlyError,
+    IllegalStateError,
+    ToolCallTrace,
+    UnknownEffect,
+    UnknownOutcomeError,
+)
 from ensemble_ray.execute.orders import RunContext, TaskResult
 from ensemble_ray.execute.tools.unknown import ask_unknown
-from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools import CalculatorTool
 from ensemble_ray.values.ids import uuid_of
-from ensemble_ray.values.trace import ToolCallTrace
 from ensemble_ray.values.value import utc_of
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, Search, WatchedJournal, call, searching, writer
 from tests.ensemble_ray.record.facts_of_runs import altered

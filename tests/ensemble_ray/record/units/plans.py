@@ -3,11 +3,8 @@
 from collections.abc import Iterable
 from datetime import timedelta
 
-from ensemble_ray.plan.plan import Node, Plan
+from ensemble_ray import Node, Plan, TaskMetrics, TaskOutput, TaskTrace
 from ensemble_ray.plan.units import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit, StateEntry
-from ensemble_ray.values.metrics import TaskMetrics
-from ensemble_ray.values.task_output import TaskOutput
-from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import utc_of
 
 

@@ -5,19 +5,19 @@ from typing import cast
 
 import pytest
 
-from ensemble_ray.errors import (
+from ensemble_ray import (
     AgentExecutionError,
     GraphNoEdgeMatchedError,
     MaxGraphStepsExceededError,
     MaxLoopIterationsExceededError,
     ParallelExecutionError,
+    PhaseStatus,
     TaskExecutionError,
     ValidationError,
 )
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.record.units.failures import FailureSeen, failure_of, failures_seen
 from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, StepResult, UnitFailure
-from ensemble_ray.values.unit_traces import PhaseStatus
 from tests.ensemble_ray.record.units.plans import (
     DRAFT,
     POLISH,

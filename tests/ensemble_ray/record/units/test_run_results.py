@@ -4,15 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray.errors import MaxGraphStepsExceededError, MaxLoopIterationsExceededError, TaskExecutionError
-from ensemble_ray.plan.plan import Plan
+from ensemble_ray import (
+    EnsembleOutput,
+    ExitReason,
+    MaxGraphStepsExceededError,
+    MaxLoopIterationsExceededError,
+    Plan,
+    RunState,
+    TaskExecutionError,
+)
 from ensemble_ray.plan.units import EdgeEntry
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.units.replayed import PredicateAnswer, verdicts_of
 from ensemble_ray.schedule.instructions import CountTokens, EdgeMatches, UntilHolds
 from ensemble_ray.schedule.stimuli import Evaluated
-from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from tests.ensemble_ray.record.units.plans import (
     DRAFT,
     POLISH,

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ensemble_ray.errors import AgentExecutionError
+from ensemble_ray import AgentExecutionError, EnsembleOutput, Plan, TaskOutput
 from ensemble_ray.execute.orders import TaskFailure
 from ensemble_ray.execute.outcomes import FailedTask, RunOutcome
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded
-from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.result import RunResultHead, assemble
 from ensemble_ray.runs.planned_result import conclude
 from ensemble_ray.schedule import machine_for
@@ -17,8 +16,6 @@ from ensemble_ray.schedule.instructions import End, Start
 from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus, encode_stimulus
 from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.ids import RUN
-from ensemble_ray.values.outputs import EnsembleOutput
-from ensemble_ray.values.task_output import TaskOutput
 from tests.ensemble_ray.record.units.plans import output
 
 #: What an execution does: "" completes, `fail` fails, `exit` ends the run.

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from ensemble_ray.tools.builtin import DateTimeTool
+from ensemble_ray import DateTimeTool
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 _NOON = datetime(2024, 3, 10, 22, 30, 5, 999_999, tzinfo=UTC)

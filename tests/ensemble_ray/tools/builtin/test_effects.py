@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.tools import (
+from ensemble_ray import (
     CalculatorTool,
     DateTimeTool,
     FileReadTool,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.tools.builtin import FileReadTool
-from ensemble_ray.tools.tool import ToolResult
+from ensemble_ray import FileReadTool, ToolResult
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.events import Event, FileChangedEvent
-from ensemble_ray.tools.builtin import FileWriteTool
-from ensemble_ray.tools.tool import ToolContext, ToolResult, use_tool_context
+from ensemble_ray import Event, FileChangedEvent, FileWriteTool, ToolContext, ToolResult
+from ensemble_ray.tools.tool import use_tool_context
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 

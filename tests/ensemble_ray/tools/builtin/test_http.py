@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from ensemble_ray.tools.builtin import HttpAgentTool
+from ensemble_ray import HttpAgentTool
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ensemble_ray.tools.builtin import JsonParserTool
+from ensemble_ray import JsonParserTool
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 

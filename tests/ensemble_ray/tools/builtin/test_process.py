@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.tools.builtin import ProcessAgentTool
-from ensemble_ray.tools.tool import ToolResult
+from ensemble_ray import ProcessAgentTool, ToolResult
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 #: holds a lock with its child, says so, ends or waits as told

@@ -7,9 +7,7 @@ import sys
 
 import pytest
 
-from ensemble_ray.errors import ExitEarlyError, ToolConfigurationError
-from ensemble_ray.tools.builtin import WebScraperTool
-from ensemble_ray.tools.tool import ToolResult
+from ensemble_ray import ExitEarlyError, ToolConfigurationError, ToolResult, WebScraperTool
 from ensemble_ray.tools.web.page_text import page_text
 from tests.ensemble_ray.tools.builtin.travel import travelled
 

@@ -7,9 +7,8 @@ import json
 import pytest
 from pydantic import SecretStr
 
-from ensemble_ray.tools.builtin import WebSearchTool
+from ensemble_ray import ToolResult, WebSearchTool
 from ensemble_ray.tools.builtin.web_search import SerpApiSearch, TavilySearch
-from ensemble_ray.tools.tool import ToolResult
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 
