@@ -174,6 +174,8 @@ class Accounts:
             known[tier] = {directory: dict(sorted(counts.items())) for directory, counts in sorted(starts.items())}
             _BASELINE.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
             return []
+        if tier not in known:
+            return []
         return [
             f"{directory} starts {counts[kind]} {kind}; tests/starts.json allows {allowed:.0f}. Start fewer, or raise the count there"
             for directory, counts in starts.items()

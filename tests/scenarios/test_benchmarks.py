@@ -6,6 +6,9 @@ import contextlib
 import importlib
 import json
 import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +25,9 @@ from benchmarks.scale import KINDS, line_of
 from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.setting import Setting
 from ensemble_ray.testing import ModelServer
+from tests.processes import own_directory, own_environment
 
+ROOT = Path(__file__).resolve().parents[2]
 #: Measured rounds, and the one before them that is not.
 ROUNDS = 1
 #: Environment variable by which all processes of a measurement are known.
@@ -270,3 +275,19 @@ def test_memory_of_a_living_process_is_found_when_it_is_asked_for() -> None:
 
     assert memory.processes >= 1
     assert 0 < memory.pss_bytes <= memory.rss_bytes
+
+
+@pytest.mark.extended
+def test_each_step_has_its_figures_when_start_up_is_measured() -> None:
+    """From the import to an endpoint, in one program: seconds, processor seconds, memory and processes."""
+    with own_directory() as directory:
+        command = [sys.executable, "-m", "benchmarks", "start-up"]
+        done = subprocess.run(  # noqa: S603  our own program
+            command, env=own_environment(directory), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if re.search(r"( +-?[\d.]+){4}$", line)]
+    assert [re.split(r" {2,}", line)[0] for line in lines] == [
+        "import ensemble_ray", "first run, inline", "first run, local Ray", "further run", "run with 5 more agents",
+        "run with the same agents", "an endpoint: Ray Serve, one replica",
+    ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -21,11 +22,12 @@ TOPIC = {"topic": "the flood in the harbour"}
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The example, as a module."""
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The example, as a module; other tests have modules of that name."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.delitem(sys.modules, "newsroom", raising=False)
-    return importlib.import_module("newsroom")
+    yield importlib.import_module("newsroom")
+    del sys.modules["newsroom"]
 
 
 def run(example: ModuleType, runtime: InlineRuntime, *manager: ScriptEntry) -> tuple[Ran, ScriptedModel]:
