@@ -72,7 +72,7 @@ async def recall(scope: TaskScope) -> RecalledMemory | None:
         )
         found = await _memory(scope).recall(query)
         await scope.note(name, MemoryRecalled.of(found))
-        _charge(scope, found.embedding_tokens)
+        await _charge(scope, found.embedding_tokens)
     scope.effects.embedding_tokens += found.embedding_tokens
     if (listener := scope.effects.memory_listener) is not None:
         _report_reading(listener, found)
@@ -93,7 +93,7 @@ async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
         note = _note(scope, name, output, scopes, rules, is_stored=False)
         stored = _to_stored(scopes, await _memory(scope).remember(note))
         await scope.note(name, stored)  # in order before the output, which is waited for
-        _charge(scope, stored.embedding_tokens)
+        await _charge(scope, stored.embedding_tokens)
     else:
         stored = fact.data
         if rules.has_short_term:  # the notes of the run itself are gone with the process that had them
@@ -119,7 +119,7 @@ async def remember_edit(scope: TaskScope, output: TaskOutput) -> None:
     note = MemoryNote(instance=scope.order.instance, entry_id=_entry_id(scope, name), output=edited, scopes=scopes)
     stored = _to_stored(scopes, await _memory(scope).remember(note))
     await scope.note(name, stored, until=Persistence.COMMITTED)
-    _charge(scope, stored.embedding_tokens)
+    await _charge(scope, stored.embedding_tokens)
 
 
 def _to_stored(scopes: tuple[MemoryScope, ...], remembered: RememberedNote) -> MemoryStored:
@@ -130,10 +130,10 @@ def _to_stored(scopes: tuple[MemoryScope, ...], remembered: RememberedNote) -> M
     )
 
 
-def _charge(scope: TaskScope, tokens: int) -> None:
+async def _charge(scope: TaskScope, tokens: int) -> None:
     """Charge the run's budget with what was embedded; how much that is shows only afterwards (S-MEM-129)."""
     if tokens and scope.ports.spending is not None:
-        scope.ports.spending.charge_input(tokens)
+        await scope.ports.spending.charge_input(tokens)
 
 
 def _rules(scope: TaskScope) -> MemoryRules | None:

@@ -97,9 +97,10 @@ class Spending:
         self._answers[template] = (count + 1, total + output_tokens)
         self._account.charge(claim, price(self._costs, input_tokens, output_tokens))
 
-    def charge_input(self, tokens: int) -> None:
-        """Charge input tokens that nothing was reserved for, whether or not the budget has them."""
+    async def charge_input(self, tokens: int) -> None:
+        """Charge input tokens that nothing was reserved for, whether or not the budget has them; the next request sees the charge."""
         self._account.charge("", price(self._costs, tokens, 0))
+        await self._account.settle()
 
     def close(self) -> None:
         """Nobody makes requests for the run here any more."""

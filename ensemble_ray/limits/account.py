@@ -108,5 +108,8 @@ class LocalAccount:
         """End a request and count what it cost."""
         self._queue.charge(claim, spent)
 
+    async def settle(self) -> None:
+        """Return: the account is kept here."""
+
     def close(self) -> None:
         """Do nothing: no other process has to learn anything."""

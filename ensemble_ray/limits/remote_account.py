@@ -93,6 +93,11 @@ class RemoteAccount:
         if not self._is_closed:  # user code that outlives its run may still end a request
             self._start(self._send(claim))
 
+    async def settle(self) -> None:
+        """Report what was spent, and return when the report has arrived."""
+        if not self._is_closed:
+            await self._send("")
+
     def close(self) -> None:
         """Send nothing more, and end what waits for the service: one that is gone for good would be asked for ever."""
         self._is_closed = True

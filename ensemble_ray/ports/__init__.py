@@ -205,6 +205,10 @@ class SpendingAccount(Protocol):
         """Charge the cost of a request that is over, nothing by default; never waits."""
         ...
 
+    async def settle(self) -> None:
+        """Return when all charges of this process have arrived where the account is kept."""
+        ...
+
     def close(self) -> None:
         """Close the account for this process: what it has not said by now need not be heard."""
         ...

@@ -202,3 +202,14 @@ async def test_closed_account_asks_a_service_that_is_gone_no_more() -> None:
     await settle()
     assert len(way.messages) == told
     assert one.spent == Amount(30)
+
+
+async def test_charge_has_arrived_when_the_account_is_settled() -> None:
+    """S-BUD-8, S-MEM-129: the next request of another process sees it, although the service was out of reach at first."""
+    way = Way()
+    way.lost = 2
+    one, two = way.process("one"), way.process("two")
+    one.charge("", Amount(100))
+    await one.settle()
+    with pytest.raises(BudgetExhaustedError):
+        await two.reserve(Amount(1))
