@@ -120,8 +120,8 @@ def _request(words: Sequence[str], options: Mapping[str, Any]) -> bytes | None:
     environment = dict(os.environ if options["env"] is None else options["env"])
     own = _environment()
     for name, value in environment.items():
-        # What Ray set in this process when it was connected is nothing that the program was given on purpose.
-        is_ambient = name.startswith("RAY_") and os.environ.get(name) == value
+        # What Ray set in this process when it was connected matters only to a program that joins a cluster.
+        is_ambient = "RAY_ADDRESS" not in environment and name.startswith("RAY_") and os.environ.get(name) == value
         if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER and own.get(name) != value and not is_ambient:
             return None
     folder = str(Path(os.fsdecode(options["cwd"] or os.curdir)).absolute())
