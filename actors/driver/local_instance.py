@@ -139,10 +139,21 @@ def _adapt_raylet() -> Generator[None]:
         # The raylet's agent would try its default port for seconds while another Ray on this machine has it.
         if getattr(parameters, _AGENT_PORT, None) == ray_constants.DEFAULT_DASHBOARD_AGENT_LISTEN_PORT:
             setattr(parameters, _AGENT_PORT, 0)
-        has_template = _prepare_template(self)
+        has_template = False
+        try:
+            has_template = _prepare_template(self)
+        except (AttributeError, OSError) as error:
+            _log.warning("Workers are started without a template: %s", error)
         original(self, *arguments, **options)
         if has_template:
-            _start_template(self)
+            try:
+                _start_template(self)
+            except (
+                AttributeError,
+                LookupError,
+                OSError,
+            ) as error:  # clients then find no socket, and start in Ray's own way
+                _log.warning("Workers are started without a template: %s", error)
 
     node.start_raylet = start_raylet
     try:
