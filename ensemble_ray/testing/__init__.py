@@ -7,7 +7,7 @@ from ensemble_ray.testing.scripted import ScriptedCall, ScriptedModel
 from ensemble_ray.testing.sink import RecordingSink
 
 if TYPE_CHECKING:
-    from ensemble_ray.testing.model_server import Fault, ModelServer, Reply, ServedRequest, tool_loop
+    from ensemble_ray.testing.model_server import Fault, ModelServer, RawAnswer, Reply, ServedRequest, tool_loop
     from ensemble_ray.testing.replaying import Difference, Replay, replay
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Fault",
     "ManualClock",
     "ModelServer",
+    "RawAnswer",
     "RecordingSink",
     "Replay",
     "Reply",

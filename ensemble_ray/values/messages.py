@@ -6,7 +6,7 @@ Plain frozen dataclasses: they are built several times per model call, and must 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Union
 
 from ensemble_ray.text.foreign_text import whole_json, whole_text
@@ -18,6 +18,7 @@ __all__ = [
     "JsonSchema",
     "JsonValue",
     "OnIncomplete",
+    "Reasoning",
     "Role",
     "TokenUsage",
     "ToolCall",
@@ -90,6 +91,12 @@ class ChatMessage:
     name: str | None = None
 
 
+class Reasoning(str):
+    """A streamed piece of a model's reasoning. A piece of the answer is a plain `str`."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ChatResponse:
     """A model's answer: text, tool requests, or both (S-CONV-21)."""
@@ -99,6 +106,8 @@ class ChatResponse:
     usage: TokenUsage | None = None
     #: why the model stopped, in the provider's word: `stop`, `tool_calls`, `length`, `content_filter`; None: unknown
     finish_reason: str | None = None
+    #: what the model thought before it answered, apart from `text`; None: nothing, or the endpoint does not send it
+    reasoning: str | None = None
 
 
 #: How an answer ends that is whole.
@@ -127,5 +136,11 @@ def whole_response(response: ChatResponse) -> ChatResponse:
     """Return the answer without halves of surrogate pairs (S-SEC-56); arguments, which are JSON, name none either."""
     text = None if response.text is None else whole_text(response.text)
     calls = tuple(ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls)
-    reason = response.finish_reason
-    return ChatResponse(text, calls, response.usage, None if reason is None else whole_text(reason))
+    reason, reasoning = response.finish_reason, response.reasoning
+    return replace(
+        response,
+        text=text,
+        tool_calls=calls,
+        finish_reason=None if reason is None else whole_text(reason),
+        reasoning=None if reasoning is None else whole_text(reasoning),
+    )

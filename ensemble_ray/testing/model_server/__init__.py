@@ -1,6 +1,6 @@
 """A chat-completions server on loopback: in a thread, or as a process with `python -m`."""
 
-from ensemble_ray.testing.model_server.script import Answer, Fault, Reply, ServedRequest
+from ensemble_ray.testing.model_server.script import Answer, Fault, RawAnswer, Reply, ServedRequest
 from ensemble_ray.testing.model_server.server import ModelServer, tool_loop
 
-__all__ = ["Answer", "Fault", "ModelServer", "Reply", "ServedRequest", "tool_loop"]
+__all__ = ["Answer", "Fault", "ModelServer", "RawAnswer", "Reply", "ServedRequest", "tool_loop"]

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from typing import Literal, cast
 
 from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
 
-__all__ = ["Answer", "Fault", "Reply", "ServedRequest", "completion_bytes", "error_bytes", "reply_of", "sse_chunks"]
+__all__ = ["Answer", "Fault", "RawAnswer", "Reply", "ServedRequest", "completion_bytes", "error_bytes", "reply_of", "sse_chunks"]
 
 #: What every answer costs unless the script says otherwise.
 DEFAULT_USAGE = TokenUsage(input_tokens=10, output_tokens=5)
@@ -118,6 +118,12 @@ class Reply:
     fragment_delay_s: float = 0.0
     #: streamed: cut the connection after that many pieces
     cut_after: int | None = None
+    #: streamed: whether the finish reason and `[DONE]` are sent; without them a client cannot know that it is whole
+    is_ended: bool = True
+    #: sent as `reasoning_content`: what the model thought before the text
+    reasoning: str | None = None
+    #: further members of the message, as providers have them; streamed in one piece before the text
+    members: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
     def shown_finish_reason(self) -> str:
@@ -129,7 +135,8 @@ class Reply:
 class Fault:
     """An answer that fails.
 
-    `status` answers with that HTTP status, `drop` cuts the connection, `garbage` answers 200 with something that is
+    `status` answers with that HTTP status and an error object (status 200: the error comes in a body that looks like
+    success; streamed: as the only event), `drop` cuts the connection, `garbage` answers 200 with something that is
     not JSON, `silence` never answers.
     """
 
@@ -140,12 +147,28 @@ class Fault:
     retry_after_s: float | None = None
 
 
-Answer = str | ToolCall | Sequence[ToolCall] | ChatResponse | Reply | Fault
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawAnswer:
+    """An answer whose bytes the script chooses, for what no other answer can express.
+
+    Examples:
+        >>> RawAnswer(body=b'data: {"choices": []}\n\n', content_type="text/event-stream").status
+        200
+    """
+
+    #: the whole body; a sequence is sent piece by piece
+    body: bytes | Sequence[bytes]
+    content_type: str = "application/json"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def reply_of(answer: Answer) -> Reply | Fault:
+Answer = str | ToolCall | Sequence[ToolCall] | ChatResponse | Reply | RawAnswer | Fault
+
+
+def reply_of(answer: Answer) -> Reply | RawAnswer | Fault:
     """Return the answer in its long form."""
-    if isinstance(answer, Reply | Fault):
+    if isinstance(answer, Reply | RawAnswer | Fault):
         return answer
     if isinstance(answer, str):
         return Reply(text=answer)
@@ -157,6 +180,7 @@ def reply_of(answer: Answer) -> Reply | Fault:
             tool_calls=tuple(answer.tool_calls),
             usage=answer.usage,
             finish_reason=answer.finish_reason,
+            reasoning=answer.reasoning,
         )
     return Reply(tool_calls=tuple(answer))
 
@@ -169,9 +193,13 @@ def _usage(usage: TokenUsage) -> Mapping[str, int]:
     }
 
 
+def _more_members(reply: Reply) -> Mapping[str, object]:
+    return {**({} if reply.reasoning is None else {"reasoning_content": reply.reasoning}), **reply.members}
+
+
 def completion_bytes(reply: Reply, *, model: str, number: int) -> bytes:
     """Return a chat completion in one piece."""
-    message: dict[str, object] = {"role": "assistant", "content": reply.text}
+    message: dict[str, object] = {"role": "assistant", "content": reply.text, **_more_members(reply)}
     if reply.tool_calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -202,6 +230,11 @@ def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> It
     fragments = reply.fragments
     if fragments is None:
         fragments = re.findall(r"\S+\s*|\s+", reply.text or "")
+    if reply.reasoning is not None:
+        for fragment in re.findall(r"\S+\s*|\s+", reply.reasoning):
+            yield delta({"reasoning_content": fragment})
+    if reply.members:
+        yield delta(reply.members)
     for fragment in fragments:
         yield delta({"content": fragment})
     for index, call in enumerate(reply.tool_calls):
@@ -210,6 +243,8 @@ def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> It
         middle = len(call.arguments) // 2
         for part in (call.arguments[:middle], call.arguments[middle:]):
             yield delta({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+    if not reply.is_ended:
+        return
     yield delta({}, reply.shown_finish_reason)
     if with_usage and reply.usage is not None:
         yield event([], usage=_usage(reply.usage))

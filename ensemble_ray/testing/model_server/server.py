@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Self, cast
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from ensemble_ray.testing.model_server.embeddings import Embed, count_words, emb
 from ensemble_ray.testing.model_server.script import (
     Answer,
     Fault,
+    RawAnswer,
     Reply,
     ServedRequest,
     completion_bytes,
@@ -68,7 +70,7 @@ class ModelServer:
     Args:
         script: A list of answers, given in order of arrival; a callable that gets each request; one answer for all;
             None echoes the last message. An answer is a text, a `ToolCall` or several, a `ChatResponse`, a `Reply`,
-            or a `Fault`. A request beyond the end of a list is refused with status 400.
+            a `RawAnswer`, or a `Fault`. A request beyond the end of a list is refused with status 400.
         latency_s: Delay of every answer.
         api_key: Refuse requests that do not carry this key.
         models: Refuse requests for other models; None: any model.
@@ -282,7 +284,7 @@ class ModelServer:
             return self._format_fault
         return None
 
-    def _next_scripted(self, request: ServedRequest) -> Reply | Fault:
+    def _next_scripted(self, request: ServedRequest) -> Reply | RawAnswer | Fault:
         script = self._script
         if is_for_embeddings(request.path) and (script is _echo or not callable(script)):
             return Reply(text="")
@@ -298,7 +300,7 @@ class ModelServer:
             return reply_of(cast("list[Answer]", script)[position])
         return reply_of(cast("Answer", script))
 
-    async def _answer(self, http: web.BaseRequest, request: ServedRequest, answer: Reply | Fault) -> web.StreamResponse:
+    async def _answer(self, http: web.BaseRequest, request: ServedRequest, answer: Reply | RawAnswer | Fault) -> web.StreamResponse:
         latency_s = self._latency_s + (answer.latency_s if isinstance(answer, Reply) else 0.0)
         self._delays_s += latency_s
         self._longest_s = max(self._longest_s, latency_s)
@@ -319,7 +321,7 @@ class ModelServer:
             await resumed.wait()
         return await self._send(http, request, answer)
 
-    async def _send(self, http: web.BaseRequest, request: ServedRequest, answer: Reply | Fault) -> web.StreamResponse:
+    async def _send(self, http: web.BaseRequest, request: ServedRequest, answer: Reply | RawAnswer | Fault) -> web.StreamResponse:
         """Send an answer whole, so that it counts as served only then."""
         if isinstance(answer, Fault):
             if answer.kind == "drop":
@@ -328,7 +330,12 @@ class ModelServer:
                 return await reply_with(http, b"<html>this is not a chat completion</html>", content_type="text/html")
             headers = {} if answer.retry_after_s is None else {"retry-after": f"{answer.retry_after_s:g}"}
             body = error_bytes(answer.message, kind="scripted_error", code=answer.code)
+            if request.stream and answer.status == HTTPStatus.OK:
+                event = b"data: %b\n\n" % body
+                return await reply_with(http, event, content_type="text/event-stream", headers=headers)
             return await reply_with(http, body, status=answer.status, headers=headers)
+        if isinstance(answer, RawAnswer):
+            return await self._send_raw(http, request, answer)
         if request.stream:
             return await self._stream(http, request, answer)
         if http.transport is not None:  # before the client can have it
@@ -336,6 +343,21 @@ class ModelServer:
         if is_for_embeddings(request.path):
             return await reply_with(http, embedding_bytes(request, self._embed))
         return await reply_with(http, completion_bytes(answer, model="scripted", number=request.number))
+
+    async def _send_raw(
+        self, http: web.BaseRequest, request: ServedRequest, answer: RawAnswer
+    ) -> web.StreamResponse:
+        pieces = (answer.body,) if isinstance(answer.body, bytes) else answer.body
+        response = web.StreamResponse(
+            status=answer.status, headers={"Content-Type": answer.content_type, **answer.headers}
+        )
+        response.enable_chunked_encoding()
+        await response.prepare(http)
+        for piece in pieces:
+            await response.write(piece)
+        request.answered_at = time.time()
+        await response.write_eof()
+        return response
 
     async def _stream(self, http: web.BaseRequest, request: ServedRequest, reply: Reply) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
