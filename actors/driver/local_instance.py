@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ import ray
 from ray._private import ray_constants, services
 from ray._private.node import Node
 
-from ensemble_ray.actors.driver import worker_client, worker_template
+from ensemble_ray.actors.driver import silent_agent, worker_client, worker_template
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.notices import notify
@@ -79,7 +80,7 @@ def start_local(options: Mapping[str, object]) -> None:
         quiet(),
         _ended_on_exit(),
         _leave_out(_list_needless_starts(arguments)),
-        _adapt_raylet(),
+        _adapt_raylet(has_dashboard=arguments["include_dashboard"] is not False),
         nullcontext() if has_address else on_loopback(),
     ):
         cast("Callable[..., object]", ray.init)(**arguments)
@@ -123,10 +124,10 @@ def _leave_out(methods: Sequence[str]) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _adapt_raylet() -> Generator[None]:
+def _adapt_raylet(*, has_dashboard: bool) -> Generator[None]:
     """Have Ray start its raylet so that workers are forked and no port is waited for: docs/decisions/0014-worker-template.md.
 
-    Ray has no arguments for either. Where a version of Ray has other names, it starts as that version does.
+    Without a dashboard the raylet has no agent that serves it: docs/decisions/0013-local-ray.md. Ray has no arguments for these. Where a version of Ray has other names, it starts as that version does.
     """
     node = cast("Any", Node)
     original = getattr(node, "start_raylet", None)
@@ -144,7 +145,8 @@ def _adapt_raylet() -> Generator[None]:
             has_template = _prepare_template(self)
         except (AttributeError, OSError) as error:
             _log.warning("Workers are started without a template: %s", error)
-        original(self, *arguments, **options)
+        with nullcontext() if has_dashboard else _replace_agent():
+            original(self, *arguments, **options)
         if has_template:
             try:
                 _start_template(self)
@@ -160,6 +162,27 @@ def _adapt_raylet() -> Generator[None]:
         yield
     finally:
         node.start_raylet = original
+
+
+@contextlib.contextmanager
+def _replace_agent() -> Generator[None]:
+    """Have Ray's raylet start the silent agent in place of the dashboard agent."""
+    module = cast("Any", services)
+    original = module.start_ray_process
+    theirs = subprocess.list2cmdline([str(Path(str(ray.__file__)).parent / "dashboard" / "agent.py")])
+    ours = subprocess.list2cmdline([silent_agent.__file__])
+
+    def start_ray_process(command: Sequence[str], *arguments: object, **options: object) -> object:
+        changed = [
+            each.replace(theirs, ours, 1) if each.startswith("--dashboard_agent_command=") else each for each in command
+        ]
+        return original(changed, *arguments, **options)
+
+    module.start_ray_process = start_ray_process
+    try:
+        yield
+    finally:
+        module.start_ray_process = original
 
 
 def _prepare_template(node: Any) -> bool:

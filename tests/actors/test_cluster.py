@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private.node import Node
 
 from ensemble_ray import EnsembleError
+from ensemble_ray.actors.driver import local_instance, silent_agent
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
 from ensemble_ray.process.ray_files import token_file
 
@@ -118,6 +124,38 @@ def test_local_instance_has_no_processes_that_nobody_uses(starts: list[dict[str,
     begin(include_dashboard=True)
     assert [seen["left out"] for seen in starts] == [set(_STARTS), set(_STARTS) - {"start_log_monitor"}, set()]
     assert {name: getattr(Node, name) for name in _STARTS} == _STARTS
+
+
+def test_raylet_starts_the_silent_agent_when_there_is_no_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-SET-42: only in the command for the dashboard agent, and only while the raylet is started."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(services, "start_ray_process", lambda command, *_, **__: commands.append(command))
+    monkeypatch.setattr(
+        Node, "start_raylet", lambda _: services.start_ray_process([theirs, "--other=/x/dashboard/agent.py"], "raylet")
+    )
+    theirs = f"--dashboard_agent_command=python {Path(ray.__file__).parent}/dashboard/agent.py --node-id=1"
+    node = SimpleNamespace(_ray_params=SimpleNamespace())
+    for has_dashboard in (False, True):
+        with local_instance._adapt_raylet(has_dashboard=has_dashboard):
+            Node.start_raylet(node)  # type: ignore[arg-type]  it needs no more of one
+    ours = f"--dashboard_agent_command=python {silent_agent.__file__} --node-id=1"
+    assert [command[0] for command in commands] == [ours, theirs]
+    assert {command[1] for command in commands} == {"--other=/x/dashboard/agent.py"}
+
+
+def test_silent_agent_reports_its_ports_and_ends_when_its_raylet_has_ended(tmp_path: Path) -> None:
+    """S-SET-42: no service has a port. Its parent has ended before it looks, or ends while it runs."""
+    agent = f"{sys.executable} {silent_agent.__file__} --session-dir={tmp_path} --node-id=ab"
+    wait = "until [ -e dashboard_agent_listen_port_ab ]; do sleep 0.1; done"
+    for rest in ("", wait):
+        shell = f"RAY_RAYLET_PID=$$ {agent} & echo $! > pid; {rest}"
+        subprocess.run(["sh", "-c", shell], check=True, timeout=60, cwd=tmp_path)  # noqa: S603, S607  ours
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(int((tmp_path / "pid").read_text())).wait(60)
+        for service in ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port"):
+            written = tmp_path / f"{service}_ab"
+            assert written.read_text() == "-1"
+            written.unlink()
 
 
 def test_address_and_token_of_a_cluster_that_is_joined_are_its_own(

@@ -1,0 +1,30 @@
+"""The program that a local Ray without a dashboard starts in place of its dashboard agent: reports that no service has a port.
+
+Ray's own agent serves the dashboard and costs 3 s of processor time per instance (docs/decisions/0013-local-ray.md). The raylet waits
+for the ports of its agent, and ends when its agent ends. It imports the standard library alone.
+"""
+
+import os
+import sys
+import time
+
+#: Services of Ray's agent; the raylet waits for the port of each. -1: the service is not in use.
+_SERVICES = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
+_POLL_S = 1.0
+
+
+def main() -> None:
+    """Report the ports, then live as long as the raylet."""
+    raylet = int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
+    options = dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument)
+    for service in _SERVICES:
+        path = os.path.join(options["--session-dir"], f"{service}_{options['--node-id']}")
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write("-1")
+        os.replace(f"{path}.new", path)
+    while os.getppid() == raylet:
+        time.sleep(_POLL_S)
+
+
+if __name__ == "__main__":
+    main()
