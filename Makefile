@@ -30,16 +30,17 @@ serve-demo: $(STAMPS)/serve ## Serve teams with that model, ask them with the op
 
 #: Where unit tests are, and those of one package, as PACKAGE=schedule or PACKAGE=execute/agent; none: all.
 PACKAGE ?=
-UNITS := tests/ensemble_ray tests/architecture tests/actors tests/serve
+UNITS := tests/ensemble_ray tests/architecture tests/actors
 PACKAGES := $(patsubst tests/ensemble_ray/%/__init__.py,%,$(wildcard $(addprefix tests/ensemble_ray/,*/__init__.py */*/__init__.py)))
-PACKAGES += $(filter-out ensemble_ray,$(notdir $(UNITS)))
-CHOSEN = $(if $(PACKAGE),$(firstword $(wildcard $(addsuffix $(PACKAGE),tests/ensemble_ray/ tests/))),$(UNITS) --numprocesses=2)
+PACKAGES += architecture actors serve
+ONE = -m "not program and not cluster" $(firstword $(wildcard $(addsuffix $(PACKAGE),tests/ensemble_ray/ tests/)))
+ALL = -m "not program and not cluster and not heavy" $(UNITS) --numprocesses=2
 
-quick: $(STAMPS)/dev ## Run the unit tests, which start no process; PACKAGE=schedule runs those of one package.
+quick: $(STAMPS)/dev ## Run the unit tests that start no process and take less than a third of a second; PACKAGE=schedule runs all of one package.
 ifneq ($(filter-out $(PACKAGES),$(PACKAGE)),)
 	@echo "There is no package '$(PACKAGE)'; there are $(sort $(PACKAGES))" >&2; exit 2
 else
-	$(BIN)/python -m pytest -m "not program and not cluster and not heavy" $(CHOSEN) $(ARGS)
+	$(BIN)/python -m pytest $(if $(PACKAGE),$(ONE),$(ALL)) $(ARGS)
 endif
 
 test: $(STAMPS)/dev ## Run the tests; ARGS="tests/serve -x" runs those.

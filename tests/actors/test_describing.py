@@ -7,6 +7,8 @@ import io
 import json
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from ensemble_ray.actors.driver.cluster import LOCAL
 from ensemble_ray.actors.driver.cluster_probe import answer_questions
 from ensemble_ray.actors.scheduler.describing import ProcessSurvey, merge_description
@@ -112,6 +114,7 @@ def pool_of(*processes: AgentProcess) -> ProcessPool:
     return pool
 
 
+@pytest.mark.heavy
 async def test_each_process_says_how_it_stands() -> None:
     """S-CLU-101: one that has not begun is not asked; one that does not answer is asked once, and not again before it has."""
     stuck = Handle(never)

@@ -20,6 +20,7 @@ def shout(text: str) -> str:
     return text.upper()
 
 
+@pytest.mark.heavy
 def test_modules_and_endpoints_of_a_team_are_found_wherever_they_are() -> None:
     """S-CLU-4, S-CLU-5: behind a rate limit too; each endpoint once, without a user."""
     near = OpenAIChatModel("m", base_url="http://user:word@near:1/v1")
@@ -35,6 +36,7 @@ def test_modules_and_endpoints_of_a_team_are_found_wherever_they_are() -> None:
     assert {"ray", "ensemble-ray", "pydantic"} <= set(asked.packages)
 
 
+@pytest.mark.heavy
 def test_what_any_team_needs_is_asked_without_one() -> None:
     """S-CLU-1."""
     asked = question_about(None)

@@ -38,6 +38,7 @@ class Lost:
         raise ActorUnavailableError(f"{run_id} cannot be asked for", None)
 
 
+@pytest.mark.heavy
 async def test_driver_is_told_when_the_cluster_is_gone_and_calls_fail_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

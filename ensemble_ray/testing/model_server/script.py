@@ -149,12 +149,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawAnswer:
-    """An answer whose bytes the script chooses, for what no other answer can express.
-
-    Examples:
-        >>> RawAnswer(body=b'data: {"choices": []}\n\n', content_type="text/event-stream").status
-        200
-    """
+    """An answer whose bytes the script chooses, for what no other answer can express."""
 
     #: the whole body; a sequence is sent piece by piece
     body: bytes | Sequence[bytes]

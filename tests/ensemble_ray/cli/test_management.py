@@ -336,6 +336,7 @@ def test_fork_of_an_unknown_task_names_the_nearest(call: Call, steps: str) -> No
     assert "Nearest: [two" in called.said
 
 
+@pytest.mark.heavy
 def test_runs_are_found_by_their_tags(call: Call, steps: str, folder: Path) -> None:
     """S-DUR-143: given to run, resume and fork; `runs --tag` takes a name, or name and value, and all of several; trace shows them."""
     assert call("run", steps, "--run-id", "first", "--tag", "for=docs", "--tag", "urgent").code == 0
@@ -363,6 +364,7 @@ def test_runs_are_found_by_their_tags(call: Call, steps: str, folder: Path) -> N
     assert folder.exists()
 
 
+@pytest.mark.heavy
 def test_only_so_many_runs_are_read_for_a_tag(call: Call, folder: Path) -> None:
     """S-DUR-143: the newest that have it; what was not looked at is said."""
     header = {"plan": {"nodes": []}, "options": {"tags": {"a": "1"}}}

@@ -36,6 +36,7 @@ def test_each_decision_is_written_with_its_keyword(decision: PhaseReviewDecision
     assert isinstance(decision, PhaseReviewDecision)
 
 
+@pytest.mark.heavy
 @given(
     st.just(Approve())
     | st.builds(Retry, _TEXTS)

@@ -30,6 +30,7 @@ def test_number_is_refused_when_it_has_no_place(number: int) -> None:
         NumberSet().add(number)
 
 
+@pytest.mark.heavy
 def test_set_is_small_when_it_has_many() -> None:
     """S-MR-130: some ten bytes for each, in place of a hundred."""
     found = NumberSet()

@@ -67,6 +67,7 @@ def test_bodies_come_back_when_asked_for_in_any_order(bodies: list[bytes], data:
     spool.close()
 
 
+@pytest.mark.heavy
 def test_bodies_stay_out_of_memory_when_there_are_many() -> None:
     """S-MR-132: at most 16 bytes of memory for each, however large they are, beyond the first eight megabytes."""
     spool, body = Spool(), b"x" * 2_000

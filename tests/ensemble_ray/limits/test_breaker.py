@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -189,4 +190,4 @@ class AnyLife(RuleBasedStateMachine):
             assert wakes_at - self.at <= LONGEST_OPEN_S + 1
 
 
-TestAnyLife = AnyLife.TestCase
+TestAnyLife = pytest.mark.heavy(AnyLife.TestCase)

@@ -84,6 +84,7 @@ def assert_within_limit(uses: Sequence[float], *, requests: int, period_s: float
 steps_s = st.sampled_from([0.0, 0.001, 0.05, 0.1, 0.5, 1.0, 7.0])
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(
     requests=st.integers(1, 7),
@@ -125,6 +126,7 @@ actions = st.one_of(
 )
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(
     requests=st.integers(1, 20),

@@ -233,6 +233,7 @@ def _played(limit: int, steps: list[tuple[str, int, object]]) -> Play:
     return play
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(st.integers(1, 200), _steps)
 def test_limit_holds_when_real_counts_are_within_their_estimates(
@@ -243,6 +244,7 @@ def test_limit_holds_when_real_counts_are_within_their_estimates(
     assert play.budget.spent.tokens + play.budget.reserved.tokens <= limit
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(st.integers(1, 200), _steps)
 def test_order_holds_and_nobody_starves(limit: int, steps: list[tuple[str, int, object]]) -> None:

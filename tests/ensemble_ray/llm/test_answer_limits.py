@@ -29,6 +29,7 @@ def test_content_comes_out_as_it_went_in_when_it_is_packed_once(content: bytes, 
     assert b"".join(part for piece in pieces for part in unpacker.feed(piece)) == content
 
 
+@pytest.mark.heavy
 def test_no_more_than_a_little_is_unpacked_at_a_time_when_a_piece_is_a_bomb() -> None:
     """S-SEC-50: whoever counts can stop after 64 KiB."""
     bomb = zlib.compress(b"x" * 50_000_000)

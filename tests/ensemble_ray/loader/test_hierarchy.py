@@ -124,6 +124,7 @@ def test_mistake_is_told_with_its_place_when_a_rule_is_wrong(refused: Refused, t
     assert "team.yaml:3:" in found[0]
 
 
+@pytest.mark.heavy
 def test_editor_takes_what_the_loader_takes_when_a_team_has_a_manager() -> None:
     """The published schema knows the keys, with Python's defaults."""
     assert schema_errors(NEWSROOM) == []

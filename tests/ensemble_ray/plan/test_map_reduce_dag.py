@@ -69,6 +69,7 @@ def test_table_was_read() -> None:
     assert (126, 5, [26, 6, 2], 5, 35, 161, 2) in ROWS
 
 
+@pytest.mark.heavy
 @settings(max_examples=60)
 @given(count=st.integers(1, 400), size=st.integers(2, 12))
 def test_every_task_is_in_exactly_one_group_and_groups_are_in_order(count: int, size: int) -> None:

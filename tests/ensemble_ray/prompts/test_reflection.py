@@ -106,6 +106,7 @@ def test_an_answer_is_read(text: str, parts: ReflectionParts) -> None:
 _LINE = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp", "Zs"], exclude_characters="#*:-"), min_size=1)
 
 
+@pytest.mark.heavy
 @given(_LINE, _LINE, st.lists(_LINE, max_size=5), st.lists(_LINE, max_size=5), st.sampled_from(["- ", "* "]))
 def test_what_is_written_in_the_format_is_read_again(
     description: str, expected_output: str, observations: list[str], suggestions: list[str], bullet: str

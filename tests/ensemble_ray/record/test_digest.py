@@ -68,6 +68,7 @@ def test_differences_are_named_by_their_path(old: object, new: object, expected:
     assert differences(old, new) == expected
 
 
+@pytest.mark.heavy
 @given(st.dictionaries(st.text(), st.integers() | st.text()), st.dictionaries(st.text(), st.integers() | st.text()))
 def test_digests_are_equal_exactly_when_nothing_differs(old: dict[str, object], new: dict[str, object]) -> None:
     """S-SET-39: the two ways of comparing agree."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pydantic
+import pytest
 
 from ensemble_ray import (
     Agent,
@@ -110,6 +111,7 @@ def _essence(output: EnsembleOutput) -> list[object]:
     return found
 
 
+@pytest.mark.heavy
 async def test_run_comes_to_the_same_end_wherever_it_was_cut(tmp_path: Path) -> None:
     """S-DUR-30, S-DUR-34, S-DUR-37, S-DUR-38, S-DUR-22: each request and each effect exactly once over both lives."""
     runtime, store, whole = InlineRuntime(home=tmp_path), SqliteStore(tmp_path), Counted()
@@ -136,6 +138,7 @@ async def test_run_comes_to_the_same_end_wherever_it_was_cut(tmp_path: Path) -> 
     await asyncio.gather(*(go_on(cut) for cut in range(1, len(facts))))
 
 
+@pytest.mark.heavy
 async def test_run_that_was_cut_twice_comes_to_the_same_end(tmp_path: Path) -> None:
     """S-DUR-30, S-DUR-38: a resumed run that dies is resumed again; the same holds for what both recorded."""
     runtime, store, whole = InlineRuntime(home=tmp_path), SqliteStore(tmp_path), Counted()

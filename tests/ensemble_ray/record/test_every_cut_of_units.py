@@ -13,6 +13,7 @@ from ensemble_ray.record.sqlite.store import SqliteStore
 from .unit_teams import TEAM_PARAMS, TEAMS, World, count_recorded, essence_of, write_torn
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", TEAM_PARAMS)
 async def test_run_with_units_comes_to_the_same_end_wherever_it_was_cut(name: str, tmp_path: Path) -> None:
     """S-DUR-30, S-DUR-37, S-DUR-38, S-DUR-122, S-LOOP-54: no answer, effect or verdict that is recorded is asked for again."""

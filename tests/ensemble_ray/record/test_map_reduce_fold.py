@@ -262,6 +262,7 @@ def _facts(count: int, chunk: int, indices: Sequence[int]) -> Iterator[list[Fact
         yield [group(reduce_key(1, number), 1, number, *inputs), done(f"{reduce_key(1, number)}#0")]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("step", [1, 3])
 def test_item_takes_at_most_64_bytes(step: int) -> None:
     """S-MR-132, S-MR-161: with a group for every two of them, which is the most; whether or not indices have gaps."""

@@ -56,6 +56,7 @@ def _trip(data: dict[str, object]) -> dict[str, object]:
     return data_of(text_of(data, keep), bodies.__getitem__)
 
 
+@pytest.mark.heavy
 @given(data=st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=4))
 def test_json_data_comes_back_unchanged(data: dict[str, object]) -> None:
     """Long texts, and users' keys that look like references to them, included."""
@@ -87,6 +88,7 @@ def test_very_long_text_lies_there_in_pieces() -> None:
     assert written["b"] == {"$pieces": [{"$body": body_digest(piece)} for piece in pieces]}
 
 
+@pytest.mark.heavy
 def test_texts_that_grow_at_their_end_share_what_they_begin_with() -> None:
     """S-MEM-150: what a thousand of them take grows as their number does, not as its square."""
     bodies: dict[str, int] = {}

@@ -32,6 +32,7 @@ def _names(facts: list[Fact]) -> list[str]:
     return [*dict.fromkeys(path for path in paths if "#" in path.rpartition("/")[2])]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", TEAM_PARAMS)
 async def test_fork_comes_to_the_same_end_from_every_execution(name: str, tmp_path: Path, home: InlineRuntime) -> None:
     """S-DUR-120, S-DUR-130: nothing that is used is done again, everything else is, the named execution first."""

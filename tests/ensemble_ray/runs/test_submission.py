@@ -86,6 +86,7 @@ async def test_claimed_run_is_running_and_a_released_one_is_interrupted(tmp_path
     assert [fact.kind for fact in await store.facts("r")] == ["plan"]
 
 
+@pytest.mark.heavy
 async def test_owned_run_is_claimed_only_by_force(tmp_path: Path) -> None:
     """S-DUR-17: a run that hangs is taken from its owner where a person says so."""
     owner = await claim(tmp_path, SubmissionReason.FIRST)

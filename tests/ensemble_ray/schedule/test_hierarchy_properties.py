@@ -67,6 +67,7 @@ def rule_sets(draw: st.DrawFn) -> HierarchyRules:
     )
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(rule_sets(), TURNS, st.randoms(use_true_random=False))
 def test_rules_hold_exactly_when_turns_are_interleaved_at_random(

@@ -187,6 +187,7 @@ def test_only_what_runs_is_stopped(play: Play) -> None:
     assert set(stopped) <= set(play.all(Start))
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(uncancelled("fail_fast"))
 def test_fail_fast_starts_nothing_after_a_failure(play: Play) -> None:
@@ -194,6 +195,7 @@ def test_fail_fast_starts_nothing_after_a_failure(play: Play) -> None:
     assert not [each for each in play.after(Failed) if isinstance(each, Start | Cancel)]
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(uncancelled("continue_on_error"))
 def test_continue_on_error_skips_exactly_the_transitive_dependents(play: Play) -> None:

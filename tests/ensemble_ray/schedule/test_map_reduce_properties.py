@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -194,6 +195,7 @@ def pooled(world: World, ended: Sequence[Work]) -> list[tuple[Work, ...]]:
     return [*groups, tuple(work for work in ended if work not in grouped)]
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(world=worlds(fails=True), chance=st.integers(0, 99), cut=st.integers(0, 30))
 def test_tree_is_the_same_when_the_run_is_cut_and_resumed(world: World, chance: int, cut: int) -> None:

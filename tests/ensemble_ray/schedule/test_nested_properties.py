@@ -128,6 +128,7 @@ def plays(draw: st.DrawFn) -> Played:
     return played
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_run_ends_once_and_every_loop_ends_once(played: Played) -> None:
@@ -174,6 +175,7 @@ def test_places_are_kept(played: Played) -> None:
     assert cap is None or played.most_at_once <= cap
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_end_says_what_happened(played: Played) -> None:

@@ -176,6 +176,7 @@ def played_graphs(draw: st.DrawFn) -> Played:
     return play(draw, draw(graph_plans()), trouble=draw(st.sampled_from([0, 0, 1, 3])))
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_run_ends_once_and_nothing_is_started_twice(played: Played) -> None:
@@ -190,6 +191,7 @@ def test_run_ends_once_and_nothing_is_started_twice(played: Played) -> None:
     assert set(stopped) <= set(nest.started)
 
 
+@pytest.mark.heavy
 @SEEDED
 @given(plays())
 def test_end_says_what_happened(played: Played) -> None:

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ensemble_ray import Ensemble, InlineRuntime, Task, afork
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.sqlite.store import SqliteStore
@@ -40,6 +42,7 @@ async def leave_runs(home: Path, *names: str) -> None:
         await Ensemble(tasks=[work]).arun(runtime=InlineRuntime(home=home), run_id=name)
 
 
+@pytest.mark.heavy
 async def test_views_that_are_followed_are_kept(tmp_path: Path) -> None:
     """S-STU-30: many pages that follow many runs at once fold no record twice; views that nobody follows are let go."""
     names = [f"run-{number}" for number in range(20)]

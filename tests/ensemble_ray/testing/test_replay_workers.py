@@ -53,6 +53,7 @@ def test_delegating_run_is_the_same_when_nothing_was_changed(kind: Kind, tmp_pat
     assert (found.tasks, found.effects) == (1, sum(fact.kind in {"model", "tool_result"} for fact in facts))
 
 
+@pytest.mark.heavy
 def test_unfinished_delegating_run_is_the_same_as_far_as_it_goes(kind: Kind, tmp_path: Path) -> None:
     """S-DUR-77: wherever its record ends, in a worker's or in its asker's."""
     store = SqliteStore(tmp_path)

@@ -38,6 +38,7 @@ def test_run_is_what_the_code_does_that_ran_it(name: str, tmp_path: Path) -> Non
     assert again.judged == whole.judged
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", TEAMS)
 def test_torn_run_is_compared_as_far_as_it_goes(name: str, tmp_path: Path) -> None:
     """S-DUR-121."""

@@ -159,6 +159,7 @@ async def test_a_handle_says_so_when_there_is_no_way_home(abroad: ScriptedModel)
         await ScriptedModelHandle(_id_of(abroad)).chat(HELLO)
 
 
+@pytest.mark.heavy
 async def test_a_handle_says_so_when_its_owner_is_gone() -> None:
     """S-SET-38: the script ends with its owner."""
     model = ScriptedModel("a")

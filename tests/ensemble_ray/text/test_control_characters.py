@@ -35,6 +35,7 @@ def test_a_text_shows_what_a_terminal_would_obey(text: str, shown: str) -> None:
     assert escape_controls(text) == shown
 
 
+@pytest.mark.heavy
 def test_no_control_character_is_forgotten() -> None:
     """S-SEC-60: of all of Unicode, what steers or hides is escaped, and nothing that can be seen is."""
     escaped = {each for each in _ALL if escape_controls(each) != each}
@@ -46,6 +47,7 @@ def test_no_control_character_is_forgotten() -> None:
 _OVERRIDES = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
+@pytest.mark.heavy
 @settings(max_examples=30)
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_json_stays_the_same_data(data: object) -> None:
@@ -56,6 +58,7 @@ def test_json_stays_the_same_data(data: object) -> None:
     text.encode("utf-8")
 
 
+@pytest.mark.heavy
 def test_every_character_passes_through_json() -> None:
     """S-SEC-63: also those that only halves of pairs and five digits can write."""
     assert json.loads(escape_json(json.dumps(_ALL, ensure_ascii=False))) == _ALL
@@ -66,6 +69,7 @@ def test_halves_of_pairs_alone_are_escaped_in_data() -> None:
     assert escape_surrogates("\x1b[2J \ud83d 😀") == "\x1b[2J \\ud83d 😀"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("text", ["\x1b" * 200_000, "\r" * 200_000, "a" * 200_000, "\r\n" * 100_000])
 def test_a_long_text_costs_in_proportion(text: str) -> None:
     """S-SEC-60: a model chooses how long it is, and what repeats in it."""

@@ -55,6 +55,7 @@ def test_data_stays_as_it_is_when_it_is_nested_beyond_the_stack() -> None:
         deep = deep.pop()  # type: ignore[assignment]
 
 
+@pytest.mark.heavy
 @given(st.recursive(TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=8))
 def test_json_names_no_halves_when_it_is_made_whole(value: object) -> None:
     """S-SEC-56: escapes of halves are replaced, of pairs kept; an escaped backslash is no escape."""

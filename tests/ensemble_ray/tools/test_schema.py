@@ -228,6 +228,7 @@ def test_tool_is_refused_when_a_type_cannot_be() -> None:
         signature(lock)
 
 
+@pytest.mark.heavy
 def test_signature_is_made_once_and_goes_with_its_function() -> None:
     """S-TOOL-11: kept beside the function, weakly, so that tools made per run do not pile up."""
 

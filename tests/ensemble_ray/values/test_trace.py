@@ -151,6 +151,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@pytest.mark.heavy
 @given(value=JSON_VALUES, text=st.text(), seconds=st.integers(0, 10**9))
 def test_any_json_data_is_equal_when_read_back(value: object, text: str, seconds: int) -> None:
     """S-TRC-52: texts of all kinds, nested data, far instants."""

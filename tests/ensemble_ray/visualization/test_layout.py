@@ -101,6 +101,7 @@ def test_frames_enclose_what_lies_in_them_with_room_for_their_titles() -> None:
     assert all(route.label_at is None for route in found.routes[:-1])
 
 
+@pytest.mark.heavy
 @given(
     count=st.integers(min_value=1, max_value=14),
     pairs=st.lists(st.tuples(st.integers(0, 13), st.integers(0, 13)), max_size=30),

@@ -100,6 +100,7 @@ def test_mermaid_has_frames_labels_and_arrows_of_each_kind() -> None:
     ]
 
 
+@pytest.mark.heavy
 def test_mermaid_itself_reads_what_is_written() -> None:
     """S-VIZ-86: frames, labels and hostile texts; the library that draws the pages of this project is asked."""
     draft = task(_HOSTILE, agent(ScriptedModel(), "[x](y) `z` end"))

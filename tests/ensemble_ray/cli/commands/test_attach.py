@@ -40,6 +40,7 @@ def held_team(folder: Path) -> str:
     return "team.yaml"
 
 
+@pytest.mark.heavy
 def test_a_run_of_this_machine_is_followed_to_its_end(held_team: str, capfd: pytest.CaptureFixture[str]) -> None:
     """S-CLU-20, S-CLU-21: what was done before is counted, what comes is shown, the output is printed."""
     import sys
@@ -100,6 +101,7 @@ def test_doctor_says_which_cluster_it_lacks(folder: Path, call: Call) -> None:
     assert inline.code == 2
 
 
+@pytest.mark.heavy
 def test_a_run_that_waits_is_watched_on_when_it_goes_on(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """S-CLU-24: with --wait, through the decision, to the output."""
     (folder / "waiting_team.py").write_text("def write(context):\n    return 'sorry'\n", encoding="utf-8")

@@ -65,6 +65,7 @@ def conversation(given_parts: list[PromptPart], history: list[ChatMessage], resu
     return made
 
 
+@pytest.mark.heavy
 @given(st.tuples(LENGTHS, LENGTHS, LENGTHS), LENGTHS, LENGTHS, st.integers(1, 5000))
 def test_a_request_is_never_above_its_budget(
     texts: tuple[list[int], list[int], list[int]], answers: list[int], results: list[int], budget: int

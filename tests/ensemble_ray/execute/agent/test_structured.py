@@ -97,6 +97,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.heavy
 @settings(max_examples=200)
 @given(value=st.lists(json_values, max_size=4) | st.dictionaries(st.text(), json_values, max_size=4))
 def test_object_in_prose_is_found_whatever_it_holds(value: object) -> None:

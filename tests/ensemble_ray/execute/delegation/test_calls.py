@@ -57,6 +57,7 @@ def test_error_says_what_is_wrong(field: str, arguments: str, start: str) -> Non
         assert f'"{field}"' in answer
 
 
+@pytest.mark.heavy
 @given(
     st.text()
     | st.recursive(

@@ -33,6 +33,7 @@ def numbers(texts: list[str]) -> list[int]:
     return found
 
 
+@pytest.mark.heavy
 def test_pages_that_join_while_much_is_sent() -> None:
     """S-WEB-39, S-WEB-40, S-WEB-45: `hello` first; then what comes behind it, without gap or repetition, in order."""
     count, every, hub = 3000, 100, made()
