@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 from ensemble_ray.actors.link.limiter import RemoteLimiter
@@ -52,15 +53,17 @@ class TimedRateLimiter(RateLimiter):
 class CountingLine(RemoteLimiter):
     """The way to that actor; knows what is on it."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Any, begun: Awaitable[None]) -> None:
         super().__init__()
         self._actor = actor
+        self._begun = begun
         self.sent = 0
         self.answered = 0
 
     async def __call__(self, message: Message) -> Reply:
         self.sent += 1
         try:
+            await self._begun  # calls of an asyncio actor can overtake each other
             return await super().__call__(message)
         finally:
             self.answered += 1
@@ -77,7 +80,7 @@ class RaySite:
             RaySite._actor = actor_class(TimedRateLimiter, max_restarts=0).remote()
         self._begun = self._actor.begin.remote()
         self._clock = ManualClock(0.0)
-        self._lines = [CountingLine(self._actor) for _ in range(2)]
+        self._lines = [CountingLine(self._actor, self._begun) for _ in range(2)]
         self.one, self.two = (
             LeasingLimiter(line, holder=name, clock=self._clock)
             for line, name in zip(self._lines, ("one", "two"), strict=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
+from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.serve.conftest import Connect
 from tests.serve.test_a2a import question
 
@@ -47,8 +50,15 @@ async def test_a_defect_is_told_by_its_kind_and_logged(
     monkeypatch.setattr(DrivenRuns, replaced, fail if replaced == "get" else fail_in_between)
     version = "0.3" if "/" in method else "1.0"
     asked = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"message": MESSAGES[version]}}
-    async with connect(question()) as client:
+    is_answered = threading.Event()
+
+    async def answer_later(_: ScriptedCall) -> str:
+        await asyncio.to_thread(is_answered.wait, 60)  # a run that is over has no events to follow
+        return "late"
+
+    async with connect(question(llm=ScriptedModel(otherwise=answer_later))) as client:
         answer = await client.post("/a2a/team", json=asked, headers={"a2a-version": version})
+        is_answered.set()
     assert answer.status_code == 200
     assert TOLD in answer.text
     assert "secret" not in answer.text
