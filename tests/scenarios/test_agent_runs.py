@@ -69,21 +69,21 @@ def test_answer_is_that_of_a_run_with_a_record(runtime: Runtime, home: str) -> N
         agent(ScriptedModel(), tools=[count]).run("How long is 'ebb'?", runtime=runtime, run_id="asked")
 
 
-def test_question_is_asked_word_for_word(runtime: Runtime) -> None:
+def test_question_is_asked_word_for_word(inline_runtime: Runtime) -> None:
     """S-DOM-78: braces are text, and no variables."""
     model = ScriptedModel("A set")
-    output = agent(model).run("What is {x} in Python, and {{y}}?", runtime=runtime)
+    output = agent(model).run("What is {x} in Python, and {{y}}?", runtime=inline_runtime)
     assert "What is {x} in Python, and {{y}}?" in (model.calls[0].messages[-1].content or "")
     assert output.messages[0].content == "What is {x} in Python, and {{y}}?"
 
 
-def test_answer_is_parsed_when_a_type_is_asked_for(runtime: Runtime) -> None:
+def test_answer_is_parsed_when_a_type_is_asked_for(inline_runtime: Runtime) -> None:
     """S-DOM-79, S-DOM-75: corrected until it parses; a plain answer has nothing parsed."""
     model = ScriptedModel("Paris", '{"city": "Paris", "country": "France"}', "Rome")
-    output = agent(model).run("The capital of France?", output_type=Capital, runtime=runtime)
+    output = agent(model).run("The capital of France?", output_type=Capital, runtime=inline_runtime)
     assert output.parsed == Capital(city="Paris", country="France")
     with pytest.raises(IllegalStateError, match="No parsed output available"):
-        assert agent(model).run("The capital of Italy?", runtime=runtime).parsed is None
+        assert agent(model).run("The capital of Italy?", runtime=inline_runtime).parsed is None
 
 
 def test_conversation_goes_on_from_output_to_output(runtime: Runtime, home: str) -> None:
@@ -161,23 +161,23 @@ def test_interrupt_ends_the_run_before_it_goes_on(runtime: Runtime, home: str) -
     assert RunDirectory(Path(home), "interrupted").state() is RunState.CANCELLED
 
 
-def test_agent_is_held_to_the_same_rules_as_in_a_team(runtime: Runtime) -> None:
+def test_agent_is_held_to_the_same_rules_as_in_a_team(inline_runtime: Runtime) -> None:
     """S-DOM-78, S-BUD-4: budgets of the options hold, and an answer that never came cannot be continued (S-DOM-81)."""
     model = ScriptedModel("Paris")
-    spent = agent(model).run("France?", runtime=runtime, options=RunOptions(max_tokens=1))
+    spent = agent(model).run("France?", runtime=inline_runtime, options=RunOptions(max_tokens=1))
     assert (spent.text, spent.is_complete, spent.output.exit_reason) == ("", False, ExitReason.BUDGET_EXHAUSTED)
     with pytest.raises(IllegalStateError, match="No parsed output available"):
         assert spent.parsed is None
     with pytest.raises(ValidationError) as caught:
-        agent(model).run("Italy?", history=spent, runtime=runtime)
+        agent(model).run("Italy?", history=spent, runtime=inline_runtime)
     assert str(caught.value) == (
         f"Agent history must end with an answer, and run '{spent.run_id}' ended early (budget_exhausted): "
         "give the output before it"
     )
 
 
-def test_failure_is_the_error_of_a_run(runtime: Runtime) -> None:
+def test_failure_is_the_error_of_a_run(inline_runtime: Runtime) -> None:
     """S-DOM-78: as `Ensemble.run`."""
     with pytest.raises(TaskExecutionError) as caught:
-        agent(ScriptedModel(RuntimeError("down"))).run("France?", runtime=runtime)
+        agent(ScriptedModel(RuntimeError("down"))).run("France?", runtime=inline_runtime)
     assert caught.value.run_id is not None

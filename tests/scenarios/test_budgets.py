@@ -122,10 +122,12 @@ def test_budget_of_a_manager_and_its_workers_is_one(runtime: Runtime) -> None:
     assert ran.given.metrics.total_tokens == 640
 
 
-def test_money_is_limited_as_tokens_are(runtime: Runtime) -> None:
+def test_money_is_limited_as_tokens_are(inline_runtime: Runtime) -> None:
     """S-BUD-10, S-BUD-4: by the rates of the cost configuration."""
     costs = CostConfiguration(input_token_rate=0.01, output_token_rate=0.02, currency="EUR")  # type: ignore[arg-type]  as users write it
-    output = steps(ScriptedModel(otherwise=counted), 9, max_cost=7.0, cost_configuration=costs).run(runtime=runtime)
+    output = steps(ScriptedModel(otherwise=counted), 9, max_cost=7.0, cost_configuration=costs).run(
+        runtime=inline_runtime
+    )
     assert (output.exit_reason, len(output.task_outputs)) == (ExitReason.BUDGET_EXHAUSTED, 4)
     found = output.metrics.total_cost_estimate
     assert found is not None
@@ -154,25 +156,25 @@ def test_run_goes_on_with_a_larger_budget(runtime: Runtime, home: str) -> None:
     assert RunDirectory(Path(home), "dear").state() is RunState.COMPLETED
 
 
-def test_task_goes_on_within_itself_with_a_larger_budget(runtime: Runtime) -> None:
+def test_task_goes_on_within_itself_with_a_larger_budget(inline_runtime: Runtime) -> None:
     """S-BUD-6: its recorded turns are used, its tool is not called again."""
     model = ScriptedModel(answer("", 300, 10, calls=[call("look")]), "done")
     ensemble = Ensemble(tasks=[task("one", agent(model, tools=[look]))], max_tokens=400)
-    assert ensemble.run(runtime=runtime, run_id="r").task_outputs == ()
-    output = resume("r", ensemble.replace(max_tokens=4000), runtime=runtime)
+    assert ensemble.run(runtime=inline_runtime, run_id="r").task_outputs == ()
+    output = resume("r", ensemble.replace(max_tokens=4000), runtime=inline_runtime)
     assert (output.raw, output.exit_reason, output.total_tool_calls) == ("done", ExitReason.COMPLETED, 1)
     assert len(model.calls) == 2
 
 
-def test_budget_counts_the_requests_of_a_synthesizer(runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
+def test_budget_counts_the_requests_of_a_synthesizer(inline_runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
     """S-BUD-2, S-BUD-4: one that may not be sent ends the run before it began; one that was sent is part of the sum."""
     fields = '{"role": "Writer", "goal": "Write", "backstory": "b"}'
     ensemble = Ensemble(tasks=[Task.of("Write it")], agent_synthesizer=AgentSynthesizer.llm_based())
     model = ScriptedModel(answer(fields, 900, 50))
-    output = ensemble.replace(llm=model, max_tokens=1000).run(runtime=runtime)
+    output = ensemble.replace(llm=model, max_tokens=1000).run(runtime=inline_runtime)
     assert (output.exit_reason, len(model.calls), output.task_outputs) == (ExitReason.BUDGET_EXHAUSTED, 1, ())
     unasked = ScriptedModel()
-    output = ensemble.replace(llm=unasked, max_tokens=100).run(runtime=runtime)
+    output = ensemble.replace(llm=unasked, max_tokens=100).run(runtime=inline_runtime)
     assert (output.exit_reason, unasked.calls) == (ExitReason.BUDGET_EXHAUSTED, ())
     assert output.trace == ExecutionTrace.EMPTY  # it never began (S-MET-2)
     assert "0 tokens are spent, and the next request would need" in caplog.messages[-1]

@@ -100,9 +100,9 @@ def test_run_is_cancelled_while_agents_are_made(runtime: Runtime, *, is_waited_f
     assert watcher.heard == []
 
 
-def test_cancelling_a_finished_run_changes_nothing(runtime: Runtime, home: str) -> None:
+def test_cancelling_a_finished_run_changes_nothing(inline_runtime: Runtime, home: str) -> None:
     """S-SET-27."""
-    run = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))]).start(runtime=runtime)
+    run = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))]).start(runtime=inline_runtime)
     assert run.result().raw == "x"
     run.cancel()
     assert run.result().exit_reason is ExitReason.COMPLETED
@@ -238,7 +238,7 @@ def test_blocking_models_and_handlers_do_not_delay_the_end(runtime: Runtime, tmp
     assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
 
 
-def test_tool_over_its_time_is_answered_for(runtime: Runtime) -> None:
+def test_tool_over_its_time_is_answered_for(inline_runtime: Runtime) -> None:
     """S-SET-34, S-SET-48: the loop goes on without it."""
 
     @tool(timeout=0.05)
@@ -248,7 +248,7 @@ def test_tool_over_its_time_is_answered_for(runtime: Runtime) -> None:
         return "never"
 
     model = ScriptedModel(call("slow"), "done")
-    output = Ensemble(tasks=[task("go", agent(model, tools=[slow]))]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(model, tools=[slow]))]).run(runtime=inline_runtime)
     assert output.raw == "done"
     assert model.calls[1].messages[-1].content == "Tool error: timed out after 0.05 s"
 

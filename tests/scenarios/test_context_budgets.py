@@ -103,10 +103,12 @@ def test_context_is_cut_to_the_budget_and_the_trace_tells_it(runtime: Runtime) -
     assert cuts_of(whole) == []
 
 
-def test_an_ensembles_budget_holds_for_its_tasks_and_options_win(runtime: Runtime) -> None:
+def test_an_ensembles_budget_holds_for_its_tasks_and_options_win(inline_runtime: Runtime) -> None:
     """S-MEM-131: of delegated work, too."""
     model = answering()
-    team(model).replace(context_budget=BUDGET * 10).run(runtime=runtime, options=RunOptions(context_budget=BUDGET))
+    team(model).replace(context_budget=BUDGET * 10).run(
+        runtime=inline_runtime, options=RunOptions(context_budget=BUDGET)
+    )
     assert max(sizes(model)) <= BUDGET
     lead, helper = ScriptedModel(ask("Helper"), "done"), ScriptedModel("never")
     by = agent(lead, role="Lead", allow_delegation=True)
@@ -115,17 +117,17 @@ def test_an_ensembles_budget_holds_for_its_tasks_and_options_win(runtime: Runtim
         agents=[by, agent(helper, role="Helper", background="word " * 1000)],
         context_budget=BUDGET,
     )
-    output = made.run(runtime=runtime)
+    output = made.run(runtime=inline_runtime)
     told = output.trace.task_traces[0].delegations[0].result
     assert f"context_budget {BUDGET:,} is too small" in told
     assert not helper.calls
 
 
-def test_what_is_never_cut_must_fit_before_any_model_is_called(runtime: Runtime) -> None:
+def test_what_is_never_cut_must_fit_before_any_model_is_called(inline_runtime: Runtime) -> None:
     """S-MEM-137: the first task's model is not asked either; what is known only in the task ends it."""
     model = answering()
     with pytest.raises(ValidationError, match=r"Task 'task-3': context_budget 20 is too small: .* needs at least "):
-        team(model, context_budget=20).run(runtime=runtime)
+        team(model, context_budget=20).run(runtime=inline_runtime)
     assert not model.calls
 
     @tool
@@ -137,7 +139,7 @@ def test_what_is_never_cut_must_fit_before_any_model_is_called(runtime: Runtime)
     crowded = task("look", by)
     without_tools = (len(build_system_prompt(by)) + len(build_user_prompt(crowded))) // 4 + 1
     with pytest.raises(ValidationError, match=f"context_budget {without_tools} is too small"):
-        Ensemble(tasks=[crowded], context_budget=without_tools).run(runtime=runtime)
+        Ensemble(tasks=[crowded], context_budget=without_tools).run(runtime=inline_runtime)
     assert not model.calls
 
 
@@ -161,7 +163,7 @@ def test_results_of_tools_give_way_in_a_long_loop(inline_runtime: Runtime) -> No
     assert captured[-1].content == "done"
 
 
-def test_a_conversation_gives_way_before_everything_else(runtime: Runtime) -> None:
+def test_a_conversation_gives_way_before_everything_else(inline_runtime: Runtime) -> None:
     """S-MEM-133: `Agent.run(history=...)` takes the budget by its options."""
     model = ScriptedModel("short")
     said = [
@@ -172,7 +174,9 @@ def test_a_conversation_gives_way_before_everything_else(runtime: Runtime) -> No
             ChatMessage(role="assistant", content="word " * 200),
         )
     ]
-    output = agent(model).run("And now?", history=said, runtime=runtime, options=RunOptions(context_budget=BUDGET))
+    output = agent(model).run(
+        "And now?", history=said, runtime=inline_runtime, options=RunOptions(context_budget=BUDGET)
+    )
     sent = model.calls[0].messages
     assert sizes(model)[0] <= BUDGET
     assert len(sent) < len(said) + 2
@@ -219,7 +223,7 @@ def test_the_tree_of_a_recorded_run_tells_what_was_cut(tmp_path: Path) -> None:
     assert re.search(r"\[2,\d\d\d tokens, budget 1,200\]$", line)
 
 
-def test_tasks_of_a_map_reduce_are_held_to_its_budget(runtime: Runtime) -> None:
+def test_tasks_of_a_map_reduce_are_held_to_its_budget(inline_runtime: Runtime) -> None:
     """S-MEM-131: whatever came together in a group."""
 
     async def say(asked: ScriptedCall) -> str:
@@ -233,7 +237,7 @@ def test_tasks_of_a_map_reduce_are_held_to_its_budget(runtime: Runtime) -> None:
         chunk_size=3,
         llm=model,
         context_budget=BUDGET,
-    ).run(runtime=runtime)
+    ).run(runtime=inline_runtime)
     assert (len(model.calls), max(sizes(model)) <= BUDGET) == (4, True)
     assert "tokens left out" in (model.calls[-1].messages[1].content or "")
 

@@ -86,7 +86,7 @@ def test_what_pages_are_told_of_a_run(runtime: Runtime) -> None:
     assert watcher.methods.count("on_task_start") == 2
 
 
-def test_delegations_on_pages(runtime: Runtime) -> None:
+def test_delegations_on_pages(inline_runtime: Runtime) -> None:
     """S-WEB-32, S-WEB-36: the three events of delegations; a manager's work is task 1."""
     manager = ScriptedModel(
         answer("", calls=[call("delegate_task", '{"agent_role": "Writer", "task_description": "Write it"}')]),
@@ -102,7 +102,7 @@ def test_delegations_on_pages(runtime: Runtime) -> None:
             manager_llm=manager,
             dashboard=dashboard,
         )
-        ensemble.run(runtime=runtime)
+        ensemble.run(runtime=inline_runtime)
         told = page.until_end()
     delegations = [each for each in told if each["type"].startswith("delegation_")]
     assert kinds(delegations) == ["delegation_started", "delegation_completed", "delegation_failed"]
@@ -111,28 +111,28 @@ def test_delegations_on_pages(runtime: Runtime) -> None:
     assert "Nobody" in delegations[2]["reason"]
 
 
-def test_a_run_that_fails(runtime: Runtime) -> None:
+def test_a_run_that_fails(inline_runtime: Runtime) -> None:
     """S-WEB-33, S-WEB-35, S-WEB-12: pages hear of the end all the same, and why the task failed; the server is stopped."""
     dashboard = WebDashboard.on_port(0)
     ensemble = Ensemble(tasks=[task("a", handler=fail)], dashboard=dashboard)
     with dashboard, opened(dashboard) as page:
         with pytest.raises(TaskExecutionError):
-            ensemble.run(runtime=runtime)
+            ensemble.run(runtime=inline_runtime)
         told = page.until_end()
     assert kinds(told) == ["ensemble_started", "task_started", "task_failed", "ensemble_completed"]
     assert "broke" in told[2]["reason"]
     assert told[3]["exit_reason"] == "error"
     with pytest.raises(TaskExecutionError):
-        ensemble.run(runtime=runtime)
+        ensemble.run(runtime=inline_runtime)
     assert not dashboard.is_running
 
 
-def test_wiring_by_hand(runtime: Runtime) -> None:
+def test_wiring_by_hand(inline_runtime: Runtime) -> None:
     """S-WEB-4, S-WEB-5, S-WEB-33: before the start messages are only kept; the end of a run that fails is told, too."""
     dashboard = WebDashboard.on_port(0)
     ensemble = Ensemble(tasks=[task("a", handler=fail)], listeners=[dashboard.streaming_listener])
     with pytest.raises(TaskExecutionError):
-        ensemble.run(runtime=runtime)
+        ensemble.run(runtime=inline_runtime)
     assert not dashboard.is_running
     with dashboard, opened(dashboard) as page:
         assert kinds(stored(page)) == ["ensemble_started", "task_started", "task_failed", "ensemble_completed"]
@@ -179,16 +179,16 @@ def test_tokens_on_pages(runtime: Runtime) -> None:
     assert "".join(each["token"] for each in told if each["type"] == "token") == "one two three"
 
 
-def test_rounds_of_units_on_pages(runtime: Runtime) -> None:
+def test_rounds_of_units_on_pages(inline_runtime: Runtime) -> None:
     """S-WEB-32: iterations of loops and steps of graphs, outputs as raw text."""
     body = task("write", agent(ScriptedModel("draft 1", "draft 2")))
     loop = Loop(name="refine", body=[body], max_iterations=2)
     states = {"check": task("check", agent(ScriptedModel("fine")))}
     graph = Graph(name="g", states=states, start="check", edges=[GraphEdge(from_state="check", to_state=Graph.END)])
     with WebDashboard.on_port(0) as dashboard, opened(dashboard) as page:
-        Ensemble(loops=[loop], dashboard=dashboard).run(runtime=runtime)
+        Ensemble(loops=[loop], dashboard=dashboard).run(runtime=inline_runtime)
         looped = page.until_end()
-        Ensemble(graph=graph, dashboard=dashboard).run(runtime=runtime)
+        Ensemble(graph=graph, dashboard=dashboard).run(runtime=inline_runtime)
         stepped = page.until_end()
     rounds = [each for each in looped if each["type"] == "loop_iteration_completed"]
     assert [(each["iteration_number"], list(each["iteration_outputs"].values())) for each in rounds] == [
@@ -209,7 +209,7 @@ def reduced(group: list[Task]) -> Task:
     return Task(description="Join", expected_output="a text", context=group)
 
 
-def test_map_reduces_on_pages(runtime: Runtime) -> None:
+def test_map_reduces_on_pages(inline_runtime: Runtime) -> None:
     """S-WEB-10: also of ensembles whose tasks are made of items, planned and while they run."""
     dashboard = WebDashboard.on_port(0)
     planned = MapReduceEnsemble(
@@ -221,11 +221,11 @@ def test_map_reduces_on_pages(runtime: Runtime) -> None:
     )
     items = MapEnsemble(items=["a", "b"], map_task=mapped, llm=ScriptedModel(otherwise="done"), dashboard=dashboard)
     with dashboard, opened(dashboard) as page:
-        planned.run(runtime=runtime)
+        planned.run(runtime=inline_runtime)
         assert kinds(page.until_end()).count("task_completed") == 3
-        items.run(runtime=runtime)
+        items.run(runtime=inline_runtime)
         assert kinds(page.until_end()).count("task_completed") == 2
-    items.run(runtime=runtime)
+    items.run(runtime=inline_runtime)
     assert not dashboard.is_running
 
 

@@ -59,13 +59,13 @@ def test_runs_that_a_dashboard_has_seen(runtime: Runtime) -> None:
             assert {each["run_id"] for each in page.hello["snapshot_trace"]} == {"mine", "passing"}
 
 
-def test_reviews_on_the_page(runtime: Runtime) -> None:
+def test_reviews_on_the_page(inline_runtime: Runtime) -> None:
     """S-WEB-65: gates at which this process asks may be decided there, as on the WebSocket; the first decision counts."""
     tasks = [task(name, agent(ScriptedModel("done")), review=Review(prompt=f"{name}?", timeout=0)) for name in "ab"]
     dashboard = WebDashboard.on_port(0)
     ensemble = Ensemble(tasks=tasks, dashboard=dashboard)
     with dashboard, opened(dashboard) as page:
-        running = Background(lambda: ensemble.run(runtime=runtime, run_id="reviewed"))
+        running = Background(lambda: ensemble.run(runtime=inline_runtime, run_id="reviewed"))
         gate = page.until("review_requested")["review_id"]
         (review,) = asked(dashboard, "reviews")["reviews"]
         assert (review["gate_id"], review["prompt"], review["decidable"]) == (gate, "a?", True)

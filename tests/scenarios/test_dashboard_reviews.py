@@ -64,11 +64,11 @@ def test_gates_of_a_run(runtime: Runtime) -> None:
         assert page.until_end()[-1]["exit_reason"] == "completed"
 
 
-def test_a_gate_that_ends_the_run(runtime: Runtime) -> None:
+def test_a_gate_that_ends_the_run(inline_runtime: Runtime) -> None:
     """S-WEB-53, S-WEB-33."""
     dashboard = WebDashboard(port=0)
     with dashboard, opened(dashboard) as page:
-        run = running(team(dashboard, review_policy="after_every_task"), runtime)
+        run = running(team(dashboard, review_policy="after_every_task"), inline_runtime)
         page.decide(page.until("review_requested")["review_id"], "exit")
         output = run.result()
         assert page.until_end()[-1]["exit_reason"] == "user_exit_early"
@@ -139,14 +139,14 @@ def test_gates_of_items() -> None:
     ("review", "timeout_ms", "action"),
     [(None, 100, "exit_early"), (Review(timeout=0.2, on_timeout="continue"), 200, "continue")],
 )
-def test_nobody_answers_in_time(runtime: Runtime, review: Review | None, timeout_ms: int, action: str) -> None:
+def test_nobody_answers_in_time(inline_runtime: Runtime, review: Review | None, timeout_ms: int, action: str) -> None:
     """S-WEB-51, S-WEB-52, S-WEB-55, S-WEB-57: the dashboard's time where the task describes no gate; nobody needs to look."""
     dashboard = WebDashboard(port=0, review_timeout=timedelta(seconds=0.1), on_timeout="exit_early")
     tasks = [task("a", agent(ScriptedModel("done")), review=review)]
     ensemble = Ensemble(tasks=tasks, dashboard=dashboard, review_policy="after_every_task")
     with dashboard:
         with opened(dashboard) as page:
-            run = running(ensemble, runtime)
+            run = running(ensemble, inline_runtime)
             asked = page.until("review_requested")
             assert (asked["timeout_ms"], asked["on_timeout"]) == (timeout_ms, action)
             assert page.until("review_timed_out")["action"] == action
@@ -154,14 +154,14 @@ def test_nobody_answers_in_time(runtime: Runtime, review: Review | None, timeout
         reason = ExitReason.TIMEOUT if action == "exit_early" else ExitReason.COMPLETED
         assert output.exit_reason is reason
         again = ensemble.replace(tasks=[task("a", agent(ScriptedModel("done")), review=review)])
-        assert again.run(runtime=runtime).exit_reason is reason
+        assert again.run(runtime=inline_runtime).exit_reason is reason
 
 
-def test_a_timeout_that_fails(runtime: Runtime) -> None:
+def test_a_timeout_that_fails(inline_runtime: Runtime) -> None:
     """S-WEB-55."""
     dashboard = WebDashboard(port=0, review_timeout=0.1, on_timeout="fail")
     with dashboard, opened(dashboard) as page:
-        run = running(team(dashboard, ["a"], review_policy="after_every_task"), runtime)
+        run = running(team(dashboard, ["a"], review_policy="after_every_task"), inline_runtime)
         with pytest.raises(TaskExecutionError) as failed:
             run.result()
         told = page.until_end()
@@ -170,13 +170,13 @@ def test_a_timeout_that_fails(runtime: Runtime) -> None:
     assert told[-1]["exit_reason"] == "error"
 
 
-def test_the_last_page_leaves(runtime: Runtime) -> None:
+def test_the_last_page_leaves(inline_runtime: Runtime) -> None:
     """S-WEB-56: open gates are decided at once as their timeouts would; not while another page is there."""
     dashboard = WebDashboard(port=0, review_timeout=0, on_timeout="continue")
     with dashboard:
         with opened(dashboard) as one:
             with opened(dashboard) as other:
-                run = running(team(dashboard, review_policy="after_every_task"), runtime)
+                run = running(team(dashboard, review_policy="after_every_task"), inline_runtime)
                 first = one.until("review_requested")
                 other.until("review_requested")
             one.say("ping")
@@ -194,13 +194,13 @@ def _open(dashboard: WebDashboard) -> list[Said]:
     return found
 
 
-def test_joining_during_a_review(runtime: Runtime) -> None:
+def test_joining_during_a_review(inline_runtime: Runtime) -> None:
     """S-WEB-60, S-WEB-42: it is in the snapshot while it is open, and who joined can decide."""
     dashboard = WebDashboard(port=0)
     ensemble = team(dashboard, ["a"])
     ensemble = ensemble.replace(tasks=[each.replace(before_review=Review(timeout=0)) for each in ensemble.tasks])
     with dashboard, opened(dashboard) as early:
-        run = running(ensemble, runtime)
+        run = running(ensemble, inline_runtime)
         asked = early.until("review_requested")
         with opened(dashboard) as late:
             assert [each for each in stored(late) if each["type"] == "review_requested"] == [asked]
@@ -228,11 +228,11 @@ def test_a_run_that_is_cancelled(runtime: Runtime) -> None:
         assert page.until_end()[-1]["exit_reason"] == "cancelled"
 
 
-def test_what_the_record_says_of_a_decision(runtime: Runtime) -> None:
+def test_what_the_record_says_of_a_decision(inline_runtime: Runtime) -> None:
     """S-WEB-61, S-REV-85: who decided, and what."""
     dashboard = WebDashboard(port=0)
     with dashboard, opened(dashboard) as page:
-        run = running(team(dashboard, ["a"], review_policy="after_every_task"), runtime)
+        run = running(team(dashboard, ["a"], review_policy="after_every_task"), inline_runtime)
         page.decide(page.until("review_requested")["review_id"], "edit", "edited")
         assert page.until("review_decided")["by"] == "WebReviewHandler"
         trace = run.result().trace
@@ -240,10 +240,10 @@ def test_what_the_record_says_of_a_decision(runtime: Runtime) -> None:
     assert (gate["verdict"], gate["by"], gate["text"]) == ("edit", "WebReviewHandler", "edited")
 
 
-def test_a_handler_of_the_users_own(runtime: Runtime) -> None:
+def test_a_handler_of_the_users_own(inline_runtime: Runtime) -> None:
     """S-WEB-10: a handler of the user's own is asked, and pages only hear of the run."""
     dashboard = WebDashboard(port=0)
     ensemble = team(dashboard, ["a"], review_policy="after_every_task", review_handler=ReviewHandler.auto_approve())
     with dashboard, opened(dashboard) as page:
-        ensemble.run(runtime=runtime)
+        ensemble.run(runtime=inline_runtime)
         assert "review_requested" not in kinds(page.until_end())

@@ -171,7 +171,7 @@ GUARDED: list[tuple[str, str, str | None]] = [
 ]
 
 
-def test_guards_refuse_before_any_policy_is_asked(runtime: Runtime) -> None:
+def test_guards_refuse_before_any_policy_is_asked(inline_runtime: Runtime) -> None:
     """S-DEL-71, S-DEL-72, S-DEL-74, S-DEL-75, S-DEL-10, S-DEL-21, S-DEL-31, S-DEL-51, S-DEL-30, S-DEL-61, S-EVT-42."""
 
     def forbid(_request: object, _context: object) -> object:
@@ -180,7 +180,7 @@ def test_guards_refuse_before_any_policy_is_asked(runtime: Runtime) -> None:
     calls = [call("delegate", text, number=n) for n, (text, _, _) in enumerate(GUARDED)]
     writer = worker("Writer", calls, "done", allow_delegation=True)
     digger = worker("Digger")
-    ran = run_of(of(task("go", writer), agents=[writer, digger], delegation_policies=[forbid]), runtime)
+    ran = run_of(of(task("go", writer), agents=[writer, digger], delegation_policies=[forbid]), inline_runtime)
     assert all(text.startswith(start) for text, (_, start, _) in zip(told(writer.llm), GUARDED, strict=True))  # type: ignore[arg-type]
     refused = [(start, role) for _, start, role in GUARDED if role is not None]
     assert [(event.failure_reason, event.worker_role) for event in ran.failed] == refused
@@ -308,12 +308,12 @@ def leave() -> str:
     raise ExitEarlyError("enough")
 
 
-def test_early_exit_of_a_colleague_ends_the_run(runtime: Runtime) -> None:
+def test_early_exit_of_a_colleague_ends_the_run(inline_runtime: Runtime) -> None:
     """S-DEL-5: it is not turned into text."""
     writer = worker("Writer", ask("Leaver"), "never", allow_delegation=True)
     leaver = worker("Leaver", call("leave"), tools=[leave])
     digger = worker("Digger")
-    ran = run_of(of(task("before", digger), task("go", writer), agents=[digger, writer, leaver]), runtime)
+    ran = run_of(of(task("before", digger), task("go", writer), agents=[digger, writer, leaver]), inline_runtime)
     assert ran.given.exit_reason is ExitReason.USER_EXIT_EARLY
     assert [each.raw for each in ran.given.task_outputs] == ["by Digger"]
     assert ran.delegations == ["started Leaver"]

@@ -108,10 +108,10 @@ def test_policies_are_asked_in_order_with_the_working_request(runtime: Runtime) 
     assert attempt.task_description == "dig deeper"
 
 
-def test_rejection_stops_it(runtime: Runtime) -> None:
+def test_rejection_stops_it(inline_runtime: Runtime) -> None:
     """S-DEL-41, S-DEL-76, S-DEL-51, S-DEL-30, S-EVT-14: later policies are not asked, nobody works; the tool answered."""
     later = Noting(allow())
-    ran, text, digger, _ = run_under(runtime, lambda _request, _context: reject("too costly"), later)
+    ran, text, digger, _ = run_under(inline_runtime, lambda _request, _context: reject("too costly"), later)
     assert text == "Delegation rejected by policy: too costly"
     assert later.asked == []
     assert asked_of(digger) == []
@@ -152,14 +152,14 @@ def test_changed_target_is_looked_up_again(inline_runtime: Runtime, role: str, t
     assert [(event.failure_reason, event.cause) for event in ran.failed] == [(answer, None)]
 
 
-def test_policy_that_raises_is_an_error_of_the_tool(runtime: Runtime) -> None:
+def test_policy_that_raises_is_an_error_of_the_tool(inline_runtime: Runtime) -> None:
     """S-DEL-43, S-EVT-14: its message, no worker, no later policy; the task goes on."""
     later = Noting(allow())
 
     def broken(_request: DelegationRequest, _context: DelegationPolicyContext) -> DelegationPolicyResult:
         raise LookupError("no register")
 
-    ran, text, digger, _ = run_under(runtime, broken, later)
+    ran, text, digger, _ = run_under(inline_runtime, broken, later)
     assert text == "Error: no register"
     assert (later.asked, asked_of(digger), ran.started) == ([], [], [])
     assert ran.given.raw == "done"
@@ -216,7 +216,7 @@ def test_policies_hold_at_every_depth(inline_runtime: Runtime) -> None:
     assert ran.given.raw == "Delegation rejected by policy: deep enough"
 
 
-def test_all_requests_of_a_turn_are_decided_before_anybody_works(runtime: Runtime, tmp_path: Path) -> None:
+def test_all_requests_of_a_turn_are_decided_before_anybody_works(inline_runtime: Runtime, tmp_path: Path) -> None:
     """S-DEL-62, S-SET-45, S-DEL-31, S-DEL-61: in request order; attempts stand in that order whoever is done first."""
     marks = Marks(tmp_path / "marks")
 
@@ -237,7 +237,7 @@ def test_all_requests_of_a_turn_are_decided_before_anybody_works(runtime: Runtim
     calls: Sequence[object] = [ask(role, str(number), number=number) for number, role in enumerate(roles)]
     writer = worker("Writer", calls, "done", allow_delegation=True)  # type: ignore[arg-type]
     agents = [writer, worker("First", first), worker("Second", second)]
-    ran = run_of(Ensemble(tasks=[task("go", writer)], agents=agents, delegation_policies=[note]), runtime)
+    ran = run_of(Ensemble(tasks=[task("go", writer)], agents=agents, delegation_policies=[note]), inline_runtime)
     assert marks.lines[:3] == ["decide 0", "decide 1", "decide 2"]
     assert sorted(marks.lines[3:]) == ["work 0", "work 2"]
     assert [each.result for each in ran.attempts("Writer")] == ["first", "Delegation rejected by policy: no", "second"]

@@ -86,18 +86,18 @@ def test_a_run_waits_in_its_record_and_goes_on_when_decided(runtime: Runtime, gi
     assert (len(model.calls), given.done) == (1, ["b"])
 
 
-def test_what_depends_on_no_gate_goes_on_first(runtime: Runtime, given: Given) -> None:
+def test_what_depends_on_no_gate_goes_on_first(inline_runtime: Runtime, given: Given) -> None:
     """S-REV-116: with one place for all tasks, those that wait do not hold it."""
     first = task("a", handler=given, review=Review.required())
     second = task("b", handler=given, before_review=Review.required())
     third = task("c", handler=given)
     last = task("d", handler=given, context=[first, third])
     ensemble = team(first, second, third, last, workflow="parallel", max_parallel_tasks=1)
-    output = ensemble.run(runtime=runtime)
+    output = ensemble.run(runtime=inline_runtime)
     assert (raws(output), sorted(gates_of(output)), given.done) == (["c"], ["a", "b"], ["a", "c"])
     for name in "ba":
-        decide(str(output.run_id), gates_of(output)[name], APPROVE, runtime=runtime)
-    done = resume(str(output.run_id), ensemble, runtime=runtime)
+        decide(str(output.run_id), gates_of(output)[name], APPROVE, runtime=inline_runtime)
+    done = resume(str(output.run_id), ensemble, runtime=inline_runtime)
     assert (sorted(raws(done)), done.state) == (["a", "b", "c", "d+a+c"], RunState.COMPLETED)
     assert sorted(given.done) == ["a", "b", "c", "d"]
 
@@ -219,7 +219,7 @@ def test_a_worker_that_asks_puts_its_manager_down(runtime: Runtime) -> None:
     assert "blue" in str(asking.calls[1].messages[-1].content)
 
 
-def test_gates_inside_units_wait(runtime: Runtime, given: Given) -> None:
+def test_gates_inside_units_wait(inline_runtime: Runtime, given: Given) -> None:
     """S-REV-80, S-REV-116: a loop, while another task of the phase goes on; its second iteration has a gate of its own."""
     body = task("refine", handler=given, review=Review.required())
     loop = Loop(name="polish", body=[body], max_iterations=2, until=lambda _context: False)
@@ -227,17 +227,17 @@ def test_gates_inside_units_wait(runtime: Runtime, given: Given) -> None:
     first = Phase(name="draft", tasks=[beside], loops=[loop], workflow="parallel")
     second = Phase(name="end", tasks=[task("end", handler=given)], after=[first])
     ensemble = Ensemble(phases=[first, second], review_wait="detach")
-    output = ensemble.run(runtime=runtime)
+    output = ensemble.run(runtime=inline_runtime)
     assert (output.state, list(gates_of(output)), sorted(given.done)) == (
         RunState.WAITING,
         ["refine"],
         ["beside", "refine"],
     )
-    decide(str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("one"), runtime=runtime)
-    output = resume(str(output.run_id), ensemble, runtime=runtime)
+    decide(str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("one"), runtime=inline_runtime)
+    output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
     assert (output.state, len(output.open_reviews)) == (RunState.WAITING, 1)
-    decide(str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("two"), runtime=runtime)
-    output = resume(str(output.run_id), ensemble, runtime=runtime)
+    decide(str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("two"), runtime=inline_runtime)
+    output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
     assert output.state is RunState.COMPLETED
     assert [each["refine"].raw for each in output.get_loop_history("polish")] == ["one", "two"]
     assert given.done.count("refine") == 2

@@ -51,10 +51,10 @@ def test_exit_of_the_first_task_leaves_nothing(inline_runtime: Runtime) -> None:
     assert (output.raw, output.task_outputs, output.last_completed_output) == ("", (), None)
 
 
-def test_exit_among_several_calls_ends_the_run(runtime: Runtime) -> None:
+def test_exit_among_several_calls_ends_the_run(inline_runtime: Runtime) -> None:
     """S-TOOL-85, S-TOOL-82: the others of the turn are done."""
     model = ScriptedModel([call("look", number=1), call("leave", number=2)], "never")
-    output = Ensemble(tasks=[task("a", agent(model, tools=[look, leave]))]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("a", agent(model, tools=[look, leave]))]).run(runtime=inline_runtime)
     assert output.exit_reason is ExitReason.USER_EXIT_EARLY
     assert len(model.calls) == 1
 
@@ -106,14 +106,14 @@ def in_turn(marks: Marks, before: str, after: str, error: BaseException) -> obje
     return handler
 
 
-def test_first_reason_wins(runtime: Runtime, home: str, tmp_path: Path) -> None:
+def test_first_reason_wins(inline_runtime: Runtime, home: str, tmp_path: Path) -> None:
     """S-PAR-30: the second task leaves after the exit of the first was taken."""
     marks = Marks(tmp_path / "marks")
     tasks = [
         task("first", handler=in_turn(marks, "", "", ExitEarlyError("now", timed_out=True))),
         task("second", handler=in_turn(marks, "first left", "", ExitEarlyError("later"))),
     ]
-    run = Ensemble(tasks=tasks, workflow="parallel").start(runtime=runtime)
+    run = Ensemble(tasks=tasks, workflow="parallel").start(runtime=inline_runtime)
     until_recorded(home, run.id, "TaskExited")
     marks.add("first left")
     assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.TIMEOUT

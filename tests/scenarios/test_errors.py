@@ -135,12 +135,12 @@ class Numbers(pydantic.BaseModel):
     a: int
 
 
-def test_one_except_covers_what_runs_raise(runtime: Runtime) -> None:
+def test_one_except_covers_what_runs_raise(inline_runtime: Runtime) -> None:
     """S-ERR-37, S-ERR-18, S-ENG-15: an unparsable answer is a TaskExecutionError as it is, with what was completed."""
     writer = agent(ScriptedModel("fine", "no JSON"))
     typed = task("typed", writer, output_type=Numbers, max_output_retries=0)
     with pytest.raises(EnsembleError) as caught:
-        Ensemble(tasks=[task("first", writer), typed]).run(runtime=runtime)
+        Ensemble(tasks=[task("first", writer), typed]).run(runtime=inline_runtime)
     error = caught.value
     assert isinstance(error, OutputParsingError)
     assert isinstance(error, TaskExecutionError)
@@ -161,13 +161,13 @@ def test_keys_are_in_no_error(runtime: Runtime, model_server: type[ModelServer])
     assert chain_of(error)[1][0] == "AgentExecutionError"
 
 
-def test_rate_limit_timeout_surfaces_in_the_chain(runtime: Runtime) -> None:
+def test_rate_limit_timeout_surfaces_in_the_chain(inline_runtime: Runtime) -> None:
     """S-RATE-15, S-ERR-20, S-RATE-12: the model is not called without a permit."""
     inner = ScriptedModel("one")
     limited = RateLimitedChatModel.of(inner, RateLimit.of(1, 3600), wait_timeout=0.01)
     writer = agent(limited)
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("first", writer), task("second", writer)]).run(runtime=runtime)
+        Ensemble(tasks=[task("first", writer), task("second", writer)]).run(runtime=inline_runtime)
     cause = caught.value.__cause__
     assert isinstance(cause, AgentExecutionError)
     assert isinstance(cause.__cause__, RateLimitTimeoutError)
@@ -189,9 +189,9 @@ class Cancelling:
         raise asyncio.CancelledError("client closed")
 
 
-def test_cancellation_that_nobody_asked_for_is_a_failure(runtime: Runtime) -> None:
+def test_cancellation_that_nobody_asked_for_is_a_failure(inline_runtime: Runtime) -> None:
     """S-ENG-50, S-PAR-12: the task resolves, the run ends."""
-    assert chain_of(failure_of(runtime, Cancelling()))[1:] == [
+    assert chain_of(failure_of(inline_runtime, Cancelling()))[1:] == [
         ("AgentExecutionError", "Agent 'Writer': client closed (CancelledError)"),
         ("CancelledError", "client closed"),
     ]

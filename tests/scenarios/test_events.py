@@ -105,12 +105,12 @@ def test_events_of_a_task_with_tools(runtime: Runtime) -> None:
     assert {event.instance for event in watcher.of(Event)} == {"task-1#0", "task-2#0"}
 
 
-def test_failed_task_sends_failed_and_nothing_more(runtime: Runtime) -> None:
+def test_failed_task_sends_failed_and_nothing_more(inline_runtime: Runtime) -> None:
     """S-EVT-10, S-EVT-13, S-EVT-34, S-ENG-14: exactly one start and one end; none for tasks that never started."""
     watcher = Watcher()
     writer = agent(ScriptedModel(ValueError("no")))
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("bad", writer), task("never", writer)], listeners=[watcher]).run(runtime=runtime)
+        Ensemble(tasks=[task("bad", writer), task("never", writer)], listeners=[watcher]).run(runtime=inline_runtime)
     (failed,) = watcher.of(TaskFailedEvent)
     assert (failed.task_description, failed.agent_role, failed.task_index, failed.total_tasks) == (
         "bad",
@@ -125,10 +125,10 @@ def test_failed_task_sends_failed_and_nothing_more(runtime: Runtime) -> None:
     assert "on_llm_iteration_completed" not in watcher.methods
 
 
-def test_unknown_usage_is_zero_in_events_and_minus_one_in_metrics(runtime: Runtime) -> None:
+def test_unknown_usage_is_zero_in_events_and_minus_one_in_metrics(inline_runtime: Runtime) -> None:
     """S-EVT-16, S-MET-3."""
     watcher = Watcher()
-    output = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))], listeners=[watcher]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))], listeners=[watcher]).run(runtime=inline_runtime)
     (ended,) = watcher.of(LlmIterationCompletedEvent)
     assert (ended.input_tokens, ended.output_tokens) == (0, 0)
     assert output.metrics.total_tokens == -1
@@ -172,7 +172,7 @@ def test_event_comes_while_the_run_goes_on(runtime: Runtime) -> None:
     assert output.raw == "x"
 
 
-def test_first_task_events_come_before_the_second_ends(runtime: Runtime) -> None:
+def test_first_task_events_come_before_the_second_ends(inline_runtime: Runtime) -> None:
     """S-EVT-6, S-EVT-19: the second task's model waits for the first one's completion to be heard."""
     done = threading.Event()
 
@@ -182,16 +182,16 @@ def test_first_task_events_come_before_the_second_ends(runtime: Runtime) -> None
 
     writer = agent(ScriptedModel("one", second))
     Ensemble(tasks=[task("a", writer), task("b", writer)], on_task_complete=lambda _event: done.set()).run(
-        runtime=runtime
+        runtime=inline_runtime
     )
 
 
 # Reading events from the handle.
 
 
-def test_handle_gives_all_events_also_to_a_late_reader(runtime: Runtime) -> None:
+def test_handle_gives_all_events_also_to_a_late_reader(inline_runtime: Runtime) -> None:
     """S-EVT-30, S-EVT-31, S-SET-27: past ones first; each reader on its own; the run's state follows."""
-    run = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))]).start(runtime=runtime)
+    run = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))]).start(runtime=inline_runtime)
     first = list(run.events())
     assert run.result().raw == "x"
     assert run.state is RunState.COMPLETED
@@ -226,13 +226,13 @@ async def test_stream_gives_events_then_the_output(runtime: Runtime) -> None:
     assert all(isinstance(item, Event) for item in items[:-1])
 
 
-async def test_stream_of_a_failing_run_raises_after_its_events(runtime: Runtime) -> None:
+async def test_stream_of_a_failing_run_raises_after_its_events(inline_runtime: Runtime) -> None:
     """S-ENG-14, S-EVT-34."""
     seen: list[object] = []
 
     async def read() -> None:
         writer = agent(ScriptedModel(ValueError("no")))
-        async for item in Ensemble(tasks=[task("go", writer)]).stream(runtime=runtime):
+        async for item in Ensemble(tasks=[task("go", writer)]).stream(runtime=inline_runtime):
             seen.append(item)  # noqa: PERF401  what came before the error counts
 
     with pytest.raises(TaskExecutionError):

@@ -126,20 +126,24 @@ def test_critic_sends_the_writer_back_once(runtime: Runtime) -> None:
         ]
 
 
-def test_caps_and_ends(runtime: Runtime) -> None:
+def test_caps_and_ends(inline_runtime: Runtime) -> None:
     """S-GRAPH-43, S-GRAPH-48, S-GRAPH-49, S-GRAPH-51, S-GRAPH-62, S-GRAPH-80, S-GRAPH-81, S-GRAPH-102."""
     three = {name: answering(name) for name in "abc"}
     way = [edge("a", "b"), edge("b", "c"), edge("c", Graph.END)]
-    assert ended(graph(three, *way), runtime) == (["a", "b", "c"], "terminal", False)
-    assert ended(graph(three, *way, max_steps=3, on_max_steps="throw"), runtime) == (["a", "b", "c"], "terminal", False)
+    assert ended(graph(three, *way), inline_runtime) == (["a", "b", "c"], "terminal", False)
+    assert ended(graph(three, *way, max_steps=3, on_max_steps="throw"), inline_runtime) == (
+        ["a", "b", "c"],
+        "terminal",
+        False,
+    )
     one = {"a": answering("a", "a1", "a2", "a3", "a4", "a5")}
-    assert ended(graph(one, edge("a", "a"), edge("a", Graph.END, lambda _: True), max_steps=4), runtime) == (
+    assert ended(graph(one, edge("a", "a"), edge("a", Graph.END, lambda _: True), max_steps=4), inline_runtime) == (
         ["a"] * 4, "max_steps", False,
     )  # fmt: skip
     flagged = graph(one, edge("a", "a"), max_steps=2, on_max_steps="return_with_flag")
-    assert ended(flagged, runtime) == (["a", "a"], "max_steps", True)
+    assert ended(flagged, inline_runtime) == (["a", "a"], "max_steps", True)
     error = fail_of(
-        graph(three, edge("a", "b"), edge("b", "a"), edge("c", "a"), max_steps=2, on_max_steps="throw"), runtime
+        graph(three, edge("a", "b"), edge("b", "a"), edge("c", "a"), max_steps=2, on_max_steps="throw"), inline_runtime
     )
     assert isinstance(error, MaxGraphStepsExceededError)
     assert str(error) == "Graph 'g' did not reach a terminal state after 2 step(s). Last state: 'b'."
@@ -147,20 +151,20 @@ def test_caps_and_ends(runtime: Runtime) -> None:
     assert [each.raw for each in error.completed_task_outputs] == ["a[]", "b[]"]
 
 
-def test_cap_that_raises_is_that_error(runtime: Runtime) -> None:
+def test_cap_that_raises_is_that_error(inline_runtime: Runtime) -> None:
     """S-GRAPH-50: with its attributes, the outputs of all steps, and the trace of what ran."""
-    error = fail_of(graph({"a": answering("a")}, edge("a", "a"), max_steps=2, on_max_steps="throw"), runtime)
+    error = fail_of(graph({"a": answering("a")}, edge("a", "a"), max_steps=2, on_max_steps="throw"), inline_runtime)
     assert isinstance(error, MaxGraphStepsExceededError)
     assert error.trace is not None
     assert error.trace.graph_trace is not None
     assert (error.trace.graph_trace.steps_run, error.trace.graph_trace.termination_reason) == (2, "max_steps")
 
 
-def test_step_without_a_matching_edge_fails_the_run(runtime: Runtime) -> None:
+def test_step_without_a_matching_edge_fails_the_run(inline_runtime: Runtime) -> None:
     """S-GRAPH-45, S-GRAPH-47: on the last allowed step too; the text is cut, the attribute is not."""
     states = {"a": answering("a", "x" * 300)}
     edges = [edge("a", Graph.END, lambda _: False, "done"), edge("a", "a", lambda _: False)]
-    error = fail_of(graph(states, *edges, max_steps=1), runtime)
+    error = fail_of(graph(states, *edges, max_steps=1), inline_runtime)
     assert isinstance(error, GraphNoEdgeMatchedError)
     assert str(error) == (
         "Graph 'g' state 'a' has no matching outgoing edge for the produced output. Candidate edges: → __END__ (done); "
@@ -182,31 +186,31 @@ def test_what_a_condition_raises_leaves_the_run(runtime: Runtime) -> None:
     assert caught.value.args == ("boom",)
 
 
-def test_failed_or_unready_state_fails_the_run(runtime: Runtime) -> None:
+def test_failed_or_unready_state_fails_the_run(inline_runtime: Runtime) -> None:
     """S-GRAPH-52, S-GRAPH-55: as in a sequential run."""
     states = {"a": answering("a"), "b": answering("b", ValueError("broke"))}
-    error = fail_of(graph(states, edge("a", "b"), edge("b", "a")), runtime)
+    error = fail_of(graph(states, edge("a", "b"), edge("b", "a")), inline_runtime)
     assert isinstance(error, TaskExecutionError)
     assert str(error) == "Task 'b' failed: Deterministic task handler threw an exception: broke (ValueError)"
     assert isinstance(error.__cause__, AgentExecutionError)
     assert [each.raw for each in error.completed_task_outputs] == ["a[]"]
     later = answering("later")
     early = {"early": answering("early", context=[later]), "later": later}
-    error = fail_of(graph(early, edge("early", "later"), edge("later", Graph.END)), runtime)
+    error = fail_of(graph(early, edge("early", "later"), edge("later", Graph.END)), inline_runtime)
     assert (type(error), str(error)) == (TaskExecutionError, "Context task not yet completed: do later")
 
 
-def test_exit_in_a_state_ends_the_graph(runtime: Runtime) -> None:
+def test_exit_in_a_state_ends_the_graph(inline_runtime: Runtime) -> None:
     """S-GRAPH-53, S-GRAPH-71: no reason; what was never visited has no output."""
     states = {"a": answering("a"), "b": answering("b", ExitEarlyError("enough")), "c": answering("c")}
     team = graph(states, edge("a", "b"), edge("b", "c"), edge("c", Graph.END))
-    output = run_of(team, runtime)
+    output = run_of(team, inline_runtime)
     assert (output.exit_reason, output.graph_termination_reason) == (ExitReason.USER_EXIT_EARLY, None)
     assert [(each.state_name, each.next_state) for each in output.graph_history] == [("a", "b")]
     assert (raws(output), output.get_output(states["c"])) == (["a[]"], None)
 
 
-def test_branches_meet_and_give_their_outputs_in_declared_order(runtime: Runtime) -> None:
+def test_branches_meet_and_give_their_outputs_in_declared_order(inline_runtime: Runtime) -> None:
     """S-GRAPH-91, S-GRAPH-95, S-GRAPH-99, S-GRAPH-103, S-GRAPH-110, S-GRAPH-111."""
     a, b, c = answering("a"), answering("b", "b1", "b2"), answering("c")
     states = {"a": a, "b": b, "c": c, "d": answering("d", context=[c, b])}
@@ -218,7 +222,7 @@ def test_branches_meet_and_give_their_outputs_in_declared_order(runtime: Runtime
         edge("d", Graph.END),
     )
     watcher = Watcher()
-    output = run_of(team, runtime, watcher)
+    output = run_of(team, inline_runtime, watcher)
     assert raws(output) == ["a[]", "b1", "b2", "c[]", "d[c[],b2]"]
     assert [(each.state_name, each.step_number, each.next_state) for each in output.graph_history] == [
         ("a", 1, "b, c"), ("b", 2, "b"), ("b", 4, "d"), ("c", 3, "d"), ("d", 5, Graph.END),
@@ -255,10 +259,10 @@ def test_states_may_be_loops(runtime: Runtime) -> None:
     assert [each.path for each in output.trace.loop_traces] == ["graph:g#0/loop:refine", "graph:g#2/loop:refine"]
 
 
-def test_trace_of_a_graph_is_json(runtime: Runtime) -> None:
+def test_trace_of_a_graph_is_json(inline_runtime: Runtime) -> None:
     """S-GRAPH-54, S-GRAPH-74: templates are resolved once for every state."""
     plain = task("{topic} again", name="a", handler=lambda asked: asked.description)
-    output = run_of(graph({"a": plain}, edge("a", Graph.END, Until.unchanged()), edge("a", "a")), runtime)
+    output = run_of(graph({"a": plain}, edge("a", Graph.END, Until.unchanged()), edge("a", "a")), inline_runtime)
     assert raws(output) == ["bees again", "bees again"]
     assert output.trace is not None
     found = json.loads(output.trace.model_dump_json())["graph_trace"]

@@ -63,7 +63,7 @@ def test_input_violation_stops_the_task_before_any_work(runtime: Runtime) -> Non
     assert "on_task_input" not in watcher.methods[watcher.methods.index("on_task_complete") :]
 
 
-def test_output_violation_discards_the_answer(runtime: Runtime) -> None:
+def test_output_violation_discards_the_answer(inline_runtime: Runtime) -> None:
     """S-GRD-5, S-GRD-7, S-GRD-9: after the whole loop; the refused output is nowhere."""
 
     @tool
@@ -78,13 +78,15 @@ def test_output_violation_discards_the_answer(runtime: Runtime) -> None:
 
     model = ScriptedModel(call("look"), "rude words")
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("write", agent(model, tools=[look]), output_guardrails=[inspect])]).run(runtime=runtime)
+        Ensemble(tasks=[task("write", agent(model, tools=[look]), output_guardrails=[inspect])]).run(
+            runtime=inline_runtime
+        )
     assert str(caught.value.__cause__) == "OUTPUT guardrail violation on agent 'Writer' task 'write': rude"
     assert caught.value.completed_task_outputs == ()
     assert len(model.calls) == 2
 
 
-def test_first_refusal_stops_the_asking(runtime: Runtime, tmp_path: Path) -> None:
+def test_first_refusal_stops_the_asking(inline_runtime: Runtime, tmp_path: Path) -> None:
     """S-GRD-6: in list order."""
     marks = Marks(tmp_path / "marks")
 
@@ -101,12 +103,12 @@ def test_first_refusal_stops_the_asking(runtime: Runtime, tmp_path: Path) -> Non
         noting("c", GuardrailResult.failure("c says no")),
     ]
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("go", agent(ScriptedModel("x")), output_guardrails=guards)]).run(runtime=runtime)
+        Ensemble(tasks=[task("go", agent(ScriptedModel("x")), output_guardrails=guards)]).run(runtime=inline_runtime)
     assert marks.lines == ["a", "b"]
     assert str(caught.value.__cause__).endswith(": b says no")
 
 
-def test_input_guardrail_sees_context_in_its_order(runtime: Runtime) -> None:
+def test_input_guardrail_sees_context_in_its_order(inline_runtime: Runtime) -> None:
     """S-GRD-16, S-GRD-2, S-GRD-10: resolved texts."""
 
     def inspect(asked: GuardrailInput) -> GuardrailResult:
@@ -117,13 +119,13 @@ def test_input_guardrail_sees_context_in_its_order(runtime: Runtime) -> None:
     one, two = task("one", writer), task("two", writer)
     last = task("of {x}", writer, context=[two, one], expected_output="{x}s", input_guardrails=[inspect])
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[one, two, last]).run({"x": "bee"}, runtime=runtime)
+        Ensemble(tasks=[one, two, last]).run({"x": "bee"}, runtime=inline_runtime)
     cause = caught.value.__cause__
     assert isinstance(cause, GuardrailViolationError)
     assert cause.violation_message == "of bee bees ['B', 'A'] Writer"
 
 
-def test_output_guardrail_sees_the_parsed_object(runtime: Runtime) -> None:
+def test_output_guardrail_sees_the_parsed_object(inline_runtime: Runtime) -> None:
     """S-GRD-5, S-OUT-37: it is asked after parsing, about the original answer."""
 
     def inspect(asked: GuardrailOutput) -> GuardrailResult:
@@ -133,11 +135,11 @@ def test_output_guardrail_sees_the_parsed_object(runtime: Runtime) -> None:
     model = ScriptedModel("Bern", '{"name": "Bern"}')
     typed = task("where", agent(model), output_type=City, output_guardrails=[inspect])
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[typed]).run(runtime=runtime)
+        Ensemble(tasks=[typed]).run(runtime=inline_runtime)
     assert str(caught.value.__cause__).endswith(": Bern from Bern")
 
 
-def test_unparsable_answer_reaches_no_output_guardrail(runtime: Runtime, tmp_path: Path) -> None:
+def test_unparsable_answer_reaches_no_output_guardrail(inline_runtime: Runtime, tmp_path: Path) -> None:
     """S-GRD-13."""
     marks = Marks(tmp_path / "marks")
 
@@ -147,12 +149,12 @@ def test_unparsable_answer_reaches_no_output_guardrail(runtime: Runtime, tmp_pat
 
     typed = task("x", agent(ScriptedModel("no")), output_type=City, max_output_retries=0, output_guardrails=[note])
     with pytest.raises(OutputParsingError):
-        Ensemble(tasks=[typed]).run(runtime=runtime)
+        Ensemble(tasks=[typed]).run(runtime=inline_runtime)
     assert marks.lines == []
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
-def test_broken_guardrail_fails_closed(runtime: Runtime, kind: str) -> None:
+def test_broken_guardrail_fails_closed(inline_runtime: Runtime, kind: str) -> None:
     """S-GRD-11: raising is no permission."""
 
     def broken(_: object) -> GuardrailResult:
@@ -160,17 +162,19 @@ def test_broken_guardrail_fails_closed(runtime: Runtime, kind: str) -> None:
 
     fields = {f"{kind}_guardrails": [broken]}
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("go", agent(ScriptedModel("x")), **fields)]).run(runtime=runtime)
+        Ensemble(tasks=[task("go", agent(ScriptedModel("x")), **fields)]).run(runtime=inline_runtime)
     cause = caught.value.__cause__
     assert isinstance(cause, AgentExecutionError)
     assert str(cause) == "Agent 'Writer': guardrail 'broken' raised LookupError: no list of words"
     assert isinstance(cause.__cause__, LookupError)
 
 
-def test_guardrail_that_gives_no_verdict_is_named(runtime: Runtime) -> None:
+def test_guardrail_that_gives_no_verdict_is_named(inline_runtime: Runtime) -> None:
     """S-GRD-11."""
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("go", agent(ScriptedModel("x")), output_guardrails=[lambda _: True])]).run(runtime=runtime)
+        Ensemble(tasks=[task("go", agent(ScriptedModel("x")), output_guardrails=[lambda _: True])]).run(
+            runtime=inline_runtime
+        )
     text = str(caught.value.__cause__)
     assert text.startswith("Agent 'Writer': Guardrail '")
     assert "returned bool" in text
@@ -187,10 +191,10 @@ def test_async_guardrails_are_awaited(runtime: Runtime) -> None:
     assert Ensemble(tasks=[guarded]).run(runtime=runtime).raw == "x"
 
 
-def test_no_guardrails_change_nothing(runtime: Runtime) -> None:
+def test_no_guardrails_change_nothing(inline_runtime: Runtime) -> None:
     """S-GRD-12: empty lists have no effect."""
     plain = task("go", agent(ScriptedModel("x")), input_guardrails=[], output_guardrails=[])
-    assert Ensemble(tasks=[plain]).run(runtime=runtime).raw == "x"
+    assert Ensemble(tasks=[plain]).run(runtime=inline_runtime).raw == "x"
 
 
 def test_violation_is_a_line_in_the_log(inline_runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:

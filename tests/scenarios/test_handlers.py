@@ -77,10 +77,10 @@ def test_handler_is_given_the_resolved_task_and_its_context(runtime: Runtime) ->
     assert output.raw == "say a|an a|['2', '1']"
 
 
-def test_output_of_a_handler_task_names_no_agent(runtime: Runtime) -> None:
+def test_output_of_a_handler_task_names_no_agent(inline_runtime: Runtime) -> None:
     """S-DET-4, S-ENG-18, S-MET-14, S-TRC-13, S-EVT-20: no model, no tool call, tokens are known to be 0."""
     watcher = Watcher()
-    output = Ensemble(tasks=[handled(lambda _: "done")], listeners=[watcher]).run(runtime=runtime)
+    output = Ensemble(tasks=[handled(lambda _: "done")], listeners=[watcher]).run(runtime=inline_runtime)
     (done,) = output.task_outputs
     assert (done.agent_role, done.tool_call_count, done.raw) == ("(deterministic)", 0, "done")
     assert (done.metrics.input_tokens, done.metrics.output_tokens, done.metrics.total_tokens) == (0, 0, 0)
@@ -102,13 +102,13 @@ def test_handlers_and_agents_mix_freely(runtime: Runtime, workflow: str) -> None
     assert "### (deterministic): find\nfacts" in prompt_of(model.calls[0])
 
 
-def test_tool_as_handler_gets_the_last_context_or_the_description(runtime: Runtime) -> None:
+def test_tool_as_handler_gets_the_last_context_or_the_description(inline_runtime: Runtime) -> None:
     """S-DET-2: also a pipeline."""
     first = handled(Upper(), "shout this")
     second = handled(
         ToolPipeline.of(Exclaim(), Exclaim()), "ignored", context=[handled(lambda _: "x", "not me"), first]
     )
-    output = Ensemble(tasks=[second.context[0], first, second]).run(runtime=runtime)
+    output = Ensemble(tasks=[second.context[0], first, second]).run(runtime=inline_runtime)
     assert [each.raw for each in output.task_outputs] == ["x", "SHOUT THIS", "SHOUT THIS!!"]
 
 
@@ -154,19 +154,19 @@ def test_payload_counts_only_with_an_output_type(
 
 
 @pytest.mark.parametrize(("timed_out", "reason"), [(False, ExitReason.USER_EXIT_EARLY), (True, ExitReason.TIMEOUT)])
-def test_exit_early_of_a_handler_ends_the_run(runtime: Runtime, *, timed_out: bool, reason: ExitReason) -> None:
+def test_exit_early_of_a_handler_ends_the_run(inline_runtime: Runtime, *, timed_out: bool, reason: ExitReason) -> None:
     """S-DET-10, S-ENG-17, S-ERR-22: what was done before is kept, no error."""
 
     def leave(_: TaskHandlerContext) -> str:
         raise ExitEarlyError("enough", timed_out)
 
     tasks = [handled(lambda _: "first", "one"), handled(leave, "two"), handled(lambda _: "never", "three")]
-    output = Ensemble(tasks=tasks).run(runtime=runtime)
+    output = Ensemble(tasks=tasks).run(runtime=inline_runtime)
     assert ([each.raw for each in output.task_outputs], output.exit_reason) == (["first"], reason)
     assert not output.is_complete
 
 
-def test_guardrails_stand_around_a_handler(runtime: Runtime, tmp_path: Path) -> None:
+def test_guardrails_stand_around_a_handler(inline_runtime: Runtime, tmp_path: Path) -> None:
     """S-DET-4, S-GRD-10: input, handler, output, in this order; their role is `(deterministic)`."""
     marks = Marks(tmp_path / "marks")
 
@@ -183,7 +183,7 @@ def test_guardrails_stand_around_a_handler(runtime: Runtime, tmp_path: Path) -> 
         return "done"
 
     Ensemble(tasks=[handled(work, "go {x}", input_guardrails=[before], output_guardrails=[after])]).run(
-        {"x": "on"}, runtime=runtime
+        {"x": "on"}, runtime=inline_runtime
     )
     assert marks.lines == ["before (deterministic) go on", "work", "after (deterministic) done"]
 

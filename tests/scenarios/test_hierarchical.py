@@ -114,11 +114,11 @@ def test_manager_has_its_role_its_limit_and_one_tool(inline_runtime: Runtime) ->
     assert len(fails.started) == 2
 
 
-def test_task_events_are_the_managers_alone(runtime: Runtime) -> None:
+def test_task_events_are_the_managers_alone(inline_runtime: Runtime) -> None:
     """S-HIER-7, S-EVT-14, S-EVT-15, S-EVT-17: worker runs fire delegation, input and tool events, the last with index 0."""
     manager = ScriptedModel(hand("Writer", "write"), "done")
     writer = worker("Writer", call("record_fields"), "text", tools=[record_fields])
-    watcher = run_of(team(manager, [writer]), runtime).watcher
+    watcher = run_of(team(manager, [writer]), inline_runtime).watcher
     prompt = manager.calls[0].messages[1].content or ""
     (start,) = watcher.of(TaskStartEvent)
     (complete,) = watcher.of(TaskCompleteEvent)
@@ -281,10 +281,10 @@ class Broken:
         raise KeyError("no such template")
 
 
-def test_strategy_that_raises_fails_the_manager(runtime: Runtime) -> None:
+def test_strategy_that_raises_fails_the_manager(inline_runtime: Runtime) -> None:
     """S-HIER-13, S-HIER-60: start and failed, no model asked; the cause is what it raised."""
     manager = ScriptedModel("never")
-    ran = run_of(team(manager, [worker("Writer")], manager_prompt_strategy=Broken()), runtime)
+    ran = run_of(team(manager, [worker("Writer")], manager_prompt_strategy=Broken()), inline_runtime)
     assert isinstance(ran.error, TaskExecutionError)
     assert str(ran.error) == "Hierarchical workflow manager failed: 'no such template' (KeyError)"
     assert (ran.error.agent_role, ran.error.completed_task_outputs) == ("Manager", ())
@@ -349,9 +349,9 @@ def test_workers_stream_as_they_are_set_up_to(inline_runtime: Runtime) -> None:
     assert "".join(event.token for event in tokens) == "a b"
 
 
-def test_manager_that_delegates_nothing_is_valid(runtime: Runtime) -> None:
+def test_manager_that_delegates_nothing_is_valid(inline_runtime: Runtime) -> None:
     """S-HIER-63: the output has only the manager."""
-    output = run_of(team(ScriptedModel("alone"), [worker("Writer")]), runtime).given
+    output = run_of(team(ScriptedModel("alone"), [worker("Writer")]), inline_runtime).given
     assert [(each.agent_role, each.raw) for each in output.task_outputs] == [("Manager", "alone")]
     assert output.metrics.total_delegations == 0
     assert isinstance(output.task_outputs[0], TaskOutput)

@@ -91,11 +91,11 @@ def test_worker_that_hangs_is_stopped(inline_runtime: Runtime) -> None:
     assert [output.agent_role for output in ran.given.task_outputs] == ["Writer", "Manager"]
 
 
-def test_model_error_of_the_manager_carries_what_was_done(runtime: Runtime) -> None:
+def test_model_error_of_the_manager_carries_what_was_done(inline_runtime: Runtime) -> None:
     """S-HIER-60, S-HIER-51, S-EVT-13: role, outputs, cause; failed event before the error."""
     manager = ScriptedModel(hand("Writer"), OSError("no line"))
     rules = HierarchicalConstraints(required_workers=["Digger"])
-    ran = run_of(team(manager, [worker("Writer"), worker("Digger")], hierarchical_constraints=rules), runtime)
+    ran = run_of(team(manager, [worker("Writer"), worker("Digger")], hierarchical_constraints=rules), inline_runtime)
     assert type(ran.error) is TaskExecutionError
     assert str(ran.error) == "Hierarchical workflow manager failed: Agent 'Manager': no line (OSError)"
     assert (ran.error.agent_role, [each.raw for each in ran.error.completed_task_outputs]) == ("Manager", ["by Writer"])
@@ -231,7 +231,7 @@ def test_changed_target_that_nobody_is(inline_runtime: Runtime) -> None:
     assert ran.delegations == ["failed Ghost"]
 
 
-def test_policy_without_a_verdict_fails_the_manager(runtime: Runtime) -> None:
+def test_policy_without_a_verdict_fails_the_manager(inline_runtime: Runtime) -> None:
     """S-DEL-43, S-ENG-58, S-HIER-60: named; no worker of the turn is asked."""
 
     def forgetful(request: DelegationRequest, _context: DelegationPolicyContext) -> DelegationPolicyResult | None:
@@ -239,7 +239,7 @@ def test_policy_without_a_verdict_fails_the_manager(runtime: Runtime) -> None:
 
     manager = ScriptedModel([hand("Writer"), hand("Writer", "else", number=1)], "never")
     writer = worker("Writer")
-    ran = run_of(team(manager, [writer], delegation_policies=[forgetful]), runtime)
+    ran = run_of(team(manager, [writer], delegation_policies=[forgetful]), inline_runtime)
     assert type(ran.error) is TaskExecutionError
     assert isinstance(ran.error.__cause__, AgentExecutionError)
     cause = ran.error.__cause__.__cause__
@@ -249,14 +249,14 @@ def test_policy_without_a_verdict_fails_the_manager(runtime: Runtime) -> None:
     assert ran.watcher.of(TaskCompleteEvent) == []
 
 
-def test_worker_of_a_manager_is_at_depth_one(runtime: Runtime) -> None:
+def test_worker_of_a_manager_is_at_depth_one(inline_runtime: Runtime) -> None:
     """S-HIER-27, S-DEL-45, S-DEL-4: with a limit of 2 it may ask a colleague, who may ask nobody; with 1 it may not."""
 
     def run_with(depth: int) -> tuple[list[str], list[int]]:
         writer = worker("Writer", ask("Digger"), lambda asked: asked.text, allow_delegation=True)
         digger = worker("Digger", ask("Writer"), lambda asked: asked.text, allow_delegation=True)
         manager = ScriptedModel(hand("Writer"), "done")
-        ran = run_of(team(manager, [writer, digger], max_delegation_depth=depth), runtime)
+        ran = run_of(team(manager, [writer, digger], max_delegation_depth=depth), inline_runtime)
         return told(manager), [event.delegation_depth for event in ran.started]
 
     refusal = "Delegation depth limit reached (max: {0}, current: {0}). Complete this task yourself without further delegation."

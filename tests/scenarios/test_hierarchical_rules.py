@@ -73,11 +73,11 @@ MALFORMED = [
 ]
 
 
-def test_malformed_requests_cost_nothing(runtime: Runtime) -> None:
+def test_malformed_requests_cost_nothing(inline_runtime: Runtime) -> None:
     """S-HIER-21, S-HIER-80, S-EVT-14: an error text each; no request, no event, no count against the caps."""
     calls = [call("delegate_task", text, number=n) for n, text in enumerate(MALFORMED)]
     manager = ScriptedModel([*calls, hand("Writer", "write", number=99)], "done")
-    ran = under(manager, runtime, "Writer", global_max_delegations=1)
+    ran = under(manager, inline_runtime, "Writer", global_max_delegations=1)
     texts = told(manager)
     assert all(text.startswith("Error: ") for text in texts[:-1])
     assert texts[8] == "Error: agent_role must not be None or blank."
@@ -265,10 +265,10 @@ def _modelled(
 # Required workers.
 
 
-def test_missing_worker_is_told_once_and_then_stands(runtime: Runtime) -> None:
+def test_missing_worker_is_told_once_and_then_stands(inline_runtime: Runtime) -> None:
     """S-HIER-82, S-HIER-50, S-HIER-52, S-HIER-62: the second answer is taken; the error is not wrapped."""
     manager = ScriptedModel(hand("Digger"), "finished", "finished all the same")
-    ran = under(manager, runtime, "Writer", "Digger", "Spare", required_workers=["Spare", "Digger", "Writer"])
+    ran = under(manager, inline_runtime, "Writer", "Digger", "Spare", required_workers=["Spare", "Digger", "Writer"])
     assert type(ran.error) is ConstraintViolationError
     assert ran.error.violations == (
         "Required worker 'Spare' was not delegated to during this run.",
@@ -345,10 +345,10 @@ def test_repeated_delegation_is_carried_out_with_a_notice(inline_runtime: Runtim
     assert [each.raw for each in ran.given.task_outputs[:3]] == ["by Writer"] * 3
 
 
-def test_stalled_manager_is_ended_with_what_was_done(runtime: Runtime) -> None:
+def test_stalled_manager_is_ended_with_what_was_done(inline_runtime: Runtime) -> None:
     """S-HIER-84, S-HIER-60: five turns without progress; repetitions, refusals and failures are none."""
     manager = ScriptedModel(hand("Writer"), otherwise=hand("Writer"))
-    ran = under(manager, runtime, "Writer")
+    ran = under(manager, inline_runtime, "Writer")
     assert isinstance(ran.error, TaskExecutionError)
     stalled = ran.error.__cause__
     assert isinstance(stalled, ManagerStalledError)

@@ -46,7 +46,7 @@ def test_listeners_are_called_in_this_process(runtime: Runtime) -> None:
     assert listener.seen == [(os.getpid(), "ensemble-ray-listener")]
 
 
-def test_all_registered_listeners_are_called(runtime: Runtime) -> None:
+def test_all_registered_listeners_are_called(inline_runtime: Runtime) -> None:
     """S-EVT-2, S-EVT-1: objects and callables, one or several; an object needs only the methods it has."""
 
     class Small:
@@ -61,7 +61,7 @@ def test_all_registered_listeners_are_called(runtime: Runtime) -> None:
     two: list[str] = []
     ids: list[object] = []
     go(
-        runtime,
+        inline_runtime,
         "x",
         listeners=[small, watcher],
         on_task_start=lambda event: one.append(event.task_description),
@@ -75,14 +75,14 @@ def test_all_registered_listeners_are_called(runtime: Runtime) -> None:
     assert watcher.lines == ["start t0", "complete t0"]
 
 
-def test_additional_listener_is_called_too(runtime: Runtime) -> None:
+def test_additional_listener_is_called_too(inline_runtime: Runtime) -> None:
     """S-DOM-69."""
     first, second = Watcher(), Watcher()
     writer = agent(ScriptedModel(otherwise="x"))
     ensemble = Ensemble(tasks=[task("go", writer)], listeners=[first])
-    ensemble.with_additional_listener(second).run(runtime=runtime)
+    ensemble.with_additional_listener(second).run(runtime=inline_runtime)
     assert first.methods == second.methods
-    ensemble.run(runtime=runtime)
+    ensemble.run(runtime=inline_runtime)
     assert len(first.heard) == 2 * len(second.heard)
 
 
@@ -168,14 +168,14 @@ def test_interrupt_in_a_listener_ends_the_run(runtime: Runtime, stop: type[BaseE
     assert run.state is RunState.CANCELLED
 
 
-def test_trace_id_of_a_listener_is_put_on_the_trace(runtime: Runtime) -> None:
+def test_trace_id_of_a_listener_is_put_on_the_trace(inline_runtime: Runtime) -> None:
     """S-EVT-21: the first that is not None."""
 
     class Tracer(EnsembleListener):
         def __init__(self, trace_id: str | None) -> None:
             self.trace_id = trace_id
 
-    output = go(runtime, "x", listeners=[Tracer(None), Watcher(), Tracer("t-1"), Tracer("t-2")])
+    output = go(inline_runtime, "x", listeners=[Tracer(None), Watcher(), Tracer("t-1"), Tracer("t-2")])
     assert output.trace.trace_id == "t-1"  # type: ignore[attr-defined]
 
 

@@ -80,14 +80,14 @@ def test_parallel_tasks_do_not_see_each_others_fields(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_nothing_of_a_run_is_left_with_the_caller(runtime: Runtime, *, fails: bool) -> None:
+def test_nothing_of_a_run_is_left_with_the_caller(inline_runtime: Runtime, *, fails: bool) -> None:
     """S-ENG-2, S-ENG-20: also on failure."""
     ensemble = Ensemble(tasks=[task("go", agent(ScriptedModel(ValueError("no") if fails else "x")))])
     if fails:
         with pytest.raises(TaskExecutionError):
-            ensemble.run(runtime=runtime)
+            ensemble.run(runtime=inline_runtime)
     else:
-        ensemble.run(runtime=runtime)
+        ensemble.run(runtime=inline_runtime)
     assert dict(current_log_context()) == {}
 
 

@@ -78,7 +78,7 @@ def stop(_: LoopIterationContext) -> bool:
     return True
 
 
-def test_a_store_that_cannot_clear_ends_the_run_at_the_second_iteration(runtime: Runtime) -> None:
+def test_a_store_that_cannot_clear_ends_the_run_at_the_second_iteration(inline_runtime: Runtime) -> None:
     """S-LOOP-92: not where the loop stops after its first; S-LOOP-93: a window is as good as none there."""
     refusing = Refusing(is_open=True)
     body = writing("write", "notes")
@@ -87,7 +87,7 @@ def test_a_store_that_cannot_clear_ends_the_run_at_the_second_iteration(runtime:
     fresh = Loop(name="refine", body=[writing("third", "notes")], max_iterations=2, memory_mode="fresh_per_iteration")
     team = Ensemble(loops=[cutting, once, fresh], memory_store=refusing)  # type: ignore[arg-type]  by its shape
     with pytest.raises(NotImplementedError) as caught:
-        team.run(runtime=runtime)
+        team.run(runtime=inline_runtime)
     assert str(caught.value).startswith(
         "Loop 'refine' has memory_mode=fresh_per_iteration but the configured MemoryStore (Refusing) does not support "
         "per-scope clear for scope 'notes'. Refusing keeps everything"
@@ -103,13 +103,13 @@ def test_what_a_store_raises_ends_the_run(runtime: Runtime) -> None:
         Ensemble(loops=[fresh], memory_store=Broken(is_open=True)).run(runtime=runtime)  # type: ignore[arg-type]  by its shape
 
 
-def test_modes_do_nothing_where_there_is_nothing_to_do(runtime: Runtime) -> None:
+def test_modes_do_nothing_where_there_is_nothing_to_do(inline_runtime: Runtime) -> None:
     """S-LOOP-94: no store, or no scope in the body."""
     scoped = Loop(name="scoped", body=[writing("a", "notes")], max_iterations=2, memory_mode="fresh_per_iteration")
-    assert Ensemble(loops=[scoped]).run(runtime=runtime).raw == "a 2"
+    assert Ensemble(loops=[scoped]).run(runtime=inline_runtime).raw == "a 2"
     store = MemoryStore.in_memory()
     plain = task("plain", name="plain", handler=numbered("b"))
     bare = Loop(name="bare", body=[plain], max_iterations=2, memory_mode="window", memory_window_size=1)
     early = [writing("c", "notes"), writing("d", "notes")]
-    assert Ensemble(tasks=early, loops=[bare], memory_store=store).run(runtime=runtime).raw == "b 2"
+    assert Ensemble(tasks=early, loops=[bare], memory_store=store).run(runtime=inline_runtime).raw == "b 2"
     assert contents(store, "notes") == ["c 1", "d 1"]

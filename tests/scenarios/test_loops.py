@@ -146,12 +146,12 @@ async def test_predicate_may_be_async() -> None:
     assert output.raw == "draft#2"
 
 
-def test_first_task_is_shown_the_last_output_of_the_iteration_before(runtime: Runtime) -> None:
+def test_first_task_is_shown_the_last_output_of_the_iteration_before(inline_runtime: Runtime) -> None:
     """S-LOOP-84, S-LOOP-100, S-LOOP-102, S-LOOP-103, S-LOOP-105: the critic gets this iteration's draft, and no revision section."""
     model = ScriptedModel("first draft", "too long", "second draft", "good")
     writer = task("write", name="writer", agent=agent(llm=model))
     critic = task("criticise", name="critic", agent=agent(llm=model), context=[writer])
-    output = Ensemble(loops=[Loop(name="refine", body=[writer, critic], max_iterations=2)]).run(runtime=runtime)
+    output = Ensemble(loops=[Loop(name="refine", body=[writer, critic], max_iterations=2)]).run(runtime=inline_runtime)
     assert [each.raw for each in output.task_outputs] == ["second draft", "good"]
     assert output[writer].raw == "second draft"
     finals = ["first draft", "too long", "second draft", "good"]
@@ -189,7 +189,7 @@ def test_what_a_predicate_raises_leaves_the_run(runtime: Runtime, caplog: pytest
         assert [record.levelname for record in told_by_us(caplog.records, logging.ERROR)] == ["ERROR"] * 2
 
 
-def test_loops_side_by_side_and_what_becomes_of_them(runtime: Runtime) -> None:
+def test_loops_side_by_side_and_what_becomes_of_them(inline_runtime: Runtime) -> None:
     """S-LOOP-53, S-LOOP-62, S-LOOP-122: a raising predicate and a cap are causes of the run's error; who waits for a failed task is skipped."""
 
     def fail(_: TaskHandlerContext) -> str:
@@ -206,7 +206,7 @@ def test_loops_side_by_side_and_what_becomes_of_them(runtime: Runtime) -> None:
         tasks=[source], loops=loops, workflow=Workflow.PARALLEL, parallel_error_strategy="continue_on_error"
     )
     with pytest.raises(ParallelExecutionError) as caught:
-        team.run(runtime=runtime)
+        team.run(runtime=inline_runtime)
     causes = {name: type(error) for name, error in caught.value.failed_task_causes.items()}
     assert causes.pop("asks") is UndecidedError
     assert causes.pop("capped") is MaxLoopIterationsExceededError
@@ -214,7 +214,7 @@ def test_loops_side_by_side_and_what_becomes_of_them(runtime: Runtime) -> None:
     assert [each.raw for each in caught.value.completed_task_outputs] == ["draft#2"]
 
 
-def test_independent_loops_overlap(runtime: Runtime, tmp_path: Path) -> None:
+def test_independent_loops_overlap(inline_runtime: Runtime, tmp_path: Path) -> None:
     """S-LOOP-121: each waits for the other's iteration, which a loop that ran alone would do for ever."""
     marks = Marks(tmp_path / "marks")
 
@@ -230,7 +230,7 @@ def test_independent_loops_overlap(runtime: Runtime, tmp_path: Path) -> None:
         Loop(name="left", body=[handled(meet("l", "r"), "left task")], max_iterations=1),
         Loop(name="right", body=[handled(meet("r", "l"), "right task")], max_iterations=1),
     ]
-    output = Ensemble(loops=loops, workflow=Workflow.PARALLEL).run(runtime=runtime)
+    output = Ensemble(loops=loops, workflow=Workflow.PARALLEL).run(runtime=inline_runtime)
     assert [each.raw for each in output.task_outputs] == ["l", "r"]
 
 

@@ -295,7 +295,7 @@ def test_records_of_many_notes_stay_small_and_whole(tmp_path: Path) -> None:
     assert sizes[1] < 2.4 * sizes[0]
 
 
-def test_a_gate_that_fails_behind_a_task_leaves_what_was_stored(runtime: Runtime) -> None:
+def test_a_gate_that_fails_behind_a_task_leaves_what_was_stored(inline_runtime: Runtime) -> None:
     """S-MEM-75, S-MEM-110: it is stored before the gate; the task fails by what the handler raised."""
 
     def broken(_request: ReviewRequest) -> ReviewDecision:
@@ -304,6 +304,6 @@ def test_a_gate_that_fails_behind_a_task_leaves_what_was_stored(runtime: Runtime
     store = MemoryStore.in_memory()
     draft = task("draft", handler=lambda _: "the draft", memory_scopes="notes", review=Review.required())
     with pytest.raises(TaskExecutionError) as failed:
-        Ensemble(tasks=[draft], memory_store=store, review_handler=broken).run(runtime=runtime)
+        Ensemble(tasks=[draft], memory_store=store, review_handler=broken).run(runtime=inline_runtime)
     assert "nobody at the desk" in str(failed.value.__cause__)
     assert [entry.content for entry in store.retrieve("notes", None, 5)] == ["the draft"]

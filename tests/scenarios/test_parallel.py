@@ -48,7 +48,7 @@ def team(model: ScriptedModel, *edges: str, **fields: object) -> dict[str, Task]
     return tasks
 
 
-def test_roots_overlap_in_time(runtime: Runtime) -> None:
+def test_roots_overlap_in_time(inline_runtime: Runtime) -> None:
     """S-PAR-10: three roots meet at a barrier, which one after the other could never do."""
     barrier = threading.Barrier(3)
 
@@ -57,11 +57,11 @@ def test_roots_overlap_in_time(runtime: Runtime) -> None:
         return f"met {task_of(asked)}"
 
     tasks = team(ScriptedModel(otherwise=meet), "a", "b", "c")
-    output = Ensemble(tasks=list(tasks.values()), workflow=PARALLEL).run(runtime=runtime)
+    output = Ensemble(tasks=list(tasks.values()), workflow=PARALLEL).run(runtime=inline_runtime)
     assert sorted(each.raw for each in output.task_outputs) == ["met a", "met b", "met c"]
 
 
-def test_a_slow_branch_does_not_delay_another(runtime: Runtime) -> None:
+def test_a_slow_branch_does_not_delay_another(inline_runtime: Runtime) -> None:
     """S-PAR-11: in a -> c, b -> d, c runs while b does."""
     c_ran = threading.Event()
 
@@ -75,7 +75,7 @@ def test_a_slow_branch_does_not_delay_another(runtime: Runtime) -> None:
 
     model = ScriptedModel(otherwise=by_task(a="a", b=b, c=c, d="d"))
     tasks = team(model, "a", "b", "c<a", "d<b")
-    output = Ensemble(tasks=list(tasks.values()), workflow=PARALLEL).run(runtime=runtime)
+    output = Ensemble(tasks=list(tasks.values()), workflow=PARALLEL).run(runtime=inline_runtime)
     order = [each.raw for each in output.task_outputs]  # b goes on as soon as c runs, so either may be told first
     assert sorted(order) == ["a", "b", "c", "d"]
     assert order.index("a") < order.index("c")
@@ -118,11 +118,13 @@ def test_outputs_are_in_completion_order_and_context_in_its_own(runtime: Runtime
             assert lines.index(f"complete {need}") < lines.index(f"start {name}")
 
 
-def test_task_index_is_the_place_in_the_list(runtime: Runtime) -> None:
+def test_task_index_is_the_place_in_the_list(inline_runtime: Runtime) -> None:
     """S-PAR-15, S-EVT-12, S-EVT-32: also where the list is not in the order of running."""
     tasks = team(ScriptedModel(otherwise="x"), "a", "b<a", "c<b")
     watcher = Watcher()
-    Ensemble(tasks=[tasks["c"], tasks["a"], tasks["b"]], workflow=PARALLEL, listeners=[watcher]).run(runtime=runtime)
+    Ensemble(tasks=[tasks["c"], tasks["a"], tasks["b"]], workflow=PARALLEL, listeners=[watcher]).run(
+        runtime=inline_runtime
+    )
     starts = watcher.of(TaskStartEvent)
     assert [(each.task_description, each.task_index, each.total_tasks, each.agent_role) for each in starts] == [
         ("a", 2, 3, "Worker"),
@@ -145,7 +147,7 @@ def test_context_outside_the_plan_is_left_out(inline_runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("cap", [1, 2, 3])
-def test_no_more_tasks_run_than_the_cap_allows(runtime: Runtime, cap: int) -> None:
+def test_no_more_tasks_run_than_the_cap_allows(inline_runtime: Runtime, cap: int) -> None:
     """S-PAR-17: the cap is reached and never passed; the run finishes."""
     running, most, lock = 0, 0, threading.Lock()
     full = threading.Barrier(cap)
@@ -161,7 +163,7 @@ def test_no_more_tasks_run_than_the_cap_allows(runtime: Runtime, cap: int) -> No
         return "x"
 
     tasks = team(ScriptedModel(otherwise=work), *(f"t{n}" for n in range(2 * cap)))
-    output = Ensemble(tasks=list(tasks.values()), workflow=PARALLEL, max_parallel_tasks=cap).run(runtime=runtime)
+    output = Ensemble(tasks=list(tasks.values()), workflow=PARALLEL, max_parallel_tasks=cap).run(runtime=inline_runtime)
     assert most == cap
     assert len(output.task_outputs) == 2 * cap
 
@@ -196,10 +198,10 @@ def test_concurrent_runs_of_one_ensemble_share_nothing(runtime: Runtime) -> None
     assert len({output.run_id for output in outputs}) == 3
 
 
-async def test_concurrent_aruns_work_on_one_loop(runtime: Runtime) -> None:
+async def test_concurrent_aruns_work_on_one_loop(inline_runtime: Runtime) -> None:
     """S-PAR-18, S-CONV-15."""
     ensemble = Ensemble(tasks=[task("write {x}", agent(ScriptedModel(otherwise=task_of)))])
-    outputs = await asyncio.gather(*(ensemble.arun({"x": n}, runtime=runtime) for n in range(3)))
+    outputs = await asyncio.gather(*(ensemble.arun({"x": n}, runtime=inline_runtime) for n in range(3)))
     assert [output.raw for output in outputs] == [f"write {n}" for n in range(3)]
 
 
@@ -243,7 +245,7 @@ def test_fail_fast_starts_nothing_more_and_lets_running_tasks_finish(runtime: Ru
     assert len(watcher.lines) == 6
 
 
-def test_second_failure_is_announced_and_does_not_replace_the_first(runtime: Runtime) -> None:
+def test_second_failure_is_announced_and_does_not_replace_the_first(inline_runtime: Runtime) -> None:
     """S-PAR-23."""
     first_failed, second_began = threading.Event(), threading.Event()
 
@@ -259,7 +261,7 @@ def test_second_failure_is_announced_and_does_not_replace_the_first(runtime: Run
             workflow=PARALLEL,
             listeners=[watcher],
             on_task_failed=lambda _event: first_failed.set(),
-        ).run(runtime=runtime)
+        ).run(runtime=inline_runtime)
     assert str(caught.value) == "Task 'first' failed: Agent 'Worker': one (ValueError)"
     assert [line for line in watcher.lines if "failed" in line] == ["failed first", "failed second"]
     assert caught.value.trace is not None

@@ -170,7 +170,7 @@ def test_review_without_budget_accepts_with_a_warning(caplog: pytest.LogCaptureF
     assert [text.partition(":")[0] for text in texts] == ["Phase 'A'", "Phase 'B'", "Phase 'C'"]
 
 
-def test_review_sends_a_predecessor_back(runtime: Runtime) -> None:
+def test_review_sends_a_predecessor_back(inline_runtime: Runtime) -> None:
     """S-PHASE-87 to S-PHASE-91: its outputs take the place of the old; whoever asked starts anew; its own review does not."""
     model = ScriptedModel(
         *("facts one", "APPROVE", "other", "article one", "RETRY: bolder", "article two"),
@@ -182,7 +182,7 @@ def test_review_sends_a_predecessor_back(runtime: Runtime) -> None:
     other = phase("other", task("other", by), after=[research])
     text = task("write", by, context=[find])
     write = phase("write", text, after=[research], review=PhaseReview.of(task("check text", by, context=[text])))
-    output = run_of(Ensemble(phases=[other, write, research]), runtime)
+    output = run_of(Ensemble(phases=[other, write, research]), inline_runtime)
     assert [task_of(each) for each in model.calls] == [
         "find", "check facts", "other", "write", "check text", "write", "check text", "find", "write", "check text",
     ]  # fmt: skip
@@ -218,11 +218,11 @@ def test_failed_task_fails_its_phase_and_skips_what_follows(runtime: Runtime, ca
     ]
 
 
-def test_what_fails_a_phase_beside_a_task_leaves_as_a_task_execution_error(runtime: Runtime) -> None:
+def test_what_fails_a_phase_beside_a_task_leaves_as_a_task_execution_error(inline_runtime: Runtime) -> None:
     """S-PHASE-53, S-PHASE-54, S-PHASE-85, S-PHASE-92, S-PHASE-93: class, text, cause, outputs and statuses."""
     after = answering("b")
     rejected = phase("A", answering("a"), review=reviewed_by("REJECT: no good: at all"))
-    error = fail_of(Ensemble(phases=[rejected, phase("B", after, after=[rejected])]), runtime)
+    error = fail_of(Ensemble(phases=[rejected, phase("B", after, after=[rejected])]), inline_runtime)
     assert (type(error), str(error)) == (
         TaskExecutionError, "Phase 'A' was rejected by review: no good: at all",
     )  # fmt: skip
@@ -230,7 +230,7 @@ def test_what_fails_a_phase_beside_a_task_leaves_as_a_task_execution_error(runti
     assert [each.raw for each in error.completed_task_outputs] == ["a[]"]
 
     raising = phase("A", answering("a"), review=reviewed_by(ValueError("broke")))
-    error = fail_of(Ensemble(phases=[raising, phase("B", after, after=[raising])]), runtime)
+    error = fail_of(Ensemble(phases=[raising, phase("B", after, after=[raising])]), inline_runtime)
     assert isinstance(error, TaskExecutionError)
     assert str(error) == "Task 'check' failed: Deterministic task handler threw an exception: broke (ValueError)"
     assert error.phase_statuses == {"A": FAILED, "B": SKIPPED}
@@ -238,39 +238,39 @@ def test_what_fails_a_phase_beside_a_task_leaves_as_a_task_execution_error(runti
 
     again = phase("A", answering("a", "a1", ValueError("second")))
     asking = phase("B", after, after=[again], review=reviewed_by("RETRY_PREDECESSOR A: more"))
-    error = fail_of(Ensemble(phases=[again, asking, phase("C", answering("c"), after=[asking])]), runtime)
+    error = fail_of(Ensemble(phases=[again, asking, phase("C", answering("c"), after=[asking])]), inline_runtime)
     assert isinstance(error, TaskExecutionError)
     assert str(error) == "Task 'a' failed: Deterministic task handler threw an exception: second (ValueError)"
     assert error.phase_statuses == {"A": FAILED, "B": FAILED, "C": SKIPPED}
     assert list(error.completed_task_outputs) == []
 
     capped = Loop(name="refine", body=[answering("w")], max_iterations=2, on_max_iterations="throw")
-    error = fail_of(Ensemble(phases=[phase("A", answering("a"), capped)]), runtime)
+    error = fail_of(Ensemble(phases=[phase("A", answering("a"), capped)]), inline_runtime)
     assert isinstance(error, TaskExecutionError)
     assert str(error) == "Phase failed: Loop 'refine' did not converge after 2 iterations"
     assert isinstance(error.__cause__, MaxLoopIterationsExceededError)
     assert [each.raw for each in error.completed_task_outputs] == ["a[]", "w[]"]
 
 
-def test_failed_tasks_of_a_parallel_phase_are_told_of_together(runtime: Runtime) -> None:
+def test_failed_tasks_of_a_parallel_phase_are_told_of_together(inline_runtime: Runtime) -> None:
     """S-PHASE-50, S-PHASE-53: where errors do not stop it."""
     members = [answering("a1"), answering("a2", ValueError("broke")), answering("a3")]
     team = Ensemble(phases=[phase("A", *members, workflow="parallel")], parallel_error_strategy="continue_on_error")
-    error = fail_of(team, runtime)
+    error = fail_of(team, inline_runtime)
     assert isinstance(error, TaskExecutionError)
     assert str(error).startswith("Phase failed: 1 of 3 tasks failed: 'do a2':")
     assert isinstance(error.__cause__, ParallelExecutionError)
     assert [each.raw for each in error.completed_task_outputs] == ["a1[]", "a3[]"]
 
 
-def test_run_that_exits_early_gives_what_completed(runtime: Runtime) -> None:
+def test_run_that_exits_early_gives_what_completed(inline_runtime: Runtime) -> None:
     """S-PHASE-56, S-PHASE-57, S-PHASE-104: nothing further starts, a review included; nothing is raised."""
     first = phase("A", answering("a"))
     second = phase(
         "B", answering("b1"), answering("b2", ExitEarlyError("enough")), answering("b3"), after=[first],
         review=reviewed_by("REJECT: never asked"),
     )  # fmt: skip
-    output = run_of(Ensemble(phases=[first, second, phase("C", answering("c"), after=[second])]), runtime)
+    output = run_of(Ensemble(phases=[first, second, phase("C", answering("c"), after=[second])]), inline_runtime)
     assert output.exit_reason is ExitReason.USER_EXIT_EARLY
     assert raws(output) == ["a[]", "b1[]"]
     assert list(output.phase_outputs) == ["A", "B"]
@@ -278,20 +278,20 @@ def test_run_that_exits_early_gives_what_completed(runtime: Runtime) -> None:
     assert {each.name: each.status for each in output.trace.phases} == {"A": COMPLETED, "B": COMPLETED, "C": SKIPPED}
 
 
-def test_phase_holds_loops_and_gives_what_they_project(runtime: Runtime) -> None:
+def test_phase_holds_loops_and_gives_what_they_project(inline_runtime: Runtime) -> None:
     """S-PHASE-103, S-PHASE-110, S-PHASE-111: `loop.output` in its own phase and in a later one, `phase.output` after it."""
     writer = answering("w", "w1", "w2", "w3", "w4")
     loop = Loop(name="refine", body=[writer, answering("c", context=[writer])], max_iterations=2)
     review = reviewed_by("RETRY: again", "APPROVE")
     a = phase("A", answering("a"), loop, answering("end", context=[loop.output]), review=review)
     b = phase("B", answering("b", context=[a.output]), answering("x", context=[loop.output]), after=[a])
-    output = run_of(Ensemble(phases=[a, b]), runtime)
+    output = run_of(Ensemble(phases=[a, b]), inline_runtime)
     assert raws(output) == ["a[]", "w4", "c[w4]", "end[w4,c[w4]]", "b[a[],w4,c[w4],end[w4,c[w4]]]", "x[w4,c[w4]]"]
     assert output.trace is not None
     assert [each.path for each in output.trace.loop_traces] == ["phase:A#0/loop:refine", "phase:A#1/loop:refine"]
 
 
-def test_phases_share_the_review_handler(runtime: Runtime) -> None:
+def test_phases_share_the_review_handler(inline_runtime: Runtime) -> None:
     """S-PHASE-37: one object is asked about the tasks of every phase."""
     asked: list[str] = []
 
@@ -302,13 +302,13 @@ def test_phases_share_the_review_handler(runtime: Runtime) -> None:
     first = task("a", handler=lambda _: "a1", review=Review.required())
     second = task("b", handler=lambda _: "b1", review=Review.required())
     a = phase("A", first)
-    output = run_of(Ensemble(phases=[a, phase("B", second, after=[a])], review_handler=decide), runtime)
+    output = run_of(Ensemble(phases=[a, phase("B", second, after=[a])], review_handler=decide), inline_runtime)
     assert asked == ["a1", "b1"]
     assert raws(output) == ["edited a1", "edited b1"]
 
 
-def test_decisions_are_texts_that_a_review_may_return(runtime: Runtime) -> None:
+def test_decisions_are_texts_that_a_review_may_return(inline_runtime: Runtime) -> None:
     """S-PHASE-75, S-PHASE-62: the output of a handler may be the text of a decision."""
     decisions = [PhaseReviewDecision.Retry("more").to_text(), PhaseReviewDecision.Approve().to_text()]
     a = phase("A", answering("a", "a1", "a2"), review=reviewed_by(*decisions))
-    assert raws(run_of(Ensemble(phases=[a]), runtime)) == ["a2"]
+    assert raws(run_of(Ensemble(phases=[a]), inline_runtime)) == ["a2"]

@@ -69,11 +69,11 @@ def test_a_run_goes_on_when_its_provider_fails_in_every_way_that_passes(
     assert "sk-of-a-test" not in caplog.text
 
 
-def test_a_run_goes_on_when_an_answer_came_too_late(runtime: InlineRuntime, model_server: Servers) -> None:
+def test_a_run_goes_on_when_an_answer_came_too_late(inline_runtime: InlineRuntime, model_server: Servers) -> None:
     """S-DUR-61: a timeout is the provider's fault."""
     server = model_server(lambda request: "Done" if request.number else Fault(kind="silence"))
     team = Ensemble(tasks=[task("go", agent(model_at(server, timeout=0.5)))], retry=QUICK.replace(max_attempts=30))
-    output = team.run(runtime=runtime)
+    output = team.run(runtime=inline_runtime)
     assert output.raw == "Done"
     retries = output.task_outputs[0].metrics.retry_count
     # On a slow machine "Done" may come too late as well, or an attempt may end before it is sent.
@@ -81,11 +81,11 @@ def test_a_run_goes_on_when_an_answer_came_too_late(runtime: InlineRuntime, mode
     assert set(server.requests_by_key()) == {server.requests[0].key}
 
 
-def test_a_stream_goes_on_when_it_failed_before_it_began(runtime: InlineRuntime, model_server: Servers) -> None:
+def test_a_stream_goes_on_when_it_failed_before_it_began(inline_runtime: InlineRuntime, model_server: Servers) -> None:
     """S-DUR-61: and is not repeated once it has begun."""
     server = model_server([Fault(status=503), "It works"])
     team = Ensemble(tasks=[task("go", agent(model_at(server), stream=True))], retry=QUICK)
-    assert team.run(runtime=runtime).raw == "It works"
+    assert team.run(runtime=inline_runtime).raw == "It works"
     assert len(server.requests) == 2
 
 
@@ -98,32 +98,32 @@ def test_a_stream_goes_on_when_it_failed_before_it_began(runtime: InlineRuntime,
     ],
 )
 def test_a_run_fails_at_once_when_another_attempt_is_of_no_use(
-    runtime: InlineRuntime, model_server: Servers, fault: Fault, kind: type[Exception]
+    inline_runtime: InlineRuntime, model_server: Servers, fault: Fault, kind: type[Exception]
 ) -> None:
     """S-DUR-61: a refusal, and an answer that nobody can read."""
     server = model_server(fault)
     team = Ensemble(tasks=[task("go", agent(model_at(server)))], retry=QUICK)
-    assert isinstance(failure_of(team, runtime), kind)
+    assert isinstance(failure_of(team, inline_runtime), kind)
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("policy", [None, RetryPolicy(max_attempts=1)])
 def test_a_run_fails_at_once_when_it_is_to_be_impatient(
-    runtime: InlineRuntime, model_server: Servers, policy: RetryPolicy | None
+    inline_runtime: InlineRuntime, model_server: Servers, policy: RetryPolicy | None
 ) -> None:
     """S-DUR-60: no retries."""
     server = model_server(Fault(status=500))
     team = Ensemble(tasks=[task("go", agent(model_at(server)))], retry=policy)
-    assert isinstance(failure_of(team, runtime), openai.InternalServerError)
+    assert isinstance(failure_of(team, inline_runtime), openai.InternalServerError)
     assert len(server.requests) == 1
 
 
 def test_a_run_fails_at_once_when_its_provider_asks_for_more_patience_than_it_has(
-    runtime: InlineRuntime, model_server: Servers
+    inline_runtime: InlineRuntime, model_server: Servers
 ) -> None:
     """S-DUR-62: with the provider's error, which tells what it asked for."""
     server = model_server(Fault(status=429, retry_after_s=121))
-    failure = failure_of(Ensemble(tasks=[task("go", agent(model_at(server)))]), runtime)
+    failure = failure_of(Ensemble(tasks=[task("go", agent(model_at(server)))]), inline_runtime)
     assert isinstance(failure, openai.RateLimitError)
     assert "It asks to wait 121 s" in str(failure)
     assert len(server.requests) == 1

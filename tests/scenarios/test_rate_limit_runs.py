@@ -51,11 +51,11 @@ def test_one_wrapper_is_one_bucket_for_all_its_holders(runtime: Runtime) -> None
     assert len(inner.calls) == 1
 
 
-def test_two_wrappers_are_two_buckets(runtime: Runtime) -> None:
+def test_two_wrappers_are_two_buckets(inline_runtime: Runtime) -> None:
     """S-RATE-30, S-RATE-34, S-SET-36: a bucket is its wrapper, whatever model is behind it."""
     inner = ScriptedModel(otherwise="x")
     tasks = [task("a", agent(limited(inner), "Ann")), task("b", agent(limited(inner), "Bob"))]
-    assert len(Ensemble(tasks=tasks).run(runtime=runtime).task_outputs) == 2
+    assert len(Ensemble(tasks=tasks).run(runtime=inline_runtime).task_outputs) == 2
 
 
 def test_bucket_of_an_agent_is_kept_across_runs(runtime: Runtime) -> None:
@@ -67,7 +67,7 @@ def test_bucket_of_an_agent_is_kept_across_runs(runtime: Runtime) -> None:
     assert len(inner.calls) == 1
 
 
-def test_limit_counts_every_model_call(runtime: Runtime) -> None:
+def test_limit_counts_every_model_call(inline_runtime: Runtime) -> None:
     """S-RATE-22: turns of a tool loop as well."""
 
     @tool
@@ -76,7 +76,7 @@ def test_limit_counts_every_model_call(runtime: Runtime) -> None:
         return "seen"
 
     inner = ScriptedModel(call("look"), "never")
-    refused(Ensemble(tasks=[task("a", agent(limited(inner), tools=[look]))]), runtime)
+    refused(Ensemble(tasks=[task("a", agent(limited(inner), tools=[look]))]), inline_runtime)
     assert len(inner.calls) == 1
 
 
@@ -92,7 +92,7 @@ def test_limit_of_a_task_has_a_bucket_of_its_own(runtime: Runtime) -> None:
     assert [each.raw for each in output.task_outputs] == ["x", "x", "y"]
 
 
-def test_waiting_for_a_permit_holds_nobody_up(runtime: Runtime) -> None:
+def test_waiting_for_a_permit_holds_nobody_up(inline_runtime: Runtime) -> None:
     """S-RATE-13: a task waits for a permit that will not come; another one is done meanwhile."""
     is_free_done = threading.Event()
 
@@ -102,7 +102,7 @@ def test_waiting_for_a_permit_holds_nobody_up(runtime: Runtime) -> None:
 
     waiting = agent(RateLimitedChatModel.of(ScriptedModel(otherwise="slow"), ONE, wait_timeout=7200), "Waiting")
     tasks = [task(f"w{n}", waiting) for n in range(2)] + [task("free", agent(ScriptedModel("free"), "Free"))]
-    run = Ensemble(tasks=tasks, workflow="parallel", on_task_complete=note).start(runtime=runtime)
+    run = Ensemble(tasks=tasks, workflow="parallel", on_task_complete=note).start(runtime=inline_runtime)
     wait_for(is_free_done)
     run.cancel()
     assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED

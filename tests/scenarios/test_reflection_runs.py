@@ -122,7 +122,7 @@ def test_the_next_run_does_it_better(runtime: Runtime) -> None:
     assert tasks[0].description == "write of {thing}"
 
 
-def test_units_of_all_kinds_are_reflected_on(runtime: Runtime) -> None:
+def test_units_of_all_kinds_are_reflected_on(inline_runtime: Runtime) -> None:
     """S-REFL-19, S-REFL-17, S-REFL-34: each iteration of a loop, the accepted attempt of a phase and no other."""
     store, watch = InMemoryReflectionStore(), Watch()
     verdicts = iter(["RETRY: more", "APPROVE"])
@@ -142,7 +142,7 @@ def test_units_of_all_kinds_are_reflected_on(runtime: Runtime) -> None:
         workflow=Workflow.PARALLEL,
         after=[drafting],
     )
-    Ensemble(phases=[drafting, telling], reflection_store=store, listeners=[watch]).run(runtime=runtime)
+    Ensemble(phases=[drafting, telling], reflection_store=store, listeners=[watch]).run(runtime=inline_runtime)
     accepted, told = watch.instances[:3], watch.instances[3:]
     assert sorted(accepted) == [
         "phase:draft#1/loop:refine#0/polish#0",

@@ -77,7 +77,7 @@ def test_decisions_of_a_run(runtime: Runtime) -> None:
     assert watcher.lines == ["start a", "complete a", "start b", "complete b", "start c", "complete c"]
 
 
-def test_a_gate_behind_a_task_ends_the_run(runtime: Runtime) -> None:
+def test_a_gate_behind_a_task_ends_the_run(inline_runtime: Runtime) -> None:
     """S-REV-32, S-REV-34, S-REV-35, S-REV-36, S-REV-38: its output is the last one."""
     model = ScriptedModel("one", "two", "never")
     worker, watcher = agent(model), Watcher()
@@ -89,7 +89,7 @@ def test_a_gate_behind_a_task_ends_the_run(runtime: Runtime) -> None:
         listeners=[watcher],
         trace_exporter=lambda trace: exported.append(len(trace.task_traces)),
     )
-    output = ensemble.run(runtime=runtime)
+    output = ensemble.run(runtime=inline_runtime)
     assert ([each.raw for each in output.task_outputs], output.raw) == (["one", "two"], "two")
     assert (output.exit_reason, output.is_complete) == (ExitReason.USER_EXIT_EARLY, False)
     assert [each.raw for each in output.completed_tasks] == ["one", "two"]
@@ -99,12 +99,12 @@ def test_a_gate_behind_a_task_ends_the_run(runtime: Runtime) -> None:
     assert (len(model.calls), exported, output.metrics.total_llm_call_count) == (2, [2], 2)
 
 
-def test_a_gate_before_the_first_task_leaves_nothing(runtime: Runtime) -> None:
+def test_a_gate_before_the_first_task_leaves_nothing(inline_runtime: Runtime) -> None:
     """S-REV-30, S-REV-35: no model call, no event, an empty text; its reason is the time."""
     model, watcher = ScriptedModel("never"), Watcher()
     asked = task("a", agent(model), before_review=Review.required())
     reviewer = Reviewer(a=ReviewDecision.exit_early_timeout())
-    output = Ensemble(tasks=[asked], review_handler=reviewer, listeners=[watcher]).run(runtime=runtime)
+    output = Ensemble(tasks=[asked], review_handler=reviewer, listeners=[watcher]).run(runtime=inline_runtime)
     assert (output.raw, output.task_outputs, output.last_completed_output) == ("", (), None)
     assert (output.exit_reason, model.calls, watcher.lines) == (ExitReason.TIMEOUT, (), [])
 
@@ -126,7 +126,7 @@ def test_what_a_handler_raises_reaches_the_caller(runtime: Runtime, workflow: st
     assert watcher.lines == ["start a", "failed a"]
 
 
-def test_a_decision_of_a_wrong_type_names_its_handler(runtime: Runtime) -> None:
+def test_a_decision_of_a_wrong_type_names_its_handler(inline_runtime: Runtime) -> None:
     """S-REV-81."""
 
     def approve(_request: ReviewRequest) -> bool:
@@ -134,7 +134,7 @@ def test_a_decision_of_a_wrong_type_names_its_handler(runtime: Runtime) -> None:
 
     ensemble = Ensemble(tasks=[task("a", handler=given, review=Review.required())], review_handler=approve)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="Review handler 'approve' returned bool, expected a ReviewDecision"):
-        ensemble.run(runtime=runtime)
+        ensemble.run(runtime=inline_runtime)
 
 
 def test_parallel_tasks_are_asked_about_one_at_a_time(runtime: Runtime, tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_tools_ask_the_process_that_started_the_run(runtime: Runtime) -> None:
     assert output.exit_reason is ExitReason.COMPLETED
 
 
-def test_a_question_inside_a_task_ends_the_run_without_it(runtime: Runtime) -> None:
+def test_a_question_inside_a_task_ends_the_run_without_it(inline_runtime: Runtime) -> None:
     """S-REV-33, S-REV-52: the task that asked is not in the output."""
     model = ScriptedModel("one", call("human_input", '{"input": "Go on?"}'), "never")
     worker = agent(model, tools=[HumanInputTool()])
     reviewer = Reviewer(**{"Go on?": ReviewDecision.exit_early()})  # type: ignore[arg-type]
     output = Ensemble(tasks=[task(name, worker) for name in ("a", "b", "c")], review_handler=reviewer).run(
-        runtime=runtime
+        runtime=inline_runtime
     )
     assert ([each.raw for each in output.task_outputs], output.exit_reason) == (["one"], ExitReason.USER_EXIT_EARLY)
 

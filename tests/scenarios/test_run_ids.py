@@ -50,13 +50,13 @@ def test_finished_run_is_answered_from_its_record(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("change", ["inputs", "definition"])
-def test_id_of_another_run_is_refused(runtime: Runtime, change: str) -> None:
+def test_id_of_another_run_is_refused(inline_runtime: Runtime, change: str) -> None:
     """S-SET-39: what differs is named."""
     writer = agent(ScriptedModel(otherwise="x"))
-    Ensemble(tasks=[task("write {x}", writer)]).run({"x": "a"}, runtime=runtime, run_id="known")
+    Ensemble(tasks=[task("write {x}", writer)]).run({"x": "a"}, runtime=inline_runtime, run_id="known")
     other = Ensemble(tasks=[task("write {x}" if change == "inputs" else "read {x}", writer)])
     with pytest.raises(ValidationError, match="was of another definition or other inputs"):
-        other.run({"x": "b" if change == "inputs" else "a"}, runtime=runtime, run_id="known")
+        other.run({"x": "b" if change == "inputs" else "a"}, runtime=inline_runtime, run_id="known")
 
 
 def test_id_of_a_running_run_is_refused(runtime: Runtime) -> None:
@@ -78,7 +78,7 @@ def test_id_of_a_running_run_is_refused(runtime: Runtime) -> None:
     assert run.result().raw == "x"
 
 
-def test_id_of_a_cancelled_run_names_resume(runtime: Runtime) -> None:
+def test_id_of_a_cancelled_run_names_resume(inline_runtime: Runtime) -> None:
     """S-SET-39."""
     asked, never = threading.Event(), threading.Event()
 
@@ -88,48 +88,48 @@ def test_id_of_a_cancelled_run_names_resume(runtime: Runtime) -> None:
         return "never"
 
     ensemble = Ensemble(tasks=[task("go", agent(ScriptedModel(reply, "x")))])
-    run = ensemble.start(runtime=runtime, run_id="stopped")
+    run = ensemble.start(runtime=inline_runtime, run_id="stopped")
     wait_for(asked)
     run.cancel()
     run.result()
     never.set()
     with pytest.raises(EnsembleError, match="resume"):
-        ensemble.run(runtime=runtime, run_id="stopped")
+        ensemble.run(runtime=inline_runtime, run_id="stopped")
 
 
-def test_id_of_a_failed_run_is_refused(runtime: Runtime) -> None:
+def test_id_of_a_failed_run_is_refused(inline_runtime: Runtime) -> None:
     """S-SET-39: it is told what to do."""
     ensemble = Ensemble(tasks=[task("go", agent(ScriptedModel(ValueError("no"), "x")))])
     with pytest.raises(TaskExecutionError):
-        ensemble.run(runtime=runtime, run_id="failed")
+        ensemble.run(runtime=inline_runtime, run_id="failed")
     with pytest.raises(ValidationError, match="choose another run_id"):
-        ensemble.run(runtime=runtime, run_id="failed")
+        ensemble.run(runtime=inline_runtime, run_id="failed")
 
 
-def test_refused_definition_uses_up_no_id(runtime: Runtime) -> None:
+def test_refused_definition_uses_up_no_id(inline_runtime: Runtime) -> None:
     """S-ENG-1, S-SET-39: nothing was begun."""
     writer = agent(ScriptedModel("x"))
     with pytest.raises(EnsembleError):
-        Ensemble(tasks=[task("{missing}", writer)]).run(runtime=runtime, run_id="free")
-    assert Ensemble(tasks=[task("go", writer)]).run(runtime=runtime, run_id="free").raw == "x"
+        Ensemble(tasks=[task("{missing}", writer)]).run(runtime=inline_runtime, run_id="free")
+    assert Ensemble(tasks=[task("go", writer)]).run(runtime=inline_runtime, run_id="free").raw == "x"
 
 
 @pytest.mark.parametrize("run_id", ["", "../up", "a/b", "x" * 200])
-def test_id_that_cannot_name_a_record_is_refused(runtime: Runtime, run_id: str) -> None:
+def test_id_that_cannot_name_a_record_is_refused(inline_runtime: Runtime, run_id: str) -> None:
     """S-SET-39: before anything is asked of a model."""
     model = ScriptedModel("x")
     if not run_id:
-        assert Ensemble(tasks=[task("go", agent(model))]).run(runtime=runtime, run_id=run_id).run_id
+        assert Ensemble(tasks=[task("go", agent(model))]).run(runtime=inline_runtime, run_id=run_id).run_id
         return
     with pytest.raises(ValidationError):
-        Ensemble(tasks=[task("go", agent(model))]).run(runtime=runtime, run_id=run_id)
+        Ensemble(tasks=[task("go", agent(model))]).run(runtime=inline_runtime, run_id=run_id)
     assert model.calls == ()
 
 
-def test_answer_from_the_record_sends_no_task_events(runtime: Runtime) -> None:
+def test_answer_from_the_record_sends_no_task_events(inline_runtime: Runtime) -> None:
     """S-SET-39, S-EVT-10: a task that did not run has no events."""
     ensemble = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))])
-    ensemble.run(runtime=runtime, run_id="known")
+    ensemble.run(runtime=inline_runtime, run_id="known")
     watcher = Watcher()
-    ensemble.replace(listeners=[watcher]).run(runtime=runtime, run_id="known")
+    ensemble.replace(listeners=[watcher]).run(runtime=inline_runtime, run_id="known")
     assert watcher.lines == []

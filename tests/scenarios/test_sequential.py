@@ -26,7 +26,7 @@ from tests.builders import agent, task
 from tests.scenarios.teams import Watcher, prompt_of, task_of
 
 
-def test_tasks_run_one_at_a_time_in_list_order(runtime: Runtime) -> None:
+def test_tasks_run_one_at_a_time_in_list_order(inline_runtime: Runtime) -> None:
     """S-ENG-10, S-DOM-51, S-EVT-19."""
     under_way: list[str] = []
     seen: list[tuple[str, int]] = []
@@ -40,7 +40,7 @@ def test_tasks_run_one_at_a_time_in_list_order(runtime: Runtime) -> None:
 
     model, watcher = ScriptedModel(otherwise=reply), Watcher()
     tasks = [task(f"step {n}", agent(model, f"Worker {n}")) for n in range(3)]
-    output = Ensemble(tasks=tasks, listeners=[watcher]).run(runtime=runtime)
+    output = Ensemble(tasks=tasks, listeners=[watcher]).run(runtime=inline_runtime)
     assert seen == [(f"step {n}", 1) for n in range(3)]
     assert [each.raw for each in output.task_outputs] == [f"did step {n}" for n in range(3)]
     assert watcher.lines == [line for n in range(3) for line in (f"start step {n}", f"complete step {n}")]
@@ -73,13 +73,13 @@ def test_outputs_are_found_by_task_identity_when_tasks_look_alike(runtime: Runti
     assert output.get_output(None) is None
 
 
-def test_only_declared_context_is_passed_on(runtime: Runtime) -> None:
+def test_only_declared_context_is_passed_on(inline_runtime: Runtime) -> None:
     """S-ENG-12, S-ENG-11: in the order of the task's context list."""
     model = ScriptedModel("alpha text", "beta text", "gamma text", "end")
     writer = agent(model)
     alpha, beta, gamma = (task(name, writer) for name in ("alpha", "beta", "gamma"))
     last = task("last", writer, context=[gamma, alpha])
-    Ensemble(tasks=[alpha, beta, gamma, last]).run(runtime=runtime)
+    Ensemble(tasks=[alpha, beta, gamma, last]).run(runtime=inline_runtime)
     assert all("Context" not in prompt_of(asked) for asked in model.calls[:3])
     prompt = prompt_of(model.calls[3])
     assert "beta text" not in prompt
@@ -125,13 +125,13 @@ def test_error_carries_trace_and_run_id_when_a_run_fails(runtime: Runtime) -> No
     assert "no quota" in told.stack_trace
 
 
-def test_ensemble_events_frame_the_run(runtime: Runtime) -> None:
+def test_ensemble_events_frame_the_run(inline_runtime: Runtime) -> None:
     """S-ENG-2, S-ENG-4, S-EVT-30, S-EVT-31, S-TRC-4: a fresh UUID for each run."""
     writer = agent(ScriptedModel(otherwise="x"))
     ids: list[str] = []
     for _ in range(2):
         watcher = Watcher()
-        output = Ensemble(tasks=[task("one", writer)], listeners=[watcher]).run(runtime=runtime)
+        output = Ensemble(tasks=[task("one", writer)], listeners=[watcher]).run(runtime=inline_runtime)
         assert watcher.methods[0] == "on_ensemble_started"
         assert watcher.methods[-1] == "on_ensemble_completed"
         started, completed = watcher.heard[0][1], watcher.heard[-1][1]
@@ -195,7 +195,7 @@ def test_context_is_found_when_the_context_task_was_a_template(inline_runtime: R
     assert "### Writer: find facts on bees\nfacts on bees" in prompt_of(model.calls[1])
 
 
-def test_options_hold_for_one_run_only(runtime: Runtime) -> None:
+def test_options_hold_for_one_run_only(inline_runtime: Runtime) -> None:
     """S-DOM-68: None keeps the ensemble's value."""
     from ensemble_ray import tool
     from tests.builders import call
@@ -209,7 +209,7 @@ def test_options_hold_for_one_run_only(runtime: Runtime) -> None:
         model = ScriptedModel(call("long_text"), "done")
         worker = agent(model, tools=[long_text])
         ensemble = Ensemble(tasks=[task("go", worker)], max_tool_output_length=4)
-        ensemble.run(runtime=runtime, options=options)
+        ensemble.run(runtime=inline_runtime, options=options)
         return model.calls[1].messages[-1].content
 
     assert sent(None) == "0123... [truncated, full length: 10 chars]"
@@ -218,11 +218,11 @@ def test_options_hold_for_one_run_only(runtime: Runtime) -> None:
     assert sent(RunOptions(max_tool_output_length=-1)) == "0123456789"
 
 
-def test_run_is_told_in_the_log(runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_is_told_in_the_log(inline_runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
     """S-ENG-3: INFO at start and end, DEBUG inputs."""
     with caplog.at_level(logging.DEBUG, logger="ensemble_ray"):
         writer = agent(ScriptedModel("text"))
-        Ensemble(tasks=[task("write of {x}", writer)]).run({"x": "bees"}, runtime=runtime)
+        Ensemble(tasks=[task("write of {x}", writer)]).run({"x": "bees"}, runtime=inline_runtime)
     lines = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert ("INFO", "Run started: workflow sequential, 1 tasks, 1 agents") in lines
     assert ("DEBUG", "Inputs: {'x': 'bees'}") in lines
@@ -232,13 +232,15 @@ def test_run_is_told_in_the_log(runtime: Runtime, caplog: pytest.LogCaptureFixtu
     )
 
 
-def test_failures_are_told_in_the_log_and_raised_unchanged(runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_are_told_in_the_log_and_raised_unchanged(
+    inline_runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
     """S-ENG-3, S-ERR-46: the error tells why, so that the log names its class at INFO, and nothing above that."""
     caplog.set_level(logging.INFO, logger="ensemble_ray")
     with pytest.raises(ValidationError):
-        Ensemble(tasks=[]).run(runtime=runtime)
+        Ensemble(tasks=[]).run(runtime=inline_runtime)
     with pytest.raises(TaskExecutionError):
-        Ensemble(tasks=[task("write", agent(ScriptedModel(ValueError("no"))))]).run(runtime=runtime)
+        Ensemble(tasks=[task("write", agent(ScriptedModel(ValueError("no"))))]).run(runtime=inline_runtime)
     told = [
         (record.levelname, record.getMessage())
         for record in caplog.records
@@ -291,9 +293,9 @@ def test_prompts_and_answers_are_shown_at_info_when_verbose(
         assert by_text["Output: the answer"] == logging.INFO
 
 
-def test_library_loggers_have_no_handlers(runtime: Runtime) -> None:
+def test_library_loggers_have_no_handlers(inline_runtime: Runtime) -> None:
     """S-ENG-22: a logger per module below `ensemble_ray`, none with a handler of ours."""
-    Ensemble(tasks=[task("write", agent(ScriptedModel("x")))]).run(runtime=runtime)
+    Ensemble(tasks=[task("write", agent(ScriptedModel("x")))]).run(runtime=inline_runtime)
     ours = [
         name for name in list(logging.Logger.manager.loggerDict) if name.split(".")[0] in {"ensemble_ray", "actors"}
     ]

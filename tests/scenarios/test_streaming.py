@@ -56,14 +56,14 @@ def test_fragments_are_sent_in_order(runtime: Runtime) -> None:
     assert watcher.methods.index("on_llm_iteration_started") < watcher.methods.index("on_token")
 
 
-def test_results_are_as_without_streaming(runtime: Runtime) -> None:
+def test_results_are_as_without_streaming(inline_runtime: Runtime) -> None:
     """S-STR-3, S-STR-4: raw, metrics and trace; no token without streaming."""
 
     def run(*, stream: bool) -> tuple[object, ...]:
         reply = Reply(text="one two", usage=TokenUsage(3, 2))
         model, watcher = ScriptedModel(call("look"), reply), Watcher()
         worker = agent(model, tools=[look], stream=stream)
-        output = Ensemble(tasks=[task("go", worker)], listeners=[watcher]).run(runtime=runtime)
+        output = Ensemble(tasks=[task("go", worker)], listeners=[watcher]).run(runtime=inline_runtime)
         assert output.trace is not None
         turns = output.trace.task_traces[0].llm_interactions
         assert bool(tokens(watcher)) is stream
@@ -116,12 +116,12 @@ def test_model_that_cannot_stream_runs_without(inline_runtime: Runtime, caplog: 
     assert warnings == ["Model Plain cannot stream; running without streaming"]
 
 
-def test_turns_of_a_tool_loop_are_told_apart(runtime: Runtime) -> None:
+def test_turns_of_a_tool_loop_are_told_apart(inline_runtime: Runtime) -> None:
     """S-STR-2: texts of every turn are sent; tool calls are assembled."""
     first = Reply(text="let me look", tool_calls=(call("look"),))
     model, watcher = ScriptedModel(first, "it is red"), Watcher()
     worker = agent(model, tools=[look], stream=True)
-    output = Ensemble(tasks=[task("go", worker)], listeners=[watcher]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", worker)], listeners=[watcher]).run(runtime=inline_runtime)
     assert output.raw == "it is red"
     assert tokens(watcher) == [(0, "let "), (0, "me "), (0, "look"), (1, "it "), (1, "is "), (1, "red")]
     assert output.total_tool_calls == 1
@@ -157,13 +157,13 @@ def test_broken_stream_fails_the_task(runtime: Runtime) -> None:
     assert tokens(watcher) == [(0, "one "), (0, "two")]
 
 
-def test_stream_without_a_final_response_is_complete(runtime: Runtime) -> None:
+def test_stream_without_a_final_response_is_complete(inline_runtime: Runtime) -> None:
     """S-STR-10: with unknown usage."""
-    output = Ensemble(tasks=[task("go", agent(Stumbling(None), stream=True))]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(Stumbling(None), stream=True))]).run(runtime=inline_runtime)
     assert (output.raw, output.metrics.total_tokens) == ("one two", -1)
 
 
-def test_failing_token_listener_does_not_stop_the_stream(runtime: Runtime) -> None:
+def test_failing_token_listener_does_not_stop_the_stream(inline_runtime: Runtime) -> None:
     """S-STR-6."""
     seen: list[str] = []
 
@@ -172,7 +172,7 @@ def test_failing_token_listener_does_not_stop_the_stream(runtime: Runtime) -> No
         raise ValueError("listener broke")
 
     output = Ensemble(tasks=[task("go", agent(ScriptedModel("a b c"), stream=True))], on_token=note).run(
-        runtime=runtime
+        runtime=inline_runtime
     )
     assert (output.raw, seen) == ("a b c", ["a ", "b ", "c"])
 
@@ -183,12 +183,12 @@ class City(BaseModel):
     name: str
 
 
-def test_corrections_are_not_streamed(runtime: Runtime) -> None:
+def test_corrections_are_not_streamed(inline_runtime: Runtime) -> None:
     """S-STR-7."""
     watcher = Watcher()
     model = ScriptedModel("no idea", '{"name": "Bern"}')
     typed = task("where", agent(model, stream=True), output_type=City)
-    output = Ensemble(tasks=[typed], listeners=[watcher]).run(runtime=runtime)
+    output = Ensemble(tasks=[typed], listeners=[watcher]).run(runtime=inline_runtime)
     assert output.task_outputs[0].parsed_output == City(name="Bern")
     assert [token for _, token in tokens(watcher)] == ["no ", "idea"]
 

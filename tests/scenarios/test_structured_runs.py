@@ -80,10 +80,10 @@ def test_dataclasses_are_answers_too(runtime: Runtime) -> None:
     assert output.task_outputs[0].parsed_output == Point(x=1)
 
 
-def test_retry_is_one_call_without_history_or_tools(runtime: Runtime) -> None:
+def test_retry_is_one_call_without_history_or_tools(inline_runtime: Runtime) -> None:
     """S-OUT-30, S-OUT-31, S-OUT-32, S-OUT-36, S-MET-10: after the tool loop; raw stays the agent's own answer."""
     model = ScriptedModel(call("look"), answer("It is Bern.", 10, 5), answer("Bern!", 20, 6), answer(GOOD, 30, 7))
-    output = Ensemble(tasks=[typed(model)]).run(runtime=runtime)
+    output = Ensemble(tasks=[typed(model)]).run(runtime=inline_runtime)
     (done,) = output.task_outputs
     assert (done.raw, done.parsed_output, done.tool_call_count) == ("It is Bern.", BERN, 1)
     first, second = model.calls[2], model.calls[3]
@@ -103,12 +103,12 @@ def test_retry_is_one_call_without_history_or_tools(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_giving_up_raises_a_parsing_error(runtime: Runtime, retries: int) -> None:
+def test_giving_up_raises_a_parsing_error(inline_runtime: Runtime, retries: int) -> None:
     """S-OUT-33, S-OUT-34, S-ENG-15, S-ERR-18, S-DOM-37: it reaches the caller as it is."""
     answers = ["none", '{"name": "Bern"}', "still none"][: retries + 1]
     model, watcher = ScriptedModel(*answers), Watcher()
     with pytest.raises(OutputParsingError) as caught:
-        Ensemble(tasks=[typed(model, max_output_retries=retries)], listeners=[watcher]).run(runtime=runtime)
+        Ensemble(tasks=[typed(model, max_output_retries=retries)], listeners=[watcher]).run(runtime=inline_runtime)
     error = caught.value
     assert str(error) == (
         "Structured output parsing failed for task 'describe a city' "
@@ -122,14 +122,14 @@ def test_giving_up_raises_a_parsing_error(runtime: Runtime, retries: int) -> Non
     assert isinstance(failed.cause, OutputParsingError)
 
 
-def test_giving_up_is_among_the_causes_of_a_parallel_run(runtime: Runtime) -> None:
+def test_giving_up_is_among_the_causes_of_a_parallel_run(inline_runtime: Runtime) -> None:
     """S-OUT-34."""
     with pytest.raises(ParallelExecutionError) as caught:
         Ensemble(
             tasks=[typed(ScriptedModel("no"), max_output_retries=0)],
             workflow="parallel",
             parallel_error_strategy="continue_on_error",
-        ).run(runtime=runtime)
+        ).run(runtime=inline_runtime)
     assert isinstance(caught.value.failed_task_causes["describe a city"], OutputParsingError)
 
 

@@ -52,11 +52,11 @@ def test_model_of_the_task_comes_first(inline_runtime: Runtime) -> None:
     assert [each.raw for each in output.task_outputs] == ["shared", "own"]
 
 
-def test_tools_and_limit_of_the_task_are_the_agents(runtime: Runtime) -> None:
+def test_tools_and_limit_of_the_task_are_the_agents(inline_runtime: Runtime) -> None:
     """S-DET-21."""
     model = ScriptedModel(call("look", number=1), call("look", number=2), "done")
     made = Task.of("Write").replace(tools=[look], max_iterations=1)
-    output = Ensemble(tasks=[made], llm=model).run(runtime=runtime)
+    output = Ensemble(tasks=[made], llm=model).run(runtime=inline_runtime)
     assert output.raw == "done"
     results = [message.content for message in model.calls[-1].messages if message.role == "tool"]
     assert results[0] == "seen"
@@ -86,12 +86,12 @@ def test_agent_made_by_a_model(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("bad", ["no JSON", '{"role": " ", "goal": "x"}', '{"role": "x"}'])
 def test_template_is_used_when_the_model_gives_no_agent(
-    runtime: Runtime, caplog: pytest.LogCaptureFixture, bad: str
+    inline_runtime: Runtime, caplog: pytest.LogCaptureFixture, bad: str
 ) -> None:
     """S-DET-24: WARN."""
     model = ScriptedModel(bad, "text")
     output = Ensemble(tasks=[Task.of("Write it")], llm=model, agent_synthesizer=AgentSynthesizer.llm_based()).run(
-        runtime=runtime
+        runtime=inline_runtime
     )
     assert output.task_outputs[0].agent_role == "Writer"
     assert any(

@@ -70,7 +70,7 @@ def test_agents_of_factories_have_it(runtime: Runtime) -> None:
         assert "2" in made.run(runtime=runtime).raw
 
 
-def test_agent_of_a_synthesizer_has_the_model_of_its_task(runtime: Runtime) -> None:
+def test_agent_of_a_synthesizer_has_the_model_of_its_task(inline_runtime: Runtime) -> None:
     """S-DOM-72, S-DET-25: that which the synthesizer was offered."""
     own, shared = ScriptedModel("own"), ScriptedModel("shared")
 
@@ -78,21 +78,21 @@ def test_agent_of_a_synthesizer_has_the_model_of_its_task(runtime: Runtime) -> N
         return Agent(role=task.description, goal="g")
 
     tasks = [Task.of("A").replace(llm=own), Task.of("B")]
-    output = Ensemble(tasks=tasks, llm=shared, agent_synthesizer=made).run(runtime=runtime)
+    output = Ensemble(tasks=tasks, llm=shared, agent_synthesizer=made).run(runtime=inline_runtime)
     assert raws(output) == ["own", "shared"]
 
 
-def test_team_without_a_model_asks_nobody(runtime: Runtime) -> None:
+def test_team_without_a_model_asks_nobody(inline_runtime: Runtime) -> None:
     """S-DOM-73: in a run, a plan and a map."""
     own = ScriptedModel(otherwise="x")
     told = "Agent 'Writer' has no llm: give it one, or give the ensemble llm=..."
     team = Ensemble(tasks=[task("a", Agent(role="Own", goal="g", llm=own)), task("b", WRITER)])
-    for attempt in (lambda: team.run(runtime=runtime), team.plan):
+    for attempt in (lambda: team.run(runtime=inline_runtime), team.plan):
         with pytest.raises(ValidationError) as caught:
             attempt()
         assert str(caught.value) == told
     mapped = MapEnsemble(items=[1], map_task=lambda item: task(str(item), WRITER), on_item_error="fail")
     with pytest.raises(ValidationError, match="Agent 'Writer' has no llm"):
-        mapped.run(runtime=runtime)
+        mapped.run(runtime=inline_runtime)
     assert own.calls == ()
     assert isinstance(Agent(role="r", goal="g", rate_limit=FAST).llm, RateLimitedChatModel)

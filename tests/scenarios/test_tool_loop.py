@@ -122,10 +122,10 @@ def results_of(model: ScriptedModel) -> list[str | None]:
     return [message.content for message in model.calls[-1].messages if message.role == "tool"]
 
 
-def test_agent_without_tools_makes_one_call(runtime: Runtime) -> None:
+def test_agent_without_tools_makes_one_call(inline_runtime: Runtime) -> None:
     """S-ENG-31, S-DOM-10, S-TOOL-33, S-CONV-24, S-CONV-25: [system, user]; tool requests of the answer are ignored."""
     model = ScriptedModel(ChatResponse(text="the answer", tool_calls=(call("add"),)))
-    output = Ensemble(tasks=[task("go", agent(model))]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(model))]).run(runtime=inline_runtime)
     (asked,) = model.calls
     assert [message.role for message in asked.messages] == ["system", "user"]
     assert asked.tools == ()
@@ -155,10 +155,10 @@ def test_loop_sends_the_whole_history_with_every_call(runtime: Runtime) -> None:
     assert "add" not in (last[0].content or "") + (last[1].content or "")
 
 
-def test_specs_cover_both_kinds_in_list_order(runtime: Runtime) -> None:
+def test_specs_cover_both_kinds_in_list_order(inline_runtime: Runtime) -> None:
     """S-TOOL-30, S-TOOL-20."""
     model = ScriptedModel("done")
-    Ensemble(tasks=[task("go", agent(model, tools=[Echo(), add]))]).run(runtime=runtime)
+    Ensemble(tasks=[task("go", agent(model, tools=[Echo(), add]))]).run(runtime=inline_runtime)
     echo, plus = model.calls[0].tools
     assert (echo.name, plus.name) == ("echo", "add")
     assert echo.parameters == {
@@ -184,12 +184,12 @@ def test_specs_cover_both_kinds_in_list_order(runtime: Runtime) -> None:
     ],
 )
 def test_what_a_tool_gives_goes_back_to_the_model(
-    runtime: Runtime, requested: str, arguments: str, text: str, outcome: str
+    inline_runtime: Runtime, requested: str, arguments: str, text: str, outcome: str
 ) -> None:
     """S-ENG-51, S-ENG-52, S-ENG-53, S-ENG-54, S-ENG-56, S-ENG-61, S-EVT-14, S-ERR-34: the loop goes on."""
     model, watcher = ScriptedModel(call(requested, arguments), "done"), Watcher()
     tools = [add, broken, silent_failure, nothing, Echo(), Crash(), Refuse(), Silent()]
-    output = Ensemble(tasks=[task("go", agent(model, tools=tools))], listeners=[watcher]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(model, tools=tools))], listeners=[watcher]).run(runtime=inline_runtime)
     assert output.raw == "done"
     (sent,) = results_of(model)
     assert sent is not None
@@ -224,12 +224,12 @@ def test_configuration_error_of_a_tool_fails_the_task(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("tools", [[add, add], [Echo(), Echo()]])
-def test_name_taken_twice_is_refused_before_any_model_call(runtime: Runtime, tools: list[object]) -> None:
+def test_name_taken_twice_is_refused_before_any_model_call(inline_runtime: Runtime, tools: list[object]) -> None:
     """S-TOOL-34, S-ENG-60, S-DOM-14, S-ERR-10: at resolution, unwrapped."""
     model = ScriptedModel()
     name = "add" if tools[0] is add else "echo"
     with pytest.raises(ValidationError) as caught:
-        Ensemble(tasks=[task("go", agent(model, tools=tools))]).run(runtime=runtime)
+        Ensemble(tasks=[task("go", agent(model, tools=tools))]).run(runtime=inline_runtime)
     assert str(caught.value) == f"Duplicate tool name: '{name}'"
     assert model.calls == ()
 
@@ -248,12 +248,12 @@ def test_what_is_no_tool_is_refused_at_resolution(inline_runtime: Runtime) -> No
     assert model.calls == ()
 
 
-def test_provider_is_asked_once_per_task(runtime: Runtime, tmp_path: Path) -> None:
+def test_provider_is_asked_once_per_task(inline_runtime: Runtime, tmp_path: Path) -> None:
     """S-TOOL-32: not per model call."""
     marks = Marks(tmp_path / "marks")
     model = ScriptedModel(call("add", '{"a": 1, "b": 1}'), "one", call("echo", '{"input": "x"}'), "two")
     worker = agent(model, tools=[Menu(marks)])
-    Ensemble(tasks=[task("first", worker), task("second", worker)]).run(runtime=runtime)
+    Ensemble(tasks=[task("first", worker), task("second", worker)]).run(runtime=inline_runtime)
     assert marks.lines == ["asked", "asked"]
     assert [len(asked.tools) for asked in model.calls] == [2, 2, 2, 2]
 

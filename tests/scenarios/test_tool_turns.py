@@ -71,13 +71,13 @@ def test_requests_of_one_turn_run_at_the_same_time(runtime: Runtime, tmp_path: P
     assert results_of(model) == ["met a", "met b", "met c"]
 
 
-def test_results_are_in_request_order_whatever_finishes_first(runtime: Runtime, tmp_path: Path) -> None:
+def test_results_are_in_request_order_whatever_finishes_first(inline_runtime: Runtime, tmp_path: Path) -> None:
     """S-TOOL-81, S-TOOL-82, S-TRC-21: also events and trace; a failure does not disturb the others."""
     marks = Marks(tmp_path / "marks")
     model = ScriptedModel([call("relay", f'{{"input": "{n}"}}', number=n) for n in range(3)], "done")
     watcher = Watcher()
     output = Ensemble(tasks=[task("go", agent(model, tools=[Relay(marks, last=2)]))], listeners=[watcher]).run(
-        runtime=runtime
+        runtime=inline_runtime
     )
     assert marks.lines == ["done 2", "done 1", "done 0"]
     texts = ["result 0", "Error: second fails", "result 2"]
@@ -89,11 +89,11 @@ def test_results_are_in_request_order_whatever_finishes_first(runtime: Runtime, 
     assert [traced.outcome for traced in turn.tool_calls] == ["success", "failure", "success"]
 
 
-def test_configuration_error_among_several_fails_the_task(runtime: Runtime) -> None:
+def test_configuration_error_among_several_fails_the_task(inline_runtime: Runtime) -> None:
     """S-TOOL-85, S-TOOL-82."""
     model = ScriptedModel([call("echo", number=1), call("misconfigured", number=2)], "never")
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("go", agent(model, tools=[Echo(), Misconfigured()]))]).run(runtime=runtime)
+        Ensemble(tasks=[task("go", agent(model, tools=[Echo(), Misconfigured()]))]).run(runtime=inline_runtime)
     assert caught.value.__cause__ is not None
     assert isinstance(caught.value.__cause__.__cause__, ToolConfigurationError)
 
@@ -116,12 +116,14 @@ def digits(count: int) -> str:
         (-1, 30, "0123456789" * 3),
     ],
 )
-def test_long_tool_outputs_are_cut_for_the_model_only(runtime: Runtime, limit: int, count: int, sent: str) -> None:
+def test_long_tool_outputs_are_cut_for_the_model_only(
+    inline_runtime: Runtime, limit: int, count: int, sent: str
+) -> None:
     """S-ENG-70, S-ENG-71: events and trace carry the full text."""
     model, watcher = ScriptedModel(call("digits", f'{{"count": {count}}}'), "done"), Watcher()
     output = Ensemble(
         tasks=[task("go", agent(model, tools=[digits]))], listeners=[watcher], max_tool_output_length=limit
-    ).run(runtime=runtime)
+    ).run(runtime=inline_runtime)
     assert results_of(model) == [sent]
     full = ("0123456789" * 10)[:count]
     assert watcher.of(ToolCallEvent)[0].tool_result == full
@@ -175,10 +177,10 @@ class Talkative:
         return "hello"
 
 
-def test_malformed_response_fails_like_a_model_error(runtime: Runtime) -> None:
+def test_malformed_response_fails_like_a_model_error(inline_runtime: Runtime) -> None:
     """S-ENG-57."""
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("go", agent(Talkative()))]).run(runtime=runtime)
+        Ensemble(tasks=[task("go", agent(Talkative()))]).run(runtime=inline_runtime)
     cause = caught.value.__cause__
     assert isinstance(cause, AgentExecutionError)
     assert str(cause) == "Agent 'Writer': model returned str instead of a ChatResponse (TypeError)"
@@ -192,6 +194,6 @@ class SyncModel:
         return ChatResponse(text=threading.current_thread().name)
 
 
-def test_sync_model_runs_beside_the_loop(runtime: Runtime) -> None:
+def test_sync_model_runs_beside_the_loop(inline_runtime: Runtime) -> None:
     """S-CONV-16, S-CONV-20, S-SET-48: in a daemon thread for user code."""
-    assert Ensemble(tasks=[task("go", agent(SyncModel()))]).run(runtime=runtime).raw == "ensemble-ray-user"
+    assert Ensemble(tasks=[task("go", agent(SyncModel()))]).run(runtime=inline_runtime).raw == "ensemble-ray-user"

@@ -101,10 +101,10 @@ def test_trace_is_a_tree_of_all_that_happened(runtime: Runtime) -> None:
     assert all(each.duration == each.completed_at - each.started_at for each in tools)
 
 
-def test_prompts_are_those_of_the_first_call(runtime: Runtime) -> None:
+def test_prompts_are_those_of_the_first_call(inline_runtime: Runtime) -> None:
     """S-TRC-11."""
     model = two_turns()
-    _, traced_task = traced(runtime, model)
+    _, traced_task = traced(inline_runtime, model)
     first = model.calls[0].messages
     assert traced_task.prompts is not None
     assert (traced_task.prompts.system_prompt, traced_task.prompts.user_prompt) == (first[0].content, first[1].content)
@@ -127,13 +127,15 @@ def test_metrics_are_the_sums(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("workflow", ["sequential", "parallel"])
-def test_metrics_of_every_task_are_kept_when_one_agent_has_several(runtime: Runtime, workflow: str, home: str) -> None:
+def test_metrics_of_every_task_are_kept_when_one_agent_has_several(
+    inline_runtime: Runtime, workflow: str, home: str
+) -> None:
     """S-MET-27, S-MET-23: by the task's key, equal to what the outputs say, in the record too."""
     model = ScriptedModel(otherwise=lambda asked: answer("x", 20 if "Do more" in prompt_of(asked) else 10, 5))
     writer = agent(model)
     first = task("Begin", writer, name="first")
     second = task("Do more", writer, context=[first])
-    output = Ensemble(tasks=[first, second], workflow=workflow).run(runtime=runtime)
+    output = Ensemble(tasks=[first, second], workflow=workflow).run(runtime=inline_runtime)
     by_task = output.metrics.metrics_by_task
     assert {key: each.input_tokens for key, each in by_task.items()} == {"first": 10, "task-2": 20}
     assert list(by_task.values()) == [each.metrics for each in output.task_outputs]
@@ -143,11 +145,11 @@ def test_metrics_of_every_task_are_kept_when_one_agent_has_several(runtime: Runt
 
 
 @pytest.mark.parametrize("workflow", ["sequential", "parallel"])
-def test_one_unknown_count_makes_that_total_unknown(runtime: Runtime, workflow: str) -> None:
+def test_one_unknown_count_makes_that_total_unknown(inline_runtime: Runtime, workflow: str) -> None:
     """S-MET-10, S-MET-12, S-MET-13, S-MET-22, S-MET-24: the others are known; 0 is known."""
     model = ScriptedModel(otherwise=lambda asked: answer("x", -1 if "bad" in prompt_of(asked) else 0, 20))
     writer = agent(model)
-    output = Ensemble(tasks=[task("good", writer), task("bad", writer)], workflow=workflow).run(runtime=runtime)
+    output = Ensemble(tasks=[task("good", writer), task("bad", writer)], workflow=workflow).run(runtime=inline_runtime)
     totals = output.metrics
     assert (totals.total_input_tokens, totals.total_output_tokens, totals.total_tokens) == (-1, 40, -1)
     by_task = {each.task_description: each.metrics for each in output.task_outputs}
@@ -155,12 +157,14 @@ def test_one_unknown_count_makes_that_total_unknown(runtime: Runtime, workflow: 
     assert totals.total_llm_call_count == 2
 
 
-def test_cost_is_estimated_when_rates_are_given(runtime: Runtime) -> None:
+def test_cost_is_estimated_when_rates_are_given(inline_runtime: Runtime) -> None:
     """S-MET-25, S-MET-32, S-MET-34."""
     rates = CostConfiguration(input_token_rate=0.0000025, output_token_rate=0.00001)  # type: ignore[arg-type]
     model = ScriptedModel(answer("x", 1000, 500), answer("y", 1000, 500))
     writer = agent(model)
-    output = Ensemble(tasks=[task("a", writer), task("b", writer)], cost_configuration=rates).run(runtime=runtime)
+    output = Ensemble(tasks=[task("a", writer), task("b", writer)], cost_configuration=rates).run(
+        runtime=inline_runtime
+    )
     each = output.task_outputs[0].metrics.cost_estimate
     assert each is not None
     assert (each.input_cost, each.output_cost, each.total_cost) == (
@@ -173,9 +177,9 @@ def test_cost_is_estimated_when_rates_are_given(runtime: Runtime) -> None:
     assert output.trace.total_cost_estimate == output.metrics.total_cost_estimate
 
 
-def test_trace_survives_its_json(runtime: Runtime) -> None:
+def test_trace_survives_its_json(inline_runtime: Runtime) -> None:
     """S-TRC-50, S-TRC-51, S-TRC-52."""
-    output, _ = traced(runtime, two_turns(), capture_mode="full", trace_exporter=lambda _: None)
+    output, _ = traced(inline_runtime, two_turns(), capture_mode="full", trace_exporter=lambda _: None)
     assert output.trace is not None
     assert ExecutionTrace.model_validate_json(output.trace.to_json()) == output.trace
 
@@ -183,9 +187,9 @@ def test_trace_survives_its_json(runtime: Runtime) -> None:
 # Capture modes.
 
 
-def test_off_keeps_no_messages(runtime: Runtime) -> None:
+def test_off_keeps_no_messages(inline_runtime: Runtime) -> None:
     """S-CAP-10, S-CAP-16: the default."""
-    output, traced_task = traced(runtime, two_turns())
+    output, traced_task = traced(inline_runtime, two_turns())
     assert output.trace is not None
     assert output.trace.capture_mode is CaptureMode.OFF
     assert all(turn.messages == () for turn in traced_task.llm_interactions)
@@ -215,9 +219,11 @@ def test_standard_keeps_messages_as_they_were(runtime: Runtime) -> None:
     assert all(each.parsed_input is None for turn in traced_task.llm_interactions for each in turn.tool_calls)
 
 
-def test_tasks_without_tools_get_messages_too(runtime: Runtime) -> None:
+def test_tasks_without_tools_get_messages_too(inline_runtime: Runtime) -> None:
     """S-CAP-20."""
-    output = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))], capture_mode="standard").run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))], capture_mode="standard").run(
+        runtime=inline_runtime
+    )
     assert output.trace is not None
     (turn,) = output.trace.task_traces[0].llm_interactions
     assert [message.role for message in turn.messages] == ["system", "user", "assistant"]
@@ -238,14 +244,16 @@ def test_full_parses_inputs_and_exports(
     assert "Capture mode: full" in [record.getMessage() for record in caplog.records]
 
 
-def test_environment_chooses_where_the_ensemble_does_not(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_chooses_where_the_ensemble_does_not(
+    inline_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S-CAP-2, S-CAP-3, S-CAP-4, S-CAP-5: the caller's environment, read at each run; an explicit off wins."""
     monkeypatch.setenv("ENSEMBLE_RAY_CAPTURE_MODE", " Standard ")
-    output, traced_task = traced(runtime, two_turns())
+    output, traced_task = traced(inline_runtime, two_turns())
     assert output.trace is not None
     assert output.trace.capture_mode is CaptureMode.STANDARD
     assert len(traced_task.llm_interactions[0].messages) == 3
-    output, _ = traced(runtime, two_turns(), capture_mode="off")
+    output, _ = traced(inline_runtime, two_turns(), capture_mode="off")
     assert output.trace is not None
     assert output.trace.capture_mode is CaptureMode.OFF
 
@@ -279,17 +287,19 @@ def leave(_context: object) -> str:
     raise ExitEarlyError
 
 
-def test_exporter_gets_runs_that_left_early_but_no_failed_ones(runtime: Runtime) -> None:
+def test_exporter_gets_runs_that_left_early_but_no_failed_ones(inline_runtime: Runtime) -> None:
     """S-TRC-61."""
     keep = Keep()
-    Ensemble(tasks=[task("go", handler=leave)], trace_exporter=keep).run(runtime=runtime)
+    Ensemble(tasks=[task("go", handler=leave)], trace_exporter=keep).run(runtime=inline_runtime)
     assert len(keep.traces) == 1
     with pytest.raises(TaskExecutionError):
-        Ensemble(tasks=[task("go", agent(ScriptedModel(ValueError("no"))))], trace_exporter=keep).run(runtime=runtime)
+        Ensemble(tasks=[task("go", agent(ScriptedModel(ValueError("no"))))], trace_exporter=keep).run(
+            runtime=inline_runtime
+        )
     assert len(keep.traces) == 1
 
 
-def test_exporter_gets_no_cancelled_run(runtime: Runtime) -> None:
+def test_exporter_gets_no_cancelled_run(inline_runtime: Runtime) -> None:
     """S-TRC-61, S-SET-27: it was no successful one; its trace is on its output."""
     keep, asked = Keep(), threading.Event()
 
@@ -298,41 +308,41 @@ def test_exporter_gets_no_cancelled_run(runtime: Runtime) -> None:
         await asyncio.Event().wait()
         return "never"
 
-    run = Ensemble(tasks=[task("go", agent(ScriptedModel(never)))], trace_exporter=keep).start(runtime=runtime)
+    run = Ensemble(tasks=[task("go", agent(ScriptedModel(never)))], trace_exporter=keep).start(runtime=inline_runtime)
     wait_for(asked)
     run.cancel()
     assert run.result(timeout_s=PATIENCE_S).trace is not None
     assert keep.traces == []
 
 
-def test_failing_exporter_changes_nothing(runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_exporter_changes_nothing(inline_runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
     """S-TRC-62: WARN."""
 
     def broken(_trace: ExecutionTrace) -> None:
         raise OSError("disk full")
 
-    output = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))], trace_exporter=broken).run(runtime=runtime)
+    output = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))], trace_exporter=broken).run(runtime=inline_runtime)
     assert output.raw == "x"
     assert any("disk full" in record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
 
 
-def test_concurrent_tool_durations_add_up(runtime: Runtime) -> None:
+def test_concurrent_tool_durations_add_up(inline_runtime: Runtime) -> None:
     """S-MET-15, S-TRC-21: each call has its own duration; the sum is theirs."""
     model = ScriptedModel([call("look", f'{{"what": "{n}"}}', number=n) for n in range(4)], "done")
-    output, traced_task = traced(runtime, model)
+    output, traced_task = traced(inline_runtime, model)
     calls = traced_task.llm_interactions[0].tool_calls
     assert [each.result for each in calls] == [f"saw {n}" for n in range(4)]
     spent = output.task_outputs[0].metrics.tool_execution_time
     assert abs(spent - sum((each.duration for each in calls), timedelta())) < ROUNDING
 
 
-def test_last_task_of_a_role_stands_in_the_metrics(runtime: Runtime) -> None:
+def test_last_task_of_a_role_stands_in_the_metrics(inline_runtime: Runtime) -> None:
     """S-MET-23."""
 
     def reply(asked: ScriptedCall) -> object:
         return answer("x", asked.number + 1, 1)
 
     writer = agent(ScriptedModel(otherwise=reply))
-    output = Ensemble(tasks=[task("a", writer), task("b", writer)]).run(runtime=runtime)
+    output = Ensemble(tasks=[task("a", writer), task("b", writer)]).run(runtime=inline_runtime)
     assert output.metrics.task_metrics["Writer"].input_tokens == 2
     assert output.metrics.total_input_tokens == 3

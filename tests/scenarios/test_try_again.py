@@ -174,11 +174,11 @@ def test_task_fails_when_a_guardrail_asks_too_often(inline_runtime: Runtime, mos
     assert len(model.calls) == most + 1
 
 
-def test_input_guardrail_refuses_when_it_asks_for_another_try(runtime: Runtime) -> None:
+def test_input_guardrail_refuses_when_it_asks_for_another_try(inline_runtime: Runtime) -> None:
     """S-GRD-18: there is no answer yet; no model is asked."""
     model = ScriptedModel("An answer")
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("Say", agent(model), input_guardrails=[never])]).run(runtime=runtime)
+        Ensemble(tasks=[task("Say", agent(model), input_guardrails=[never])]).run(runtime=inline_runtime)
     cause = caught.value.__cause__
     assert isinstance(cause, GuardrailViolationError)
     assert cause.violation_message == "not yet (TryAgain from an input guardrail: there is no answer yet)"

@@ -262,9 +262,9 @@ def test_providers_class_is_read_from_the_record(runtime: Runtime, model_server:
     assert any(HERE in note and "in look_up" in note for note in users.__notes__)
 
 
-def test_guardrail_is_named_by_its_function(runtime: Runtime) -> None:
+def test_guardrail_is_named_by_its_function(inline_runtime: Runtime) -> None:
     """S-GRD-11: with the class of what it raised."""
-    error = failure_of(runtime, FAILING["guardrail"]())
+    error = failure_of(inline_runtime, FAILING["guardrail"]())
     assert str(error.__cause__) == "Agent 'Writer': guardrail 'by_guardrail' raised KeyError: 'guardrail'"
     assert str(error) == f"Task 'go' failed: {error.__cause__}"
 
