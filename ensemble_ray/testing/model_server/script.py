@@ -15,7 +15,17 @@ from typing import Literal, cast
 
 from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
 
-__all__ = ["Answer", "Fault", "RawAnswer", "Reply", "ServedRequest", "completion_bytes", "error_bytes", "reply_of", "sse_chunks"]
+__all__ = [
+    "Answer",
+    "Fault",
+    "RawAnswer",
+    "Reply",
+    "ServedRequest",
+    "completion_bytes",
+    "error_bytes",
+    "reply_of",
+    "sse_chunks",
+]
 
 #: What every answer costs unless the script says otherwise.
 DEFAULT_USAGE = TokenUsage(input_tokens=10, output_tokens=5)
@@ -222,16 +232,8 @@ def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> It
     def delta(change: Mapping[str, object], finish: str | None = None) -> bytes:
         return event([{"index": 0, "delta": change, "finish_reason": finish}])
 
-    fragments = reply.fragments
-    if fragments is None:
-        fragments = re.findall(r"\S+\s*|\s+", reply.text or "")
-    if reply.reasoning is not None:
-        for fragment in re.findall(r"\S+\s*|\s+", reply.reasoning):
-            yield delta({"reasoning_content": fragment})
-    if reply.members:
-        yield delta(reply.members)
-    for fragment in fragments:
-        yield delta({"content": fragment})
+    for change in _message_deltas(reply):
+        yield delta(change)
     for index, call in enumerate(reply.tool_calls):
         opening = {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
         yield delta({"tool_calls": [opening]})
@@ -244,6 +246,17 @@ def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> It
     if with_usage and reply.usage is not None:
         yield event([], usage=_usage(reply.usage))
     yield b"data: [DONE]\n\n"
+
+
+def _message_deltas(reply: Reply) -> Iterator[Mapping[str, object]]:
+    """Yield the pieces of a message in the order of providers: reasoning, further members, text."""
+    words = re.compile(r"\S+\s*|\s+")
+    for fragment in words.findall(reply.reasoning or ""):
+        yield {"reasoning_content": fragment}
+    if reply.members:
+        yield reply.members
+    for fragment in words.findall(reply.text or "") if reply.fragments is None else reply.fragments:
+        yield {"content": fragment}
 
 
 def error_bytes(message: str, *, kind: str, code: str | None = None) -> bytes:
