@@ -39,7 +39,9 @@ def spending_here(budget: RunBudget | None, costs: CostConfiguration | None) -> 
 
 def answer_tokens(text: str | None, calls: Sequence[ToolCall], reasoning: str | None = None) -> int:
     """Output tokens of an answer that nobody counted."""
-    return estimate_tokens(len(text or "") + len(reasoning or "") + sum(len(call.name) + len(call.arguments) for call in calls))
+    return estimate_tokens(
+        len(text or "") + len(reasoning or "") + sum(len(call.name) + len(call.arguments) for call in calls)
+    )
 
 
 def output_limit(model: object) -> int | None:

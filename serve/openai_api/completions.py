@@ -103,7 +103,10 @@ class ChatCompletion(Wire):
     @classmethod
     def of(cls, answer: TeamAnswer, *, run_id: str, model: str, created: int) -> Self:
         """Return the answer of a run."""
-        choice = Choice(message=AnswerMessage(content=answer.text, reasoning_content=answer.reasoning), finish_reason=_finish_reason(answer))
+        choice = Choice(
+            message=AnswerMessage(content=answer.text, reasoning_content=answer.reasoning),
+            finish_reason=_finish_reason(answer),
+        )
         return cls(id=run_id, created=created, model=model, choices=[choice], usage=chat_usage(answer.metrics))
 
 
@@ -161,7 +164,9 @@ def chat_usage(metrics: Metrics) -> ChatUsage | None:
         prompt_tokens=tokens_in,
         completion_tokens=tokens_out,
         total_tokens=tokens_in + tokens_out,
-        completion_tokens_details=ChatDetails(reasoning_tokens=thought) if (thought := metrics.reasoning_tokens) else None,
+        completion_tokens_details=ChatDetails(reasoning_tokens=thought)
+        if (thought := metrics.reasoning_tokens)
+        else None,
     )
 
 

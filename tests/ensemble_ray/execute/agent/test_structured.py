@@ -83,7 +83,9 @@ def test_embedded_json_is_found_when_it_decodes(raw: str, found: str) -> None:
     assert extract_json(raw) == found
 
 
-@pytest.mark.parametrize("raw", [None, "", "  \n", "no JSON here", "{", "[[", '{"a": 1', "42", "a ] b [", '[{"a": 1}, {"a": 2},'])
+@pytest.mark.parametrize(
+    "raw", [None, "", "  \n", "no JSON here", "{", "[[", '{"a": 1', "42", "a ] b [", '[{"a": 1}, {"a": 2},']
+)
 def test_nothing_is_found_when_nothing_is_there(raw: str | None) -> None:
     """S-OUT-12: None, blank, prose, something cut off, a scalar."""
     assert extract_json(raw) is None
