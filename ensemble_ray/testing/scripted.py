@@ -28,6 +28,7 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, Reasoning, R
 
 __all__ = ["ScriptedCall", "ScriptedModel", "ScriptedModelHandle", "answer_scripted", "live_double"]
 
+_WORDS = re.compile(r"\S+\s*|\s+")
 #: name under which a handle asks the owner of its script
 SERVICE = "scripted_model.chat"
 
@@ -118,8 +119,6 @@ class ScriptedModel:
             IllegalStateError: the script is used up.
         """
         reply = await self.reply(messages, tools)
-        for thought in re.findall(r"\S+\s*|\s+", reply.reasoning or ""):
-            yield Reasoning(thought)
         for fragment in _fragments(reply):
             yield fragment
             await asyncio.sleep(0)
@@ -271,9 +270,8 @@ def _response(reply: Reply) -> ChatResponse:
 
 
 def _fragments(reply: Reply) -> Sequence[str]:
-    if reply.fragments is not None:
-        return reply.fragments
-    return cast("list[str]", re.findall(r"\S+\s*|\s+", reply.text or ""))
+    thoughts = [Reasoning(each) for each in re.findall(_WORDS, reply.reasoning or "")]
+    return [*thoughts, *(re.findall(_WORDS, reply.text or "") if reply.fragments is None else reply.fragments)]
 
 
 def _message_data(message: ChatMessage) -> Mapping[str, object]:

@@ -343,10 +343,8 @@ class ModelCalls:
                 pass_on([(thought.add(piece), True)])
             else:
                 pass_on(split(said.add(piece)))
-        if rest := thought.finish():
-            pass_on([(rest, True)])
-        if rest := said.finish():
-            pass_on(split(rest))
+        pass_on([(rest, True) for rest in thought.finish()])
+        pass_on(part for rest in said.finish() for part in split(rest))
         pass_on([] if splitter is None else splitter.finish())
         response = ChatResponse(text=said.text, reasoning=thought.text)  # S-STR-10
         if closing is not None and self._runner is not None:
@@ -422,9 +420,11 @@ class _Pieces:
         self._pieces.append(self._whole.feed(piece))
         return self._pieces[-1]
 
-    def finish(self) -> str:
-        self._pieces.append(self._whole.finish())
-        return self._pieces[-1]
+    def finish(self) -> Sequence[str]:
+        """Return what was held back, if anything was."""
+        rest = self._whole.finish()
+        self._pieces.append(rest)
+        return [rest] if rest else []
 
 
 def _text_of(model: object, name: str) -> str | None:

@@ -47,7 +47,7 @@ _ANSWERS = (
 )
 
 
-@pytest.mark.parametrize(("text", "reasoning", "answer"), (*_SPLIT, *_LONE))
+@pytest.mark.parametrize(("text", "reasoning", "answer"), [*_SPLIT, *_LONE])
 def test_reasoning_is_apart_from_the_answer(text: str, reasoning: str | None, answer: str) -> None:
     """S-LLM-1: tags at the beginning, several blocks, one that is not closed, a closing tag alone."""
     assert split_reasoning(text) == (reasoning, answer)
