@@ -13,6 +13,7 @@ __all__ = ["ReasoningSplitter", "split_reasoning"]
 
 _NAMES = ("think", "thinking", "reasoning", "thought")
 _TAG = re.compile(rf"<(/?)({'|'.join(_NAMES)})>", re.IGNORECASE | re.ASCII)
+_BLANKS = re.compile(r"\s++")
 _TAGS = tuple(f"<{slash}{name}>" for name in _NAMES for slash in ("", "/"))
 _LONGEST_TAG = max(map(len, _TAGS))
 #: Blanks before the first tag of a text; with more of them it is an answer.
@@ -40,24 +41,25 @@ class ReasoningSplitter:
         """Return the parts that are known now, each with whether it is reasoning."""
         text, self._held = self._held + piece, ""
         parts: list[tuple[str, bool]] = []
-        while text:
+        position = 0
+        while position < len(text):
             if self._is_answer:
-                parts.append((text, False))
+                parts.append((text[position:], False))
                 break
             if self._closing is not None:
-                text = self._read_reasoning(text, self._closing, parts)
+                position = self._read_reasoning(text, position, self._closing, parts)
                 continue
-            if self.has_tag:
-                text = text.lstrip()
-            begun = text.lstrip()
-            found = _TAG.match(begun)
-            is_near = self.has_tag or len(text) - len(begun) <= _MOST_BLANKS
+            blanks = _BLANKS.match(text, position)
+            begun = position if blanks is None else blanks.end()
+            found = _TAG.match(text, begun)
+            is_near = self.has_tag or begun - position <= _MOST_BLANKS
+            position = begun if self.has_tag else position
             if found is not None and is_near:
                 self.has_tag = True
                 self._closing = None if found[1] else f"</{found[2].lower()}>"
-                text = begun[found.end() :]
-            elif is_near and len(begun) < _LONGEST_TAG and any(tag.startswith(begun.lower()) for tag in _TAGS):
-                self._held = text
+                position = found.end()
+            elif is_near and _may_begin_tag(text[begun : begun + _LONGEST_TAG]):
+                self._held = text[position:]
                 break
             else:
                 self._is_answer = True
@@ -68,20 +70,24 @@ class ReasoningSplitter:
         held, self._held = self._held, ""
         return [(held, self._closing is not None)] if held else []
 
-    def _read_reasoning(self, text: str, closing: str, parts: list[tuple[str, bool]]) -> str:
-        """Return the text behind the closing tag; what may be the beginning of that is held back."""
-        found = next((each for each in _TAG.finditer(text) if each[0].lower() == closing), None)
+    def _read_reasoning(self, text: str, start: int, closing: str, parts: list[tuple[str, bool]]) -> int:
+        """Return the place behind the closing tag; what may be the beginning of that is held back."""
+        found = next((each for each in _TAG.finditer(text, start) if each[0].lower() == closing), None)
         if found is not None:
             self._closing = None
-            end, rest = found.start(), text[found.end() :]
+            end, behind = found.span()
         else:
-            end, rest = text.rfind("<", max(0, len(text) - _LONGEST_TAG)), ""
+            end, behind = text.rfind("<", max(start, len(text) - _LONGEST_TAG)), len(text)
             if end < 0 or not closing.startswith(text[end:].lower()):
                 end = len(text)
             self._held = text[end:]
-        if end:
-            parts.append((text[:end], True))
-        return rest
+        if end > start:
+            parts.append((text[start:end], True))
+        return behind
+
+
+def _may_begin_tag(text: str) -> bool:
+    return any(tag.startswith(text.lower()) for tag in _TAGS)
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:

@@ -65,7 +65,7 @@ SIZE = 200_000
 PIECES = (
     *(" ", "\t", "\n", "\r\n", "a", "é", "1", "+", "-", ".", ",", ":", "=", "#", "&", "<", ">", "/", "\\", "`", "'", '"'),
     *("(", "[", "{", "]", "}", "[]", "{}", '{"', "[{", '["', '["",', '{"a":', "[1,", "1,", "- ", "a: ", "? ", "<a", "```"),
-    *("</think>", "<think>", "```json\n", "{{", "{a", "1 ", "1+", "9^", "(-", "a.", "a b ", ". ", '."', "\n ", "\\u", "\\ud800", "\ud800", "\0"),
+    *("```json\n", "{{", "{a", "1 ", "1+", "9^", "(-", "a.", "a b ", ". ", '."', "\n ", "\\u", "\\ud800", "\ud800", "\0"),
 )  # fmt: skip
 
 
@@ -266,6 +266,15 @@ def test_calculator_answers_at_once_when_numbers_are_huge(expression: str) -> No
     """S-BIT-7: arithmetic is floating point, whatever the number."""
     with processor_limit(LIMIT_S):
         assert CalculatorTool().execute(expression).output in {"Infinity", "1"}
+
+
+@pytest.mark.parametrize("piece", ["<think>", "</think>", "<think></think>", "<think>a</thinking>", "\n</think>`"])
+def test_reasoning_is_split_in_linear_time_when_tags_repeat(piece: str) -> None:
+    """S-LLM-1, S-LLM-2: in the whole text, and in a stream of single characters."""
+    with processor_limit(LIMIT_S):
+        for before in ("", "a", "<think>", "```"):
+            split_reasoning(before + piece * SIZE)
+            _in_pieces(before + piece * (SIZE // 10))
 
 
 def test_search_for_json_ends_when_each_bracket_costs_a_pass() -> None:

@@ -26,6 +26,7 @@ from ensemble_ray import (
     resume,
     tool,
 )
+from ensemble_ray.events.telemetry.content import chat_content
 from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.testing import ModelServer, Reply, ScriptedModel
 from tests.builders import agent, call, task
@@ -81,6 +82,8 @@ def test_reasoning_is_apart_from_the_answer(
     shown = render_tree(output.trace)
     assert "reasoning: Perhaps 41?" in shown
     assert "10 + 5 tokens, 3 of them reasoning" in shown
+    traced = chat_content(output.trace.task_traces[0], 0)
+    assert '"parts": [{"type": "reasoning", "content": "Perhaps 41?"}, {"type": "text"' in "".join(traced.values())
     if stream:
         assert said(watcher, is_reasoning=True).strip() == "Perhaps 41?"
         assert said(watcher, is_reasoning=False) == "42So it is."
