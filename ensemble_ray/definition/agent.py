@@ -77,6 +77,8 @@ class Agent(Identified):
         on_incomplete: What becomes of an answer that was cut off or is empty: `"warn"`: it is used, with a warning;
             `"fail"`: the task fails; `"retry"`: the model is asked again, twice at most, then the task fails; None: as
             the ensemble says.
+        keep_reasoning: Whether the text of answers stays as it came, with reasoning in tags such as `<think>`. By default
+            reasoning is stored apart from the answer.
         isolation: `"process"`: always a process of its own on Ray, which no other agent and no other run has; `"shared"`: never
             one; None: the runtime decides.
         num_cpus: Processors of its node that each of its processes on Ray reserves; 0: none, since it waits for models.
@@ -98,6 +100,7 @@ class Agent(Identified):
     max_iterations: StrictInt = 25
     response_format: StrictText = ""
     on_incomplete: OnIncomplete | None = None
+    keep_reasoning: bool = False
     allow_delegation: bool = False
     rate_limit: RateLimit | None = None
     max_concurrency: StrictInt | None = None

@@ -222,6 +222,7 @@ def _of_model(event: LlmIterationStartedEvent | LlmIterationCompletedEvent | Tok
                 output_tokens=event.output_tokens,
                 latency_s=event.latency.total_seconds(),
                 instance=event.instance,
+                reasoning=event.reasoning,
             )
         case TokenEvent():
             shown = render_token(event, at)

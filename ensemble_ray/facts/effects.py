@@ -73,6 +73,8 @@ class ModelAnswered(FactData):
         "input_tokens": Key(type_of("a number", int, float), -1, is_needed=True),
         "output_tokens": Key(type_of("a number", int, float), -1, is_needed=True),
         "finish_reason": Key(ANY, is_optional=True, read=_text_or_none),
+        "reasoning": Key(ANY, is_optional=True, read=_text_or_none),
+        "reasoning_tokens": Key(type_of("a number", int, float), -1, is_optional=True),
         "estimated_tokens": Key(list_of(NUMBER), (), is_optional=True, read=tuple, write=list),
         "retries": Key(NUMBER, 0, is_optional=True),
         "attempts_failed": Key(list_of(TEXT), (), is_optional=True, read=tuple, write=list),
@@ -90,6 +92,10 @@ class ModelAnswered(FactData):
     input_tokens: int = -1
     output_tokens: int = -1
     finish_reason: str | None = None
+    #: what the model thought, apart from `text` (S-LLM-4)
+    reasoning: str | None = None
+    #: part of `output_tokens`; -1: unknown
+    reasoning_tokens: int = -1
     #: input and output tokens that its run's budget counted in place of what the provider did not count (S-BUD-2)
     estimated_tokens: tuple[int, ...] = ()
     retries: int = 0

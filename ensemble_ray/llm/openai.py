@@ -201,7 +201,7 @@ class OpenAIChatModel:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncGenerator[str | ChatResponse]:
-        """Fragments of the text as they come, then one `ChatResponse` with the whole, tool calls assembled.
+        """Fragments of the text, and of reasoning (`Reasoning`), as they come; then one `ChatResponse` with the whole.
 
         Raises:
             openai.APIError: as for `chat`, also in the middle of the stream.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Union
 
 from ensemble_ray.text.foreign_text import whole_json, whole_text
+from ensemble_ray.text.reasoning import split_reasoning
 
 __all__ = [
     "ChatMessage",
@@ -44,9 +45,11 @@ class TokenUsage:
 
     input_tokens: int = -1
     output_tokens: int = -1
+    #: part of `output_tokens` that the model spent on reasoning
+    reasoning_tokens: int = -1
 
     def __post_init__(self) -> None:
-        for name in ("input_tokens", "output_tokens"):
+        for name in ("input_tokens", "output_tokens", "reasoning_tokens"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, -1)
 
@@ -132,15 +135,26 @@ def incomplete_reason(response: ChatResponse) -> str | None:
     return None if response.tool_calls or (response.text or "").strip() else "empty"
 
 
-def whole_response(response: ChatResponse) -> ChatResponse:
-    """Return the answer without halves of surrogate pairs (S-SEC-56); arguments, which are JSON, name none either."""
+def whole_response(response: ChatResponse, *, keep_reasoning: bool = False) -> ChatResponse:
+    """Return the answer as it is used: reasoning in tags apart from its text (S-LLM-1), no halves of surrogate pairs.
+
+    Arguments, which are JSON, name no halves either (S-SEC-56).
+
+    Args:
+        response: What a model returned.
+        keep_reasoning: Leave tags and reasoning in the text (S-LLM-5).
+    """
     text = None if response.text is None else whole_text(response.text)
     calls = tuple(ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls)
-    reason, reasoning = response.finish_reason, response.reasoning
+    reason, reasoning = response.finish_reason, whole_text(response.reasoning or "")
+    if text is not None and not keep_reasoning:
+        thought, text = split_reasoning(text)
+        text = text if text or thought is None or not calls else None
+        reasoning = "\n\n".join(part for part in (reasoning, thought) if part)
     return replace(
         response,
         text=text,
         tool_calls=calls,
         finish_reason=None if reason is None else whole_text(reason),
-        reasoning=None if reasoning is None else whole_text(reasoning),
+        reasoning=reasoning or None,
     )

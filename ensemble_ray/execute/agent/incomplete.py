@@ -40,7 +40,9 @@ def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelE
     """Return the later of two answers to one request, with what both of them took."""
     usage = (before.response.usage or TokenUsage(), after.response.usage or TokenUsage())
     spent = TokenUsage(
-        add_tokens(each.input_tokens for each in usage), add_tokens(each.output_tokens for each in usage)
+        add_tokens(each.input_tokens for each in usage),
+        add_tokens(each.output_tokens for each in usage),
+        add_tokens(each.reasoning_tokens for each in usage),
     )
     failed = (*before.attempts_failed, _what(reason), *after.attempts_failed)
     return replace(

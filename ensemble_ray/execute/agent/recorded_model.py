@@ -39,6 +39,8 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         tool_calls=tuple(response.tool_calls),
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
+        reasoning=response.reasoning,
+        reasoning_tokens=usage.reasoning_tokens,
         finish_reason=unusual_finish_reason(response),
         estimated_tokens=effect.estimated or (),
         retries=effect.retries,
@@ -52,8 +54,9 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
     response = ChatResponse(
         text=answer.text,
         tool_calls=answer.tool_calls,
-        usage=TokenUsage(int(answer.input_tokens), int(answer.output_tokens)),
+        usage=TokenUsage(int(answer.input_tokens), int(answer.output_tokens), int(answer.reasoning_tokens)),
         finish_reason=answer.finish_reason,
+        reasoning=answer.reasoning,
     )
     return ModelEffect(
         started_at=answer.started_at,

@@ -22,7 +22,7 @@ from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_
 from ensemble_ray.llm.protocol.wire import WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
 from ensemble_ray.process.context import current_effect_key, current_traceparent
-from ensemble_ray.values.messages import ChatResponse
+from ensemble_ray.values.messages import ChatResponse, Reasoning
 
 __all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint", "Transport"]
 
@@ -114,7 +114,7 @@ class Endpoint:
         raise error
 
     async def stream(self, body_with: Callable[[bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
-        """Fragments of the text, then the whole answer.
+        """Fragments of reasoning (`Reasoning`) and text, then the whole answer.
 
         Args:
             body_with: Gives the request's body, with or without a wish for usage; some servers refuse the wish.
@@ -188,6 +188,8 @@ class Endpoint:
             if answered.body:
                 # The server does not stream; its whole answer is one fragment.
                 whole = self._decode(answered)
+                if whole.reasoning:
+                    yield Reasoning(whole.reasoning)
                 if whole.text:
                     yield whole.text
                 yield whole
@@ -196,6 +198,8 @@ class Endpoint:
             try:
                 async for data in _stream_events(pieces, self.limits):
                     fragment = assembler.feed_data(data)
+                    if assembler.thought:
+                        yield Reasoning(assembler.thought)
                     if fragment:
                         yield fragment
                 yield assembler.finish()

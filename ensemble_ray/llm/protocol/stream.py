@@ -18,6 +18,7 @@ from ensemble_ray.llm.protocol.wire import (
     finish_reason_in,
     not_a_completion,
     parse_json,
+    reasoning_in,
     shown_data,
     text_in,
     text_of_arguments,
@@ -104,6 +105,9 @@ class StreamAssembler:
     def __init__(self, limits: AnswerLimits = _LIMITS) -> None:
         self._limits = limits
         self._text: list[str] = []
+        self._reasoning: list[str] = []
+        #: the fragment of reasoning in the latest chunk; empty when it carries none
+        self.thought = ""
         self._calls: dict[int, _Call] = {}
         self._usage: TokenUsage | None = None
         self._finish_reason: str | None = None
@@ -138,6 +142,7 @@ class StreamAssembler:
             raise not_a_completion(body) from None
 
     def _read_chunk(self, body: Mapping[str, Any]) -> str:
+        self.thought = ""
         self._usage = usage_in(body.get("usage")) or self._usage
         choices = body.get("choices")
         if not choices:
@@ -147,6 +152,9 @@ class StreamAssembler:
         delta = choices[0].get("delta") or {}
         for position, entry in enumerate(delta.get("tool_calls") or ()):
             self._add_call(entry, position)
+        self.thought = reasoning_in(delta) or ""
+        if self.thought:
+            self._reasoning.append(self.thought)
         fragment = text_in(delta) or ""
         if fragment:
             self._text.append(fragment)
@@ -181,4 +189,5 @@ class StreamAssembler:
             for index, call in sorted(self._calls.items())
         )
         text = "".join(self._text)
-        return ChatResponse(text if text or not calls else None, calls, self._usage, self._finish_reason)
+        reasoning = "".join(self._reasoning) or None
+        return ChatResponse(text if text or not calls else None, calls, self._usage, self._finish_reason, reasoning)

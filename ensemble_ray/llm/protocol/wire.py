@@ -29,6 +29,7 @@ __all__ = [
     "json_bytes",
     "not_a_completion",
     "parse_json",
+    "reasoning_in",
     "shown_data",
     "text_in",
     "text_of_arguments",
@@ -207,7 +208,8 @@ def completion_of(data: object, limits: AnswerLimits = _LIMITS) -> ChatResponse:
         entries = message.get("tool_calls") or ()
         limits.check_tool_calls(len(entries))
         calls = tuple(_call(entry, index) for index, entry in enumerate(entries))
-        return ChatResponse(text, calls, usage_in(body.get("usage")), finish_reason_in(choice))
+        usage, reason = usage_in(body.get("usage")), finish_reason_in(choice)
+        return ChatResponse(text, calls, usage, reason, reasoning_in(message))
     except TooMuchError as error:
         raise WireError(str(error)) from None
     except FORM_ERRORS:
@@ -261,7 +263,41 @@ def text_in(message: Mapping[str, Any]) -> str | None:
     if isinstance(content, str):
         return content
     parts = cast("Sequence[Mapping[str, Any]]", content)
-    return "".join(str(part.get("text", "")) for part in parts)
+    return "".join(str(part.get("text") or "") for part in parts if part.get("type") not in _THOUGHTS)
+
+
+#: Types of the parts of a message, and of `reasoning_details`, that hold reasoning.
+_THOUGHTS = frozenset(
+    {"thinking", "redacted_thinking", "reasoning", "reasoning.text", "reasoning.summary", "reasoning.encrypted"}
+)
+
+
+def reasoning_in(message: Mapping[str, Any]) -> str | None:
+    """Return the reasoning beside a message's text; endpoints name it differently, and some send it twice (S-LLM-3)."""
+    for name in ("reasoning_content", "reasoning"):
+        said: object = message.get(name)
+        if isinstance(said, str) and said:
+            return said
+    thoughts = [_thought(part) for part in message.get("reasoning_details") or ()]
+    content: object = message.get("content")
+    if not isinstance(content, str):
+        thoughts += [_thought(part) for part in cast("Sequence[object]", content or ())]
+    return "".join(thoughts) or None
+
+
+def _thought(part: object) -> str:
+    """Return the reasoning in one part; "" where it is another part, or encrypted."""
+    if not isinstance(part, dict) or part.get("type") not in _THOUGHTS:
+        return ""
+    data = cast("Mapping[str, object]", part)
+    for name in ("thinking", "reasoning", "summary", "text"):
+        said = data.get(name)
+        if isinstance(said, str) and said:
+            return said
+        if isinstance(said, list):  # parts in turn, each with a text
+            inner = [cast("Mapping[str, object]", each).get("text") for each in said if isinstance(each, dict)]
+            return "".join(each for each in inner if isinstance(each, str))
+    return ""
 
 
 #: The protocol's own words are shorter.
@@ -293,7 +329,9 @@ def usage_in(data: object) -> TokenUsage | None:
     if not isinstance(data, dict):
         return None
     counts = cast("Mapping[str, object]", data)
-    return TokenUsage(_count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")))
+    details = counts.get("completion_tokens_details")
+    thought = cast("Mapping[str, object]", details).get("reasoning_tokens") if isinstance(details, dict) else None
+    return TokenUsage(_count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), _count(thought))
 
 
 def _count(value: object) -> int:

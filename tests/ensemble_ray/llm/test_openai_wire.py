@@ -190,6 +190,63 @@ def test_the_last_event_counts_when_the_stream_does_not_close_it() -> None:
     assert list(parser.finish()) == [b"x"]
 
 
+@pytest.mark.parametrize(
+    ("message", "reasoning", "text"),
+    [
+        ({"content": "42", "reasoning_content": "41?"}, "41?", "42"),
+        ({"content": "42", "reasoning": "41?"}, "41?", "42"),
+        (
+            {"content": "42", "reasoning": "41?", "reasoning_details": [{"type": "reasoning.text", "text": "41?"}]},
+            "41?",
+            "42",
+        ),
+        ({"content": "42", "reasoning_content": None, "reasoning": {"effort": "low"}}, None, "42"),
+        (
+            {
+                "content": "42",
+                "reasoning_details": [
+                    {"type": "reasoning.summary", "summary": "4"},
+                    {"type": "reasoning.text", "text": "1?"},
+                    {"type": "reasoning.encrypted", "data": "eA=="},
+                ],
+            },
+            "41?",
+            "42",
+        ),
+        (
+            {
+                "content": [
+                    {"type": "thinking", "thinking": "4", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "eA=="},
+                    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "1"}]},
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "?"}]},
+                    {"type": "text", "text": "4"},
+                    {"type": "output_text", "text": "2"},
+                    {"type": "image", "text": None},
+                ]
+            },
+            "41?",
+            "42",
+        ),
+        ({"content": "<think>41?</think>42"}, None, "<think>41?</think>42"),
+    ],
+)
+def test_reasoning_is_read_in_all_the_forms_of_endpoints(
+    message: dict[str, object], reasoning: str | None, text: str
+) -> None:
+    """S-LLM-3: members and parts, in one piece and in a stream; tags are left to the task's runner."""
+    usage = {"prompt_tokens": 1, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 3}}
+    found = decode_completion(answer(message, usage=usage))
+    assert (found.reasoning, found.text, found.usage) == (reasoning, text, TokenUsage(1, 5, 3))
+    assembler = StreamAssembler()
+    fragment = assembler.feed(chunk(message))
+    assert (assembler.thought or None, fragment) == (reasoning, text)
+    assembler.feed(chunk({}))
+    assert assembler.thought == ""
+    whole = assembler.finish()
+    assert (whole.reasoning, whole.text) == (reasoning, text)
+
+
 def chunk(delta: object, **more: object) -> dict[str, object]:
     """A chunk with that delta."""
     return {"choices": [{"index": 0, "delta": delta}], **more}
