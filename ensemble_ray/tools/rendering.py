@@ -15,9 +15,10 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from ensemble_ray.text.foreign_text import whole_data
+from ensemble_ray.values.shown import Shown
 from ensemble_ray.values.trace import jsonable
 
-__all__ = ["MOST_ITEMS", "ResultError", "items_of", "render_value", "too_many_items"]
+__all__ = ["MOST_ITEMS", "ResultError", "items_of", "name_value", "render_value", "too_many_items"]
 
 #: Items of one result; a generator that yields more may never end.
 MOST_ITEMS = 100_000
@@ -45,12 +46,20 @@ def render_value(value: object, source: str = "A tool") -> str:
         return value
     if value is None:
         return ""
+    if isinstance(value, Shown):  # what a run gave: its text, without trace and figures
+        return value.text_and_figures()[0]
     if isinstance(value, bytes | bytearray):
         return _decode(bytes(value), source)
     value = _plain_data(value, source)
     if isinstance(value, BaseModel | list | dict | tuple) or dataclasses.is_dataclass(value):
         return _as_json(value, source)
     return _text_of(value, source)
+
+
+def name_value(value: object) -> str:
+    """Return the text of a value that only its address tells from others: the name of its class (S-LLM-49)."""
+    shown = jsonable(value)
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", shown if isinstance(shown, str) else to_json(shown).decode())
 
 
 def items_of(items: Iterator[object], source: str = "A tool") -> list[object]:
