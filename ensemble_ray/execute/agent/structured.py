@@ -13,6 +13,7 @@ Rules of the retries (`StructuredMachine`):
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
@@ -23,7 +24,7 @@ from ensemble_ray.errors import IllegalStateError, OutputParsingError
 from ensemble_ray.execute.agent.type_adapters import adapter_of
 from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
 from ensemble_ray.text.foreign_text import whole_data, whole_json
-from ensemble_ray.text.json_search import find_json
+from ensemble_ray.text.json_search import iter_json
 
 __all__ = [
     "ParseResult",
@@ -44,6 +45,8 @@ T = TypeVar("T")
 _FENCED = re.compile(r"```([\w+#.-]*+)(.*?)```", re.DOTALL)
 #: Where an object or array may begin.
 _OPENING = re.compile(r'\{(?=\s*+["}])|\[(?=\s*+[\]\[{"\-\dtfn])')
+#: Values of one answer, and fenced blocks, that are looked at: the last ones.
+_MOST_VALUES = 100
 #: Characters of an answer without JSON that its error shows (S-OUT-21).
 _SHOWN = 200
 #: Mistakes of an answer that its correction prompt names; an answer may have one for every two of its characters.
@@ -66,27 +69,36 @@ class ParseResult(Generic[T]):
 
 
 def extract_json(raw: str | None) -> str | None:
-    """Find the JSON object or array in a model's answer and return it as text; None when there is none.
-
-    In order: the first fenced block that looks like one, the whole text if it looks like one, the first one in prose
-    that decodes (S-OUT-10 to S-OUT-12).
+    """Return the last JSON object or array in a model's answer as text; None when there is none (S-OUT-10 to S-OUT-12).
 
     Examples:
-        >>> extract_json('Here it is: {"city": "Bern"}. Anything else?')
-        '{"city": "Bern"}'
+        >>> extract_json('Perhaps {"city": "Bern"}? It is {"city": "Zurich"}.')
+        '{"city": "Zurich"}'
     """
-    text = (raw or "").strip()
-    for tag, content in _FENCED.findall(text):
-        if tag.lower() in {"", "json"} and _looks_like_json(content.strip()):
-            return str(content).strip()
-    if _looks_like_json(text):
-        return text
-    found = find_json(text, _OPENING)
-    return None if found is None else text[found.start : found.end]
+    values = _find_values((raw or "").strip())
+    return values[-1] if values else None
+
+
+def _find_values(text: str) -> list[str]:
+    """Return the objects and arrays in an answer, in its order; those in code of other languages come first."""
+    spans = list(deque(((each.start, each.end) for each in iter_json(text, _OPENING)), _MOST_VALUES))
+    code: list[tuple[int, int]] = []
+    for block in (*deque(_FENCED.finditer(text), _MOST_VALUES), None):
+        start, end = (0, len(text)) if block is None else block.span(2)
+        if block is not None and block[1].lower() not in {"", "json"}:
+            code += [each for each in spans if start <= each[0] < end]
+            continue
+        content = text[start:end]
+        start, end = start + len(content) - len(content.lstrip()), start + len(content.rstrip())
+        if _looks_like_json(text[start:end]) and all(each[1] != end for each in spans):
+            # It is broken: a part of it is not the answer.
+            spans = [*(each for each in spans if not start <= each[0] < end), (start, end)]
+    spans.sort(key=lambda span: (span not in code, span))
+    return [text[start:end] for start, end in spans]
 
 
 def parse_output(raw: str | None, output_type: type[T]) -> ParseResult[T]:
-    """Parse a model's answer as an object of that type.
+    """Parse a model's answer as an object of that type: the last JSON value in it that fits (S-OUT-13).
 
     Unknown properties are ignored unless the type itself forbids them (S-OUT-22). A bare JSON scalar is accepted
     where the type takes one.
@@ -98,16 +110,19 @@ def parse_output(raw: str | None, output_type: type[T]) -> ParseResult[T]:
     text = (raw or "").strip()
     if not text:
         return ParseResult(error_message="LLM produced an empty response")
-    found = extract_json(text)
-    try:
-        # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
-        value = adapter_of(cast("Hashable", output_type)).validate_json(whole_json(found or text))
-    except pydantic.ValidationError as error:
-        if found is None:
-            shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-            return ParseResult(error_message=f"Could not find valid JSON in response: {shown}")
-        return ParseResult(error_message=f"JSON could not be deserialized as {_name(output_type)}: {_detail(error)}")
-    return ParseResult(value=cast("T", value))
+    adapter = adapter_of(cast("Hashable", output_type))
+    found = _find_values(text)
+    problem: str | None = None
+    # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
+    for value in reversed(found or [text]):
+        try:
+            return ParseResult(value=cast("T", adapter.validate_json(whole_json(value))))
+        except pydantic.ValidationError as error:
+            problem = problem or _detail(error)
+    if not found:
+        shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+        return ParseResult(error_message=f"Could not find valid JSON in response: {shown}")
+    return ParseResult(error_message=f"JSON could not be deserialized as {_name(output_type)}: {problem}")
 
 
 def restore_output(data: object, output_type: type[T]) -> ParseResult[T]:

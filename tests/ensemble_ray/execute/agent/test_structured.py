@@ -43,11 +43,12 @@ GOOD = '{"name": "Bern", "people": 134}'
         'Sure!\n```json\n  {"a": 1}  \n```\nAnything else?',
         '```python\nprint({})\n```\nand\n```json\n{"a": 1}\n```',
         '```\nno JSON\n```\n```json\n{"a": 1}\n```',
-        '```json\n{"a": 1}\n```\n```json\n{"b": 2}\n```',
+        '```json\n{"b": 2}\n```\n```json\n{"a": 1}\n```',
+        '```json\n{"a": 1}\n```\nCall it:\n```python\nf({"a": 2})\n```',
     ],
 )
 def test_fenced_block_is_taken_when_it_looks_like_json(raw: str) -> None:
-    """S-OUT-10: the first one, tagged json or not at all, stripped."""
+    """S-OUT-10: the last one, tagged json or not at all, stripped; before code of another language."""
     assert extract_json(raw) == '{"a": 1}'
 
 
@@ -68,8 +69,11 @@ def test_whole_text_is_taken_when_it_looks_like_json(raw: str) -> None:
     [
         ('The answer is {"a": {"b": [1, {}]}} as asked.', '{"a": {"b": [1, {}]}}'),
         ('It is {"a": "} { ]"}.', '{"a": "} { ]"}'),
-        ('{oops} then {"a": 1} then {"b": 2}.', '{"a": 1}'),
+        ('{oops} then {"b": 2} then {"a": 1}.', '{"a": 1}'),
         ("A list: [1, 2] and more", "[1, 2]"),
+        ('{"b": 2}? No: {"a": 1}', '{"a": 1}'),
+        ('```json\n{"b": 2}\n```\nBetter: {"a": 1}', '{"a": 1}'),
+        ('It is {"x": {"b": 2}, {"c": 3} or {"a": 1}.', '{"a": 1}'),
         ('```json\n{"a": 1}', '{"a": 1}'),
         ('```json\n{"code": "```py\\nx\\n```"}\n```', '{"code": "```py\\nx\\n```"}'),
     ],
@@ -79,7 +83,7 @@ def test_embedded_json_is_found_when_it_decodes(raw: str, found: str) -> None:
     assert extract_json(raw) == found
 
 
-@pytest.mark.parametrize("raw", [None, "", "  \n", "no JSON here", "{", "[[", '{"a": 1', "42", "a ] b ["])
+@pytest.mark.parametrize("raw", [None, "", "  \n", "no JSON here", "{", "[[", '{"a": 1', "42", "a ] b [", '[{"a": 1}, {"a": 2},'])
 def test_nothing_is_found_when_nothing_is_there(raw: str | None) -> None:
     """S-OUT-12: None, blank, prose, something cut off, a scalar."""
     assert extract_json(raw) is None
@@ -147,6 +151,27 @@ def test_mismatch_is_told_with_type_and_place() -> None:
     assert parse_output('{"name": null}', City).error_message == f"{start}'name': Input should be a valid string"
     assert str(parse_output("{oops}", City).error_message).startswith(f"{start}Invalid JSON")
     assert "as dict[str, int]: 'a': " in str(parse_output('{"a": "x"}', dict[str, int]).error_message)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"name": "Bern"}? No: {"name": "Zurich"}',
+        'It is {"name": "Zurich"}, as in {"source": "atlas"} [1].',
+        '```json\n{"name": "Bern"}\n```\nBetter:\n```json\n{"name": "Zurich"}\n```\n```json\n{"n": 1}\n```',
+        '{"name": "Bern", "people": "many"} becomes {"name": "Zurich"} {}',
+    ],
+)
+def test_the_last_value_that_fits_is_the_answer(raw: str) -> None:
+    """S-OUT-13: not the first brace, nor a value of another form."""
+    assert parse_output(raw, City).value == City(name="Zurich")
+
+
+def test_a_part_of_a_broken_value_is_no_answer() -> None:
+    """S-OUT-13: an answer that was cut off, or has a slip, is asked for again."""
+    assert not parse_output('[{"name": "Bern"}, {"name": "Zurich"},', City).is_success
+    assert not parse_output('{"name": "Bern" "next": {"name": "Zurich"}}', City).is_success
+    assert not parse_output('```json\n{"name": "Bern" "next": {"name": "Zurich"}}\n```', City).is_success
 
 
 def test_unknown_properties_are_ignored_unless_the_type_forbids_them() -> None:
