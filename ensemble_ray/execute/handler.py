@@ -31,7 +31,7 @@ from ensemble_ray.tools.rendering import ResultError, name_value, render_value
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.shown import Shown
-from ensemble_ray.values.task_output import type_name
+from ensemble_ray.values.task_output import OutputType, type_name
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.effects import CallOutcome
@@ -141,7 +141,7 @@ def _text_and_value(returned: object) -> tuple[str, object]:
         return name_value(returned), returned
 
 
-def _fit(text: str, value: object, output_type: type[object] | None) -> ParseResult[object]:
+def _fit(text: str, value: object, output_type: OutputType | None) -> ParseResult[object]:
     """Return a handler's value as the type of its task; without a value its text, if the type takes that (S-DET-6)."""
     if output_type is None:
         return ParseResult(value=value)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, TypeVar, cast, get_args
+from types import UnionType
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import SerializationInfo, SerializerFunctionWrapHandler, SkipValidation, field_serializer
 from typing_extensions import TypeVar as TypeVarWithDefault
@@ -13,11 +14,15 @@ from ensemble_ray.values.shown import Shown, figures
 from ensemble_ray.values.trace import TaskTrace, jsonable
 from ensemble_ray.values.value import Duration, Instant
 
-__all__ = ["NOT_PARSED", "Parsed_co", "TaskOutput", "full_name", "type_name"]
+__all__ = ["NOT_PARSED", "OutputType", "Parsed_co", "TaskOutput", "full_name", "type_name"]
 
 T = TypeVar("T")
 #: What a task's answer is parsed into; Any where the task does not say.
 Parsed_co = TypeVarWithDefault("Parsed_co", default=Any, covariant=True)
+
+
+#: What an answer is parsed into: a class, or `A | B`, which is none.
+OutputType: TypeAlias = type[Any] | UnionType
 
 
 def full_name(output_type: object) -> str:
@@ -52,7 +57,7 @@ class TaskOutput(Shown, Generic[Parsed_co]):
     tool_call_count: int = 0
     parsed_output: Any = None
     #: as the task declared it; `list[X]` and `X | None` are no classes and would be refused by a check
-    output_type: Annotated[type[Any] | None, SkipValidation] = None
+    output_type: Annotated[OutputType | None, SkipValidation] = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
     trace: TaskTrace | None = None
 
@@ -86,10 +91,10 @@ class TaskOutput(Shown, Generic[Parsed_co]):
             actual = full_name(type(cast("object", self.parsed_output)))
             msg = f"Parsed output is of type {actual} but requested type {full_name(output_type)} does not match."
             raise IllegalStateError(msg)
-        return cast("T", self.parsed_output)
+        return self.parsed_output
 
     @field_serializer("output_type", when_used="json")
-    def _type_as_json(self, value: type[object] | None) -> str | None:
+    def _type_as_json(self, value: OutputType | None) -> str | None:
         return None if value is None else full_name(value)
 
     @field_serializer("parsed_output", mode="wrap", when_used="json")
