@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import aclosing
 from functools import partial
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, SkipValidation, model_validator
@@ -37,6 +38,7 @@ from ensemble_ray.values.agent_output import AgentOutput
 from ensemble_ray.values.messages import Effect, OnIncomplete
 from ensemble_ray.values.outputs import EnsembleOutput, Parsed
 from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.task_output import OutputType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -151,7 +153,7 @@ class Agent(Identified):
         self,
         question: str,
         *,
-        output_type: type[Parsed] | None = None,
+        output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
@@ -178,7 +180,7 @@ class Agent(Identified):
         self,
         question: str,
         *,
-        output_type: type[Parsed] | None = None,
+        output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
@@ -192,7 +194,7 @@ class Agent(Identified):
         self,
         question: str,
         *,
-        output_type: type[Parsed] | None = None,
+        output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
@@ -212,7 +214,7 @@ class Agent(Identified):
         self,
         question: str,
         *,
-        output_type: type[Parsed] | None = None,
+        output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
@@ -226,7 +228,7 @@ class Agent(Identified):
                 yield build_answer(asked, each) if isinstance(each, EnsembleOutput) else each
 
     def to_ensemble(
-        self, question: str, *, output_type: type[Any] | None = None, history: History | None = None
+        self, question: str, *, output_type: OutputType | None = None, history: History | None = None
     ) -> Ensemble:
         """Return what is run when the agent is asked: an ensemble of one task.
 

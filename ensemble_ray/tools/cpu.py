@@ -11,20 +11,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import inspect
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.events.telemetry.active import use_span
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_return
 from ensemble_ray.tools.tool import ToolContext, use_tool_context
+from ensemble_ray.tools.waiting import collect_here
 
 __all__ = ["CannotTravelError", "LokyCpuPool", "call_packed", "pack", "pack_tool", "unpack_reply"]
 
@@ -94,10 +94,7 @@ def _perform(
     context = ToolContext(tool_name=tool_name, idempotency_key=idempotency_key)
     with use_tool_context(context), use_span(traceparent):
         try:
-            returned = function(*positional, **named)
-            if inspect.iscoroutine(returned):
-                returned = asyncio.run(cast("Coroutine[Any, Any, object]", returned))
-            return outcome_of_return(returned)
+            return outcome_of_return(collect_here(function(*positional, **named)), tool_name)
         except (ExitEarlyError, IllegalStateError):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  told to the model

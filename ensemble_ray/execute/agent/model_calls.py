@@ -43,6 +43,7 @@ from ensemble_ray.values.messages import (
     incomplete_reason,
     whole_response,
 )
+from ensemble_ray.values.task_output import OutputType
 from ensemble_ray.values.trace import CaptureMode
 
 if TYPE_CHECKING:
@@ -376,7 +377,7 @@ class ModelCalls:
         _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
         return None
 
-    def _structured_form(self, output_type: type[object] | None) -> tuple[StructuredChatModel, JsonSchema] | None:
+    def _structured_form(self, output_type: OutputType | None) -> tuple[StructuredChatModel, JsonSchema] | None:
         """Whom to hold to which schema where no tools are offered and nothing is streamed (S-OUT-40, S-OUT-41)."""
         if output_type is None or not isinstance(self._model, StructuredChatModel):
             return None

@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from types import UnionType
 from typing import Generic, Protocol, TypeVar, cast
 
 import pydantic
+from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import IllegalStateError, OutputParsingError
-from ensemble_ray.execute.agent.type_adapters import adapter_of
+from ensemble_ray.execute.agent.type_adapters import adapter_of, form_of
 from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
-from ensemble_ray.text.foreign_text import whole_data, whole_json
+from ensemble_ray.text.foreign_text import whole_data, whole_json, whole_text
 from ensemble_ray.text.json_search import iter_json
+from ensemble_ray.values.task_output import OutputType, type_name
 
 __all__ = [
     "ParseResult",
@@ -97,7 +101,7 @@ def _find_values(text: str) -> list[str]:
     return [text[start:end] for start, end in spans]
 
 
-def parse_output(raw: str | None, output_type: type[T]) -> ParseResult[T]:
+def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResult[T]:
     """Parse a model's answer as an object of that type: the last JSON value in it that fits (S-OUT-13).
 
     Unknown properties are ignored unless the type itself forbids them (S-OUT-22). A bare JSON scalar is accepted
@@ -110,7 +114,9 @@ def parse_output(raw: str | None, output_type: type[T]) -> ParseResult[T]:
     text = (raw or "").strip()
     if not text:
         return ParseResult(error_message="LLM produced an empty response")
-    adapter = adapter_of(cast("Hashable", output_type))
+    adapter, form = adapter_of(cast("Hashable", output_type)), form_of(cast("Hashable", output_type))
+    if form.is_text and (plain := _read_plain(text, output_type)).is_success:
+        return plain
     found = _find_values(text)
     problem: str | None = None
     # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
@@ -119,13 +125,45 @@ def parse_output(raw: str | None, output_type: type[T]) -> ParseResult[T]:
             return ParseResult(value=cast("T", adapter.validate_json(whole_json(value))))
         except pydantic.ValidationError as error:
             problem = problem or _detail(error)
+    if not form.is_object:
+        plain = _read_plain(text, output_type, found)
+        if plain.is_success or not found:
+            return plain
     if not found:
         shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
         return ParseResult(error_message=f"Could not find valid JSON in response: {shown}")
-    return ParseResult(error_message=f"JSON could not be deserialized as {_name(output_type)}: {problem}")
+    return ParseResult(error_message=f"JSON could not be deserialized as {type_name(output_type)}: {problem}")
 
 
-def restore_output(data: object, output_type: type[T]) -> ParseResult[T]:
+def _read_plain(text: str, output_type: type[T] | UnionType, found: Sequence[str] = ()) -> ParseResult[T]:
+    """Read an answer without JSON (S-LLM-50 to S-LLM-53): a text, a number, a choice; or a value alone in an object.
+
+    Args:
+        text: The answer, stripped.
+        output_type: A type whose JSON is no object.
+        found: The JSON values in the answer.
+    """
+    adapter, form = adapter_of(cast("Hashable", output_type)), form_of(cast("Hashable", output_type))
+    fenced = _FENCED.fullmatch(text)
+    bare = (text if fenced is None else fenced[2]).strip().strip("\"'`*").rstrip(".!").rstrip("\"'`*")
+    problem: str | None = None
+    for each in filter(None, (text, bare, form.choices.get(bare.casefold()))):
+        with suppress(pydantic.ValidationError):
+            return ParseResult(value=cast("T", adapter.validate_json(whole_json(each))))
+        try:
+            return ParseResult(value=cast("T", adapter.validate_python(whole_text(each))))
+        except pydantic.ValidationError as error:
+            problem = problem or _detail(error)
+    for each in reversed(found):
+        with suppress(ValueError):  # it is broken, or does not fit either
+            members: object = from_json(each)
+            if isinstance(members, dict) and len(cast("dict[str, object]", members)) == 1:
+                (inner,) = cast("dict[str, object]", members).values()
+                return ParseResult(value=cast("T", adapter.validate_json(to_json(inner))))
+    return ParseResult(error_message=f"The response is no {type_name(output_type)}: {problem}")
+
+
+def restore_output(data: object, output_type: type[T] | UnionType) -> ParseResult[T]:
     """Restore an object of that type from recorded JSON data.
 
     Args:
@@ -149,7 +187,7 @@ class StructuredTask(Protocol):
         ...
 
     @property
-    def output_type(self) -> type[object] | None:
+    def output_type(self) -> OutputType | None:
         """Type of the answer."""
         ...
 
@@ -175,7 +213,7 @@ class StructuredMachine:
         if task.output_type is None:
             msg = f"Task '{task.description[:80]}' has no output_type; there is nothing to parse"
             raise IllegalStateError(msg)
-        self._output_type: type[object] = task.output_type
+        self._output_type: OutputType = task.output_type
         self._description = task.description
         self._agent_role = agent_role
         self._attempts = 1 + max(0, task.max_output_retries)
@@ -216,7 +254,7 @@ class StructuredMachine:
             raise IllegalStateError(msg)
         text = (
             f"Structured output parsing failed for task '{self._description[:80]}' "
-            f"after {self._attempts} attempt(s). Expected type: {_name(self._output_type)}"
+            f"after {self._attempts} attempt(s). Expected type: {type_name(self._output_type)}"
         )
         raise OutputParsingError(
             text,
@@ -262,7 +300,3 @@ def _detail(error: pydantic.ValidationError) -> str:
     if len(mistakes) > _SHOWN_MISTAKES:
         parts.append(f"and {len(mistakes) - _SHOWN_MISTAKES} more")
     return "; ".join(parts)
-
-
-def _name(output_type: type[object]) -> str:
-    return output_type.__name__ if isinstance(output_type, type) else str(output_type)

@@ -3,7 +3,10 @@
 import json
 import logging
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
+from enum import Enum
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -145,6 +148,79 @@ def test_answer_is_cited_when_it_holds_no_json() -> None:
 def test_bare_scalar_is_parsed_when_the_type_takes_one(raw: str, kind: type[object], value: object) -> None:
     """S-OUT-21: the whole stripped text is tried before giving up."""
     assert parse_output(raw, kind).value == value
+
+
+class Verdict(Enum):
+    YES = "yes"
+    NO = "no"
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "value"),
+    [
+        ("It is fine.", str, "It is fine."),
+        ('{"a": 1}', str, '{"a": 1}'),
+        ('"Quoted" is a word', str, '"Quoted" is a word'),
+        ("null", str | None, None),
+        ("yes", Verdict, Verdict.YES),
+        ("**No.**", Verdict, Verdict.NO),
+        ("```\nYES\n```", Verdict | None, Verdict.YES),
+        ("Two words", Literal["two words", 2], "two words"),
+        ("2", Literal["two words", 2], 2),
+        ("2026-01-02", date, date(2026, 1, 2)),
+        ("`42`.", int, 42),
+        ("-0.5", float, -0.5),
+        ("True", bool, True),
+        ("null", int | None, None),
+        ("five", int | str, "five"),
+        ("5", int | str, 5),
+        ('It is {"name": "Bern"}', City | str, City(name="Bern")),
+        ("I do not know [yet].", City | str, "I do not know [yet]."),
+        ('["a"] or ["a", "b"]', list[str], ["a", "b"]),
+        ("[1, 2]", tuple[int, int], (1, 2)),
+        ('[{"name": "Bern"}]', list[City] | None, [City(name="Bern")]),
+    ],
+)
+def test_answer_without_json_is_read_when_the_type_needs_none(raw: str, kind: type[object], value: object) -> None:
+    """S-LLM-50, S-LLM-51, S-LLM-52: texts, choices, numbers and alternatives, as models write them."""
+    assert parse_output(raw, kind) == ParseResult(value=value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "value"),
+    [
+        ('{"verdict": "no"}', Verdict, Verdict.NO),
+        ('```json\n{"count": 42}\n```', int, 42),
+        ('{"items": [1, 2]}', list[int], [1, 2]),
+    ],
+)
+def test_value_alone_in_an_object_is_the_answer(raw: str, kind: type[object], value: object) -> None:
+    """S-LLM-53: endpoints that are asked for JSON may write objects only."""
+    assert parse_output(raw, kind) == ParseResult(value=value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        ("perhaps", Verdict),
+        ("yes and no", Verdict),
+        (".5", int),
+        ("forty", int),
+        ("I think 42", int),
+        ("maybe", bool),
+        ('{"a": 1, "b": 2}', int),
+        ("none", list[str]),
+    ],
+)
+def test_answer_is_asked_for_again_when_it_is_no_value_of_the_type(raw: str, kind: type[object]) -> None:
+    """S-LLM-52: nothing is guessed."""
+    assert not parse_output(raw, kind).is_success
+
+
+def test_mistake_says_what_would_do_when_the_answer_is_no_choice() -> None:
+    """S-LLM-52."""
+    expected = "The response is no Verdict: Input should be 'yes' or 'no'"
+    assert parse_output("perhaps", Verdict).error_message == expected
 
 
 def test_mismatch_is_told_with_type_and_place() -> None:
