@@ -40,6 +40,7 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
         finish_reason=unusual_finish_reason(response),
+        provider_fields=response.provider_fields,
         estimated_tokens=effect.estimated or (),
         retries=effect.retries,
         attempts_failed=effect.attempts_failed,
@@ -54,6 +55,7 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         tool_calls=answer.tool_calls,
         usage=TokenUsage(int(answer.input_tokens), int(answer.output_tokens)),
         finish_reason=answer.finish_reason,
+        provider_fields=answer.provider_fields,
     )
     return ModelEffect(
         started_at=answer.started_at,
