@@ -8,6 +8,7 @@ import pytest
 from ensemble_ray import ChatMessage, ChatResponse, OpenAIChatModel
 from ensemble_ray.llm.faults import fault_of
 from ensemble_ray.testing import ModelServer, RawAnswer, Reply
+from ensemble_ray.testing.model_server.script import Answer
 from ensemble_ray.values.messages import incomplete_reason
 
 HELLO = [ChatMessage("user", "hello")]
@@ -63,7 +64,12 @@ async def test_the_call_fails_when_the_end_is_the_providers_failure(
 
 async def test_the_call_is_repeated_when_the_model_repeats_by_itself() -> None:
     """S-LLM-7, S-SET-10: `max_retries` counts such failures too, streamed or not."""
-    script = [Reply(finish_reason="error"), "whole", RawAnswer(body=b"", content_type="text/event-stream"), "whole"]
+    script: list[Answer] = [
+        Reply(finish_reason="error"),
+        "whole",
+        RawAnswer(body=b"", content_type="text/event-stream"),
+        "whole",
+    ]
     with ModelServer(script) as server:
         model = OpenAIChatModel("m", base_url=server.base_url, api_key="sk-of-a-test", max_retries=1)
         assert (await model.chat(HELLO)).text == "whole"

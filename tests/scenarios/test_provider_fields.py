@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -39,10 +40,10 @@ def test_a_tool_loop_sends_back_what_its_provider_sent(
     ask = Reply(text="", tool_calls=[call("look", '{"what": "it"}')], members=SIGNED)
     server = model_server([ask, ask, "done"])
     assert looking(server, stream=stream).run(runtime=inline_runtime).raw == "done"
-    asked = [each for each in server.requests[2].messages if each["role"] == "assistant"]
+    asked = [cast("Any", each) for each in server.requests[2].messages if each["role"] == "assistant"]
     assert [{name: each[name] for name in (*SIGNED, "content")} for each in asked] == [{**SIGNED, "content": None}] * 2
     results = [each["tool_call_id"] for each in server.requests[2].messages if each["role"] == "tool"]
-    assert results == [each["tool_calls"][0]["id"] for each in asked]  # type: ignore[index]  JSON
+    assert results == [each["tool_calls"][0]["id"] for each in asked]
     assert len(set(results)) == 2
 
 
@@ -52,6 +53,7 @@ def test_a_resumed_run_sends_back_what_is_recorded(runtime: Runtime, model_serve
     first = Reply(tool_calls=[call("look", '{"what": "it"}')], usage=TokenUsage(600, 500), members=SIGNED)
     server = model_server([first, "done"])
     stopped = looking(server, max_tokens=1000).run(runtime=runtime)
+    assert stopped.run_id is not None
     assert (len(server.requests), stopped.exit_reason.value) == (1, "budget_exhausted")
     team, options = looking(server, model, max_tokens=1000), RunOptions(max_tokens=100_000)
     output = resume(stopped.run_id, team, runtime=runtime, options=options, allow_changes=model != "m")

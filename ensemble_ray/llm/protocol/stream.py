@@ -232,6 +232,7 @@ class StreamAssembler:
         #: by index, each in the order in which its calls came
         self._calls: dict[int, list[_Call]] = {}
         self._call_count = 0
+        self._index_by_id: dict[str, int] = {}
         self._last_index = -1
         #: members of the message that only the provider knows, and bytes of all pieces of such members
         self._members = _Object()
@@ -293,12 +294,14 @@ class StreamAssembler:
             return ""  # one of several answers that the request asked for
         self._spoke = True
         self._finish_reason = finish_reason_in(choice) or self._finish_reason
-        # Some servers send the whole message as the only piece.
-        delta = choice.get("delta") or choice.get("message") or {}
+        # Some servers send the whole message as the only piece, others once more at the end.
+        is_first = not self._text and not self._calls
+        delta = choice.get("delta") or (is_first and choice.get("message")) or {}
         self._add_members(members_of_message(delta, has_calls=True), self._members)
-        for position, entry in enumerate(delta.get("tool_calls") or ()):
+        entries = delta.get("tool_calls") or ()
+        for position, entry in enumerate(entries):
             if entry:
-                self._add_call(entry, position)
+                self._add_call(entry, position if len(entries) > 1 else max(self._last_index, 0))
         fragment = text_in(delta) or ""
         if fragment:
             self._text.append(fragment)
@@ -317,7 +320,9 @@ class StreamAssembler:
             calls.append(_Call())
         self._last_index = index
         call = calls[-1]
-        call.id = call.id or call_id
+        if call_id and not call.id:
+            call.id = call_id
+            self._index_by_id.setdefault(call_id, index)
         call.name = call.name or name
         if arguments:
             call.arguments.append(arguments)
@@ -327,13 +332,10 @@ class StreamAssembler:
         index = entry.get("index")
         if index is not None:
             return int(index)
-        # Servers without an index send whole calls, or pieces of the last one.
-        last = self._calls.get(self._last_index)
-        if last and call_id and last[-1].id == call_id and last[-1].is_continued_by(call_id, name, ""):
-            return self._last_index
-        if name:
-            return max(self._calls, default=-1) + 1
-        return max(self._last_index, position)
+        # Servers without an index send whole calls, or pieces of the last one, or of all by their position.
+        if call_id in self._index_by_id:
+            return self._index_by_id[call_id]
+        return max(self._calls, default=-1) + 1 if name else position
 
     def _add_members(self, piece: Mapping[str, object], members: _Object) -> None:
         """Add a piece of members that only the provider knows."""

@@ -12,6 +12,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
@@ -124,12 +125,11 @@ def encode_request(
     forms = _forms(messages, origin)
     if len(messages) > _FIRST_TURN:
         encoded = [
-            _pieces.get(message, lambda it, form=form: json_bytes(_members(it, *form)), form)
-            for message, form in zip(messages, forms, strict=True)
+            _pieces.get(message, partial(_message, form), form) for message, form in zip(messages, forms, strict=True)
         ]
         sent = b"[%b]" % b",".join(encoded)
     else:
-        sent = json_bytes([_members(message, *form) for message, form in zip(messages, forms, strict=True)])
+        sent = json_bytes([_members(*form, message) for message, form in zip(messages, forms, strict=True)])
     body = [b"{", prefix, b',"messages":', sent]
     if tools:
         body += [b',"tools":[', b",".join([_pieces.get(tool, _tool) for tool in tools]), b"]"]
@@ -179,7 +179,11 @@ def _forms(messages: Sequence[ChatMessage], origin: str) -> list[tuple[tuple[str
     return forms
 
 
-def _members(message: ChatMessage, ids: tuple[str, ...], has_fields: bool) -> dict[str, object]:  # noqa: FBT001  private
+def _message(form: tuple[tuple[str, ...], bool], message: ChatMessage) -> bytes:
+    return json_bytes(_members(*form, message))
+
+
+def _members(ids: tuple[str, ...], has_fields: bool, message: ChatMessage) -> dict[str, object]:  # noqa: FBT001  private
     fields = message.provider_fields if has_fields else None
     data: dict[str, object] = {"role": message.role, "content": message.content}
     if fields is not None:

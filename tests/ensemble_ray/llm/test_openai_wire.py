@@ -298,6 +298,7 @@ def test_a_whole_message_is_read_when_it_is_the_only_piece() -> None:
     """S-LLM-12: some servers send their completion as one event."""
     assembler = StreamAssembler()
     assert assembler.feed({"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}) == "hi"
+    assembler.feed({"choices": [{"delta": {}, "message": {"content": "hi"}}]})
     assert assembler.finish() == ChatResponse("hi", finish_reason="stop")
 
 
@@ -346,6 +347,15 @@ STREAMED_CALLS = {
     "no index, id repeated": (
         [piece(None, "a", "t", '{"x"'), piece(None, "a", "t", ":1}"), piece(None, "b", "t", "{}")],
         [("t", '{"x":1}'), ("t", "{}")],
+    ),
+    "no index, ids in turn": (
+        [
+            piece(None, "a", "t", "{"),
+            piece(None, "b", "u", "{"),
+            piece(None, "a", None, "}"),
+            piece(None, "b", None, "}"),
+        ],
+        [("t", "{}"), ("u", "{}")],
     ),
     "no index": ([piece(None, None, *TWO[0]), piece(None, None, *TWO[1])], TWO),
 }
