@@ -8,7 +8,7 @@ because of what a stream holds; more of it in memory than its limits allow.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -139,9 +139,22 @@ class _Object(dict[str, object]):
 class _Items(list[object]):
     """A list whose items come in pieces: those with an index are continued under it."""
 
-    def __init__(self) -> None:
+    def __init__(self, items: Iterable[object]) -> None:
         super().__init__()
-        self.places: dict[tuple[object, object], int] = {}
+        self._places: dict[tuple[object, object], int] = {}
+        self.add(items)
+
+    def add(self, items: Iterable[object]) -> None:
+        """Add the items of another piece."""
+        for item in items:
+            entry = cast("dict[str, object]", item) if isinstance(item, dict) else {}
+            place = len(self)
+            if isinstance(entry.get("index"), int):
+                place = self._places.setdefault((entry["index"], str(entry.get("type"))), place)
+            if place == len(self):
+                self.append(item)
+            else:
+                self[place] = _merge(self[place], item)
 
 
 @dataclass(slots=True)
@@ -182,27 +195,20 @@ _WHOLE_MEMBERS = frozenset({"type", "format", "id", "name", "role", "object", "s
 
 
 def _merge(before: object, piece: object) -> object:
-    """Return a JSON value with another piece of it; `_join` makes JSON of it again."""
-    if isinstance(piece, str):
-        text = before if isinstance(before, _Text) else _Text()
+    """Return a JSON value with another piece of it; `_join` makes JSON of it again. The first piece stays as it is."""
+    if isinstance(piece, str) and isinstance(before, str | _Text):
+        text = before if isinstance(before, _Text) else _Text([before])
         text.append(piece)
         return text
-    if isinstance(piece, dict):
-        data = before if isinstance(before, _Object) else _Object()
+    if isinstance(piece, dict) and isinstance(before, dict):
+        data = before if isinstance(before, _Object) else _Object(cast("dict[str, object]", before))
         for name, value in cast("dict[str, object]", piece).items():
             if value is not None:
                 data[name] = value if name in _WHOLE_MEMBERS else _merge(data.get(name), value)
         return data
-    if isinstance(piece, list):
-        items = before if isinstance(before, _Items) else _Items()
-        for item in cast("list[object]", piece):
-            entry = cast("dict[str, object]", item) if isinstance(item, dict) else {}
-            place = len(items)
-            if isinstance(entry.get("index"), int):
-                place = items.places.setdefault((entry["index"], str(entry.get("type"))), place)
-            if place == len(items):
-                items.append(None)
-            items[place] = _merge(items[place], item)
+    if isinstance(piece, list) and isinstance(before, list) and not isinstance(before, _Text):
+        items = before if isinstance(before, _Items) else _Items(cast("list[object]", before))
+        items.add(cast("list[object]", piece))
         return items
     return piece
 
