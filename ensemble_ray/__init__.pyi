@@ -200,6 +200,7 @@ from ensemble_ray.values.messages import ChatMessage as ChatMessage
 from ensemble_ray.values.messages import ChatResponse as ChatResponse
 from ensemble_ray.values.messages import Effect as Effect
 from ensemble_ray.values.messages import JsonSchema as JsonSchema
+from ensemble_ray.values.messages import ProviderFields as ProviderFields
 from ensemble_ray.values.messages import Reasoning as Reasoning
 from ensemble_ray.values.messages import TokenUsage as TokenUsage
 from ensemble_ray.values.messages import ToolCall as ToolCall
@@ -415,6 +416,7 @@ __all__ = [
     "ProcessAgentTool",
     "ProcessControl",
     "PromptTemplateError",
+    "ProviderFields",
     "RateLimit",
     "RateLimitInterruptedError",
     "RateLimitTimeoutError",

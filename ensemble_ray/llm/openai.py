@@ -182,8 +182,8 @@ class OpenAIChatModel:
             openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
             ValidationError: there is no key, and the endpoint is one that needs it.
         """
-        body = encode_request(self._prefix, messages, tools)
-        return await self._endpoint().complete(body)
+        endpoint = self._endpoint()
+        return await endpoint.complete(encode_request(self._prefix, messages, tools, origin=endpoint.sender))
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer the conversation in the form of that schema where the endpoint takes schemas, else as `chat` does.
@@ -194,9 +194,10 @@ class OpenAIChatModel:
         """
         if not self._offers_schemas:
             return await self.chat(messages)
-        body = encode_request(self._prefix, messages, ())
+        endpoint = self._endpoint()
+        body = encode_request(self._prefix, messages, (), origin=endpoint.sender)
         offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True)
-        return await self._endpoint().complete(body, offer)
+        return await endpoint.complete(body, offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -208,12 +209,13 @@ class OpenAIChatModel:
             ValidationError: there is no key, and the endpoint is one that needs it.
         """
 
-        def body(with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
-            return encode_request(
-                self._prefix, messages, tools, suffix=_STREAMING_WITH_USAGE if with_usage else _STREAMING
-            )
+        endpoint = self._endpoint()
 
-        async with aclosing(self._endpoint().stream(body)) as parts:
+        def body(with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
+            suffix = _STREAMING_WITH_USAGE if with_usage else _STREAMING
+            return encode_request(self._prefix, messages, tools, suffix=suffix, origin=endpoint.sender)
+
+        async with aclosing(endpoint.stream(body)) as parts:
             async for part in parts:
                 yield part
 

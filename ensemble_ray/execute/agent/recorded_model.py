@@ -42,6 +42,7 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         reasoning=response.reasoning,
         reasoning_tokens=usage.reasoning_tokens,
         finish_reason=unusual_finish_reason(response),
+        provider_fields=response.provider_fields,
         estimated_tokens=effect.estimated or (),
         retries=effect.retries,
         attempts_failed=effect.attempts_failed,
@@ -57,6 +58,7 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         usage=TokenUsage(int(answer.input_tokens), int(answer.output_tokens), int(answer.reasoning_tokens)),
         finish_reason=answer.finish_reason,
         reasoning=answer.reasoning,
+        provider_fields=answer.provider_fields,
     )
     return ModelEffect(
         started_at=answer.started_at,

@@ -63,6 +63,8 @@ class CallFailure:
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     timed_out: bool = False
+    #: the provider failed while it answered, in an answer with a status of success
+    is_broken_off: bool = False
     #: why there was no answer, or what was wrong with it
     reason: str = ""
     #: the reason is the provider's own, sent with a status of success
@@ -151,6 +153,8 @@ def explanation(failure: CallFailure, origin: CallOrigin) -> str:
             f"{where} gave no answer within {origin.timeout_s:g} s. Raise `timeout`, or check that the endpoint "
             "and the model are up."
         )
+    if failure.is_broken_off:
+        return f"{where} failed while it answered: {_reason(failure, origin)}. Try again, or ask another model."
     if failure.status is None:
         return (
             f"Cannot reach endpoint {origin.endpoint}: {_reason(failure, origin)}. Check that it is running and that `base_url` "

@@ -109,8 +109,7 @@ class SdkTransport:
             response = await _in_time(_ask(client, body, headers, limits, stream=stream), deadline_s, limits)
         try:
             pieces = _read(response, deadline_s, limits)
-            is_streamed = stream and "event-stream" in response.headers.get("content-type", "")
-            whole = b"" if is_streamed else b"".join([piece async for piece in pieces])
+            whole = b"" if stream else b"".join([piece async for piece in pieces])
             yield Answered(response.status_code, response.headers, whole), pieces
         finally:
             await response.aclose()
@@ -128,7 +127,7 @@ async def _ask(
     sent = {"Accept-Encoding": "gzip, deflate"}
     if IDEMPOTENCY_KEY in headers and IDEMPOTENCY_KEY not in client.default_headers:
         sent[IDEMPOTENCY_KEY] = headers[IDEMPOTENCY_KEY]
-    with guard_answers(limits):
+    with guard_answers(limits, stream=stream):
         # Asked for as it is, a response is given as it is, also where a stream is asked for.
         answered: object = await client.post(
             _PATH,

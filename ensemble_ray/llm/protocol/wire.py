@@ -10,25 +10,32 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.text.foreign_text import one_line, whole_text
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, ProviderFields, TokenUsage, ToolCall, ToolSpec
 
 __all__ = [
     "FORM_ERRORS",
+    "AnswerFailedError",
     "EncodedPieces",
     "WireError",
+    "check_end",
     "completion_of",
     "decode_completion",
     "encode_request",
     "finish_reason_in",
     "format_foreign",
     "json_bytes",
+    "members_of_call",
+    "members_of_message",
     "not_a_completion",
     "parse_json",
+    "provider_fields",
     "reasoning_in",
     "shown_data",
     "text_in",
@@ -56,6 +63,10 @@ class WireError(ValueError):
     is_from_provider = False
 
 
+class AnswerFailedError(WireError):
+    """The provider failed while it answered; another attempt may succeed (S-LLM-7, S-LLM-8)."""
+
+
 class EncodedPieces:
     """Encoded messages and tool specs by identity, bounded in bytes; the oldest are forgotten first.
 
@@ -65,21 +76,22 @@ class EncodedPieces:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
-        self._pieces: dict[int, tuple[object, bytes]] = {}
+        self._pieces: dict[tuple[int, Hashable], tuple[object, bytes]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def get(self, value: _Piece, encode: Callable[[_Piece], bytes]) -> bytes:
-        """Return the encoded form of that very object."""
-        kept = self._pieces.get(id(value))
+    def get(self, value: _Piece, encode: Callable[[_Piece], bytes], form: Hashable = None) -> bytes:
+        """Return the encoded form of that very object; `form` tells its forms apart where it has several."""
+        key = id(value), form
+        kept = self._pieces.get(key)
         if kept is not None:
             return kept[1]
         encoded = encode(value)
         with self._lock:
-            if id(value) not in self._pieces:
-                self._pieces[id(value)] = (value, encoded)
+            if key not in self._pieces:
+                self._pieces[key] = (value, encoded)
                 self._held_bytes += len(encoded)
             while self._held_bytes > self._limit_bytes:
                 oldest = next(iter(self._pieces))
@@ -95,7 +107,12 @@ _FIRST_TURN = 2
 
 
 def encode_request(
-    prefix: bytes, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], *, suffix: bytes = b""
+    prefix: bytes,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolSpec],
+    *,
+    suffix: bytes = b"",
+    origin: str = "",
 ) -> bytes:
     """Return the request's body.
 
@@ -104,11 +121,16 @@ def encode_request(
         messages: The conversation.
         tools: What the model may ask for; when empty the body carries no tool field (S-CONV-24).
         suffix: Members of this kind of request, as `"stream":true`.
+        origin: Endpoint and model that it goes to; they get back what they sent with their messages (S-LLM-9).
     """
+    forms = _forms(messages, origin)
     if len(messages) > _FIRST_TURN:
-        sent = b"[%b]" % b",".join([_pieces.get(message, _message) for message in messages])
+        encoded = [
+            _pieces.get(message, partial(_message, form), form) for message, form in zip(messages, forms, strict=True)
+        ]
+        sent = b"[%b]" % b",".join(encoded)
     else:
-        sent = json_bytes([_members(message) for message in messages])
+        sent = json_bytes([_members(*form, message) for message, form in zip(messages, forms, strict=True)])
     body = [b"{", prefix, b',"messages":', sent]
     if tools:
         body += [b',"tools":[', b",".join([_pieces.get(tool, _tool) for tool in tools]), b"]"]
@@ -127,25 +149,116 @@ def json_bytes(value: object) -> bytes:
         return whole_text(text).encode()
 
 
-def _message(message: ChatMessage) -> bytes:
-    return json_bytes(_members(message))
+def _forms(messages: Sequence[ChatMessage], origin: str) -> list[tuple[tuple[str, ...], bool]]:
+    """Return how each message is sent: with which ids of tool calls, and whether with its provider's members.
+
+    Each call of the conversation has an id of its own, and each result that of its call (S-LLM-10). Ids that are replaced
+    have nine letters and digits, which all providers accept.
+    """
+    forms: list[tuple[tuple[str, ...], bool]] = []
+    used: set[str] = set()
+    #: by the model's own id: the ids of its newest calls, as they are sent, that have no result yet
+    waiting: dict[str, deque[str]] = {}
+    replaced = 0
+    for message in messages:
+        fields = message.provider_fields
+        ids: list[str] = []
+        if message.tool_calls:
+            waiting = {}
+            for call in message.tool_calls:
+                sent = call.id
+                while not sent.strip() or sent in used:
+                    replaced += 1
+                    sent = f"call{replaced:05d}"
+                used.add(sent)
+                ids.append(sent)
+                waiting.setdefault(call.id, deque()).append(sent)
+        elif message.tool_call_id is not None:
+            calls = waiting.get(message.tool_call_id)
+            ids.append(calls.popleft() if calls else message.tool_call_id)
+        forms.append((tuple(ids), fields is not None and bool(origin) and fields.origin == origin))
+    return forms
 
 
-def _members(message: ChatMessage) -> dict[str, object]:
+def _message(form: tuple[tuple[str, ...], bool], message: ChatMessage) -> bytes:
+    return json_bytes(_members(*form, message))
+
+
+def _members(ids: tuple[str, ...], has_fields: bool, message: ChatMessage) -> dict[str, object]:  # noqa: FBT001  private
+    fields = message.provider_fields if has_fields else None
     data: dict[str, object] = {"role": message.role, "content": message.content}
+    if fields is not None:
+        data |= members_of_message(_object_in(fields.message), has_calls=bool(message.tool_calls))
     if message.tool_calls:
+        if not (message.content or "").strip():
+            data["content"] = None  # strict servers refuse an empty text (S-LLM-9)
+        more = () if fields is None else fields.tool_calls
         data["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
-            for call in message.tool_calls
+            _call_data(call, sent, _object_in(more[number]) if number < len(more) else {})
+            for number, (call, sent) in enumerate(zip(message.tool_calls, ids, strict=True))
         ]
     elif message.content is None:
         data["content"] = ""
     if message.tool_call_id is not None:
-        data["tool_call_id"] = message.tool_call_id
+        data["tool_call_id"] = ids[0] if ids else message.tool_call_id
     if message.name is not None and message.role != "tool":
         # The protocol knows a name on every role but tool; strict servers refuse it there.
         data["name"] = message.name
     return data
+
+
+def _call_data(call: ToolCall, sent_id: str, fields: Mapping[str, Any]) -> dict[str, object]:
+    function: object = fields.get("function")
+    inner = _beside(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
+    members = {"name": call.name, "arguments": _arguments(call), **inner}
+    return {"id": sent_id, "type": "function", "function": members, **_beside(fields, _OF_CALL)}
+
+
+#: Members of an assistant message that this module reads, and those that endpoints send but do not take back.
+_OF_MESSAGE = frozenset({
+    "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "annotations", "audio", "images",
+    "executed_tools",
+})  # fmt: skip
+_OF_CALL = frozenset({"id", "type", "index", "function"})
+_OF_FUNCTION = frozenset({"name", "arguments", "index"})
+
+
+def _beside(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
+    return {name: value for name, value in data.items() if name not in known and value is not None}
+
+
+def members_of_message(message: Mapping[str, object], *, has_calls: bool) -> dict[str, object]:
+    """Return the members that only the provider knows; those with reasoning only beside tool calls (S-LLM-9)."""
+    found = _beside(message, _OF_MESSAGE)
+    return found if has_calls else {n: v for n, v in found.items() if not n.startswith(("reasoning", "thinking"))}
+
+
+def members_of_call(entry: Mapping[str, Any]) -> dict[str, object]:
+    """Return the members of a tool call that only the provider knows, those of its function in a member of that name."""
+    inner = _beside(entry.get("function") or {}, _OF_FUNCTION)
+    return {**_beside(entry, _OF_CALL), **({"function": inner} if inner else {})}
+
+
+def provider_fields(
+    origin: str, message: Mapping[str, object], calls: Sequence[Mapping[str, object]]
+) -> ProviderFields | None:
+    """Return the members that only the provider knows; None where there are none, or they are nested beyond the stack."""
+    if not message and not any(calls):
+        return None
+    try:
+        texts = [json_bytes(each).decode() for each in (message, *(calls if any(calls) else ()))]
+    except (RecursionError, ValueError):  # the latter: numbers of more digits than Python writes
+        return None
+    return ProviderFields(origin=origin, message=texts[0], tool_calls=tuple(texts[1:]))
+
+
+def _object_in(text: str) -> dict[str, object]:
+    """Return the object in JSON text; an empty one where a record or a user's model has something else there."""
+    try:
+        data: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, object]", data) if isinstance(data, dict) else {}
 
 
 def _arguments(call: ToolCall) -> str:
@@ -183,21 +296,18 @@ def parse_json(raw: bytes | str, what: str = "it") -> object:
         raise WireError(f"{what} is not JSON: {format_foreign(text, whole=len(raw))}") from None
 
 
-def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS) -> ChatResponse:
-    """Return the answer in a response's body.
+def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
+    """Return the answer in a response's body, which came from that endpoint and model.
 
     Raises:
         WireError: it is not a chat completion; the text says what came.
+        AnswerFailedError: the provider failed while it answered.
     """
-    return completion_of(parse_json(raw), limits)
+    return completion_of(parse_json(raw), limits, origin)
 
 
-def completion_of(data: object, limits: AnswerLimits = _LIMITS) -> ChatResponse:
-    """Return the answer in a response's decoded JSON.
-
-    Raises:
-        WireError: it is not a chat completion; the text says what came.
-    """
+def completion_of(data: object, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
+    """Return the answer in a response's decoded JSON; see `decode_completion`."""
     if not isinstance(data, dict):
         raise WireError(f"it is not a JSON object: {shown_data(data)}")
     body = cast("dict[str, Any]", data)
@@ -208,12 +318,40 @@ def completion_of(data: object, limits: AnswerLimits = _LIMITS) -> ChatResponse:
         entries = message.get("tool_calls") or ()
         limits.check_tool_calls(len(entries))
         calls = tuple(_call(entry, index) for index, entry in enumerate(entries))
-        usage, reason = usage_in(body.get("usage")), finish_reason_in(choice)
-        return ChatResponse(text, calls, usage, reason, reasoning_in(message))
+        members = members_of_message(message, has_calls=bool(calls))
+        fields = provider_fields(origin, members, [members_of_call(entry) for entry in entries])
+        response = ChatResponse(
+            text,
+            calls,
+            usage_in(body.get("usage")),
+            finish_reason_in(choice),
+            reasoning=reasoning_in(message),
+            provider_fields=fields,
+        )
     except TooMuchError as error:
         raise WireError(str(error)) from None
     except FORM_ERRORS:
         raise not_a_completion(body) from None
+    check_end(response.finish_reason)
+    return response
+
+
+#: How providers name an end that is their failure, and not the model's decision; some of Gemini's have more before it.
+_FAILURES = frozenset({
+    "error", "network_error", "server_error", "internal_error", "insufficient_system_resource", "timeout", "abort",
+    "aborted", "malformed_function_call", "malformed_response", "malformed_model_output", "malformed_tool_use",
+    "unexpected_tool_call",
+})  # fmt: skip
+
+
+def check_end(finish_reason: str | None) -> None:
+    """Refuse an answer that ends with a failure of its provider.
+
+    Raises:
+        AnswerFailedError: it does.
+    """
+    if (finish_reason or "").rpartition(":")[2].strip().lower() in _FAILURES:
+        raise AnswerFailedError(f"the answer ended with finish_reason '{finish_reason}'")
 
 
 def not_a_completion(body: Mapping[str, Any]) -> WireError:
@@ -301,7 +439,7 @@ def _thought(part: object) -> str:
 
 
 #: The protocol's own words are shorter.
-_LONGEST_REASON = 40
+_LONGEST_REASON = 64
 
 
 def finish_reason_in(choice: Mapping[str, Any]) -> str | None:
