@@ -116,7 +116,8 @@ class OpenAIChatModel:
                 "OpenAIChatModel: structured_outputs=True and a response_format of your own exclude each other"
             )
         self._offers_schemas = self._structured_outputs is not False and not has_form
-        self._sdk = None if self._client_options is None else SdkClients(self._client_options)
+        # Requests are repeated here on both ways, by what the body of a failure means (S-LLM-24).
+        self._sdk = None if self._client_options is None else SdkClients({**self._client_options, "max_retries": 0})
 
     @property
     def model(self) -> str:
@@ -243,13 +244,16 @@ class OpenAIChatModel:
             key=key,
             headers=headers,
             timeout_s=min(timeout_s, limits.time_s),
-            max_retries=self._max_retries or 0,
+            max_retries=self._retries(),
             limits=limits,
         )
         if self._sdk is None:
             return endpoint
-        # The package's client repeats by itself.
-        return replace(endpoint, max_retries=0, transport=SdkTransport(self._sdk, self._connection(key, base_url)))
+        return replace(endpoint, transport=SdkTransport(self._sdk, self._connection(key, base_url)))
+
+    def _retries(self) -> int:
+        of_client = (self._client_options or {}).get("max_retries")
+        return of_client if isinstance(of_client, int) else self._max_retries or 0
 
     def _key(self) -> str:
         if self._api_key is not None:
@@ -261,7 +265,7 @@ class OpenAIChatModel:
 
     def _connection(self, key: str, base_url: str) -> Mapping[str, object]:
         """Return the arguments of the package's client that come neither from `client_options` nor from the endpoint."""
-        connection: dict[str, object] = {"max_retries": self._max_retries or 0}
+        connection: dict[str, object] = {}
         if key:
             connection["api_key"] = key
         elif not base_url.startswith(_DEFAULT_BASE_URL):

@@ -18,7 +18,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
 from ensemble_ray.llm.openai import check_time_s
 from ensemble_ray.llm.protocol.endpoint import Endpoint
-from ensemble_ray.llm.protocol.wire import WireError, json_bytes
+from ensemble_ray.llm.protocol.wire import WireError, json_bytes, not_a_completion
 from ensemble_ray.memory.embedding_batches import Embedded, TextBatcher
 from ensemble_ray.memory.embedding_meter import count_embedding
 from ensemble_ray.process.loop import run_blocking
@@ -173,9 +173,13 @@ def _answer_of(body: bytes, count: int) -> Embedded:
     """
     try:
         answer = cast("Mapping[str, Any]", json.loads(body))
+        if answer.get("error"):
+            raise not_a_completion(answer)
         found = {int(each["index"]): [float(number) for number in each["embedding"]] for each in answer["data"]}
         vectors: list[Sequence[float]] = [found[index] for index in range(count)]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except WireError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WireError(f"the answer has no embedding for each of {count} texts: {type(error).__name__}") from None
     usage = answer.get("usage")
     tokens: object = cast("Mapping[str, object]", usage).get("prompt_tokens") if isinstance(usage, Mapping) else None

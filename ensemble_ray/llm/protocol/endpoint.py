@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from ensemble_ray.llm.protocol import transport as lean_transport
 from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
+from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error, failure_in_success
 from ensemble_ray.llm.protocol.schema_offers import SchemaOffer, is_refused_schema
 from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
@@ -157,9 +157,10 @@ class Endpoint:
         return {**sent, **({TRACEPARENT: span} if span else {}), **self.headers}
 
     async def _send(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
-        if self.max_retries:
-            return self._decode(await self._retry(lambda: self._post(body), has_schema=has_schema))
-        return self._decode(await self._post(body))
+        async def send() -> ChatResponse:
+            return self._decode(await self._post(body))
+
+        return await self._retry(send, has_schema=has_schema)
 
     async def _post(self, body: bytes) -> Answered:
         answered = await self.transport.post(
@@ -216,11 +217,12 @@ class Endpoint:
             await asyncio.sleep(delay_s)
 
     def _delay(self, failure: CallFailure, attempt: int) -> float | None:
-        if attempt > self.max_retries:
+        if attempt > self.max_retries or failure.is_lasting or failure.told.is_out_of_credit:
             return None
         jitter = random.random()  # noqa: S311  spreads load, keeps no secret
+        status = None if failure.told.is_bad_generation else failure.status  # the former may be another one next time
         return delay_before_retry(
-            failure.status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()
+            status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()
         )
 
     async def _provider_error(self, failure: CallFailure) -> Exception:
@@ -246,10 +248,10 @@ async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> 
 
 
 def _unusable(answered: Answered, error: WireError | TooMuchError) -> CallFailure:
-    is_from_provider = isinstance(error, WireError) and error.is_from_provider
+    told = error.provider_error if isinstance(error, WireError) else b""
     # What an error keeps of a body is for people.
-    body = answered.body[:ERROR_BODY_BYTES]
-    return CallFailure(status=answered.status, body=body, reason=str(error), is_from_provider=is_from_provider)
+    body = (told or answered.body)[:ERROR_BODY_BYTES]
+    return failure_in_success(answered.status, body, answered.headers, str(error), is_from_provider=bool(told))
 
 
 def _refuses_usage(failure: CallFailure) -> bool:

@@ -69,7 +69,7 @@ class SdkClients:
 
 @dataclass(frozen=True, slots=True)
 class SdkTransport:
-    """Sends requests through a client of the package, which repeats them by itself where it was told to."""
+    """Sends requests through a client of the package."""
 
     clients: SdkClients
     connection: Mapping[str, object]

@@ -16,9 +16,9 @@ from ensemble_ray.llm.protocol.wire import (
     FORM_ERRORS,
     WireError,
     finish_reason_in,
+    has_failed,
     not_a_completion,
     parse_json,
-    shown_data,
     text_in,
     text_of_arguments,
     usage_in,
@@ -126,9 +126,9 @@ class StreamAssembler:
             TooMuchError: the answer asks for too many tool calls.
         """
         if not isinstance(chunk, dict):
-            raise WireError(f"{_PIECE} is not a JSON object: {shown_data(chunk)}")
+            raise not_a_completion(chunk, _PIECE)
         body = cast("dict[str, Any]", chunk)
-        if body.get("error") or ("choices" not in body and "usage" not in body):
+        if body.get("error") or has_failed(body) or ("choices" not in body and "usage" not in body):
             raise not_a_completion(body)
         try:
             return self._read_chunk(body)
