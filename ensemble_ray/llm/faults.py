@@ -13,6 +13,7 @@ from typing import cast
 
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.errors.provider import status_of, told_by
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.llm.protocol.arrival import seconds_since_arrival
 from ensemble_ray.llm.retry import is_worth_repeating, retry_after_in
 
@@ -84,6 +85,8 @@ def fault_of(error: BaseException) -> ProviderFault | None:
             is_bad_generation=told.is_bad_generation,
         )
     names = _names(error)
+    if tls_flaw(error):
+        return None
     if not any(name in _CONNECTION_ERRORS.get(package, ()) for package, name in names):
         return None
     is_late = any("Timeout" in name for _, name in names)

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from ensemble_ray.cli.view.terminal import count_noun
 from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.private_files import exposed_bits
 from ensemble_ray.process.ray_files import private_ray_directory, token_file
@@ -266,6 +267,7 @@ def _ask(url: str, key: str) -> Finding:
     except (OSError, ValueError, http.client.HTTPException) as error:
         # Other errors repeat parts of the URL.
         reason = getattr(error, "reason", None) or error if isinstance(error, OSError) else type(error).__name__
+        reason = tls_flaw(error) or reason
         return Finding(
             name="Endpoint",
             state="failed",

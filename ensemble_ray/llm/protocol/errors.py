@@ -71,7 +71,7 @@ class CallFailure:
     reason: str = ""
     #: the reason is the provider's own, sent with a status of success
     is_from_provider: bool = False
-    #: another attempt fails in the same way: a certificate that cannot be trusted
+    #: there was no answer, and there will be none: a certificate that is not trusted
     is_lasting: bool = False
     #: what the transport raised where there was no answer
     cause: BaseException | None = None
@@ -178,6 +178,8 @@ def explanation(failure: CallFailure, origin: CallOrigin) -> str:
             f"{where} gave no answer within {origin.timeout_s:g} s. Raise `timeout`, or check that the endpoint "
             "and the model are up."
         )
+    if failure.is_lasting:
+        return f"Cannot reach endpoint {origin.endpoint}: {failure.reason}."
     if failure.status is None:
         return (
             f"Cannot reach endpoint {origin.endpoint}: {_reason(failure, origin)}. Check that it is running and that `base_url` "
