@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
-from ensemble_ray.llm.openai import check_time_s
+from ensemble_ray.llm.openai import check_key, check_time_s
 from ensemble_ray.llm.protocol.endpoint import Endpoint
 from ensemble_ray.llm.protocol.wire import WireError, json_bytes, not_a_completion
 from ensemble_ray.memory.embedding_batches import Embedded, TextBatcher
@@ -73,7 +73,8 @@ class OpenAIEmbeddingModel:
                 raise ValidationError(f"OpenAIEmbeddingModel {name} must be >= {least}, got: {value}")
         self.model = model
         self._base_url = base_url
-        self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        plain = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
+        self._api_key = None if plain is None else SecretStr(check_key(plain, "OpenAIEmbeddingModel api_key"))
         self._timeout_s = check_time_s(timeout, "OpenAIEmbeddingModel timeout")
         self._max_retries = max_retries
         self._batch_size = batch_size
@@ -112,7 +113,8 @@ class OpenAIEmbeddingModel:
         if flaw := flaw_of(base_url):
             raise ValidationError(f"OpenAIEmbeddingModel OPENAI_BASE_URL {flaw}")
         given = self._api_key
-        key = os.environ.get("OPENAI_API_KEY", "").strip() if given is None else given.get_secret_value()
+        in_environment = check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
+        key = in_environment if given is None else given.get_secret_value()
         if not key and base_url == _DEFAULT_BASE_URL:
             raise ValidationError(
                 f"OpenAIEmbeddingModel('{self.model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of your "

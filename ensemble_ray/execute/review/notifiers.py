@@ -48,7 +48,7 @@ class SlackNotifier:
     def __init__(self, webhook_url: str) -> None:
         if not isinstance(webhook_url, str) or not webhook_url.strip():
             raise ValidationError("webhook_url must not be blank")
-        self._url = webhook_url
+        self._url = webhook_url.strip()
 
     def __repr__(self) -> str:
         return "ReviewNotifier.slack(...)"  # whoever knows the URL may post
