@@ -22,7 +22,7 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.terminal import is_terminal, terminal_lock
 from ensemble_ray.process.threads import threads
-from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.text.control_characters import escape_controls, escape_unencodable
 from ensemble_ray.values.reviews import (
     Continue,
     Edit,
@@ -209,7 +209,7 @@ class _Question:
 
     def ask(self) -> ReviewDecision:
         """Show it, and return what is typed, or what follows when nothing is."""
-        self.output.write(render_header(self.request))
+        self._show(render_header(self.request))
         choice = self._choice()
         if choice is None:
             self._show("\n")
@@ -260,7 +260,8 @@ class _Question:
         return line
 
     def _show(self, text: str) -> None:
-        self.output.write(text)
+        # A character that a terminal lacks is no reason to lose the question (S-LLM-34).
+        self.output.write(escape_unencodable(text, getattr(self.output, "encoding", None)))
         self.output.flush()
 
 

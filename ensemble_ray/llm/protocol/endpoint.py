@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from ensemble_ray.llm.protocol import transport as lean_transport
 from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
+from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error, failure_in_success
 from ensemble_ray.llm.protocol.schema_offers import SchemaOffer, is_refused_schema
 from ensemble_ray.llm.protocol.stream import STREAM_END, SseParser, StreamAssembler, begin_of_body, is_event_stream
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
@@ -248,11 +248,12 @@ class Endpoint:
             await asyncio.sleep(delay_s)
 
     def _delay(self, failure: CallFailure, attempt: int) -> float | None:
-        if attempt > self.max_retries:
+        if attempt > self.max_retries or failure.is_lasting or failure.told.is_out_of_credit:
             return None
         jitter = random.random()  # noqa: S311  spreads load, keeps no secret
+        status = None if failure.told.is_bad_generation else failure.status  # the former may be another one next time
         return delay_before_retry(
-            failure.status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()
+            status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()
         )
 
     async def _provider_error(self, failure: CallFailure) -> Exception:
@@ -290,10 +291,10 @@ async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> 
 def _unusable(answered: Answered, error: WireError | TooMuchError) -> CallFailure:
     if isinstance(error, AnswerFailedError):
         return CallFailure(reason=str(error), is_broken_off=True)
-    is_from_provider = isinstance(error, WireError) and error.is_from_provider
+    told = error.provider_error if isinstance(error, WireError) else b""
     # What an error keeps of a body is for people.
-    body = answered.body[:ERROR_BODY_BYTES]
-    return CallFailure(status=answered.status, body=body, reason=str(error), is_from_provider=is_from_provider)
+    body = (told or answered.body)[:ERROR_BODY_BYTES]
+    return failure_in_success(answered.status, body, answered.headers, str(error), is_from_provider=bool(told))
 
 
 def _refuses_usage(failure: CallFailure) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.endpoint import IDEMPOTENCY_KEY
 from ensemble_ray.llm.protocol.errors import CallFailure
@@ -69,7 +70,7 @@ class SdkClients:
 
 @dataclass(frozen=True, slots=True)
 class SdkTransport:
-    """Sends requests through a client of the package, which repeats them by itself where it was told to."""
+    """Sends requests through a client of the package."""
 
     clients: SdkClients
     connection: Mapping[str, object]
@@ -188,7 +189,9 @@ def _failures() -> Generator[None]:
     except transport_errors as error:
         if "Timeout" in type(error).__name__:
             raise CallFailedError(CallFailure(timed_out=True, cause=error)) from error
-        raise CallFailedError(CallFailure(reason=str(error) or type(error).__name__, cause=error)) from error
+        flaw = tls_flaw(error)
+        reason = flaw or str(error) or type(error).__name__
+        raise CallFailedError(CallFailure(reason=reason, cause=error, is_lasting=bool(flaw))) from error
 
 
 def _failure_of(error: APIError) -> CallFailure:
@@ -204,7 +207,9 @@ def _failure_of(error: APIError) -> CallFailure:
         is_late = isinstance(root, TimeoutError | asyncio.CancelledError)
         if is_late or (root is error and isinstance(error, APITimeoutError)):
             return CallFailure(timed_out=True, cause=error.__cause__)
-        return CallFailure(reason=str(root) or type(root).__name__, cause=error.__cause__)
+        flaw = tls_flaw(error)
+        reason = flaw or str(root) or type(root).__name__
+        return CallFailure(reason=reason, cause=error.__cause__, is_lasting=bool(flaw))
     if isinstance(error, APIStatusError):
         headers = {name.lower(): value for name, value in error.response.headers.items()}
         return CallFailure(status=error.status_code, body=error.response.content, headers=headers)

@@ -19,6 +19,7 @@ from ensemble_ray.llm.protocol.wire import (
     WireError,
     check_end,
     finish_reason_in,
+    has_failed,
     json_bytes,
     members_of_call,
     members_of_message,
@@ -26,7 +27,6 @@ from ensemble_ray.llm.protocol.wire import (
     parse_json,
     provider_fields,
     reasoning_in,
-    shown_data,
     text_in,
     text_of_arguments,
     usage_in,
@@ -277,9 +277,9 @@ class StreamAssembler:
         if chunk is None:
             return ""
         if not isinstance(chunk, dict):
-            raise WireError(f"{_PIECE} is not a JSON object: {shown_data(chunk)}")
+            raise not_a_completion(chunk, _PIECE)
         body = cast("dict[str, Any]", chunk)
-        if body.get("error"):
+        if body.get("error") or has_failed(body):
             raise not_a_completion(body)
         if "choices" not in body and "usage" not in body:
             if not _is_ping(body):

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.errors import CallFailure
 from ensemble_ray.llm.protocol.event_loop_resources import PerLoop
@@ -230,6 +231,9 @@ def _no_answer(error: Exception, timeout_s: float) -> CallFailure:
         return CallFailure(timed_out=True, cause=error)
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return CallFailure(reason=f"the host name '{error.host}' cannot be resolved", cause=error)
+    flaw = tls_flaw(error)
+    if flaw:
+        return CallFailure(reason=flaw, cause=error, is_lasting=True)
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return CallFailure(reason=os.strerror(number) if number else str(error.os_error), cause=error)

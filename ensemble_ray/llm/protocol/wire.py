@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.text.foreign_text import one_line, whole_text
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ProviderFields, TokenUsage, ToolCall, ToolSpec
@@ -30,6 +31,7 @@ __all__ = [
     "encode_request",
     "finish_reason_in",
     "format_foreign",
+    "has_failed",
     "json_bytes",
     "members_of_call",
     "members_of_message",
@@ -57,10 +59,10 @@ class WireError(ValueError):
     """What came is not an answer of the protocol, or it is the provider's own error in the body.
 
     Attributes:
-        told_by_provider: The text is the provider's, sent with a status of success.
+        provider_error: `{"error": ...}` as JSON where the text is the provider's, sent with a status of success.
     """
 
-    is_from_provider = False
+    provider_error = b""
 
 
 class AnswerFailedError(WireError):
@@ -309,8 +311,10 @@ def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = 
 def completion_of(data: object, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
     """Return the answer in a response's decoded JSON; see `decode_completion`."""
     if not isinstance(data, dict):
-        raise WireError(f"it is not a JSON object: {shown_data(data)}")
+        raise not_a_completion(data)
     body = cast("dict[str, Any]", data)
+    if has_failed(body):
+        raise not_a_completion(body)
     try:
         choice = body["choices"][0]
         message = choice["message"]
@@ -354,15 +358,44 @@ def check_end(finish_reason: str | None) -> None:
         raise AnswerFailedError(f"the answer ended with finish_reason '{finish_reason}'")
 
 
-def not_a_completion(body: Mapping[str, Any]) -> WireError:
-    """Return the error for an object that is no answer: the provider's own where it holds one."""
-    found = body.get("error")
+def has_failed(body: Mapping[str, Any]) -> bool:
+    """Whether an answer is an error, or holds one in its first choice, or beside its choices with a status (S-LLM-20)."""
+    found = _error_in(body)
+    is_beside = found is not None and found is body.get("error") and "choices" in body
+    return found is not None and (not is_beside or read_error_body(found).status is not None)
+
+
+def _error_in(body: Mapping[str, Any]) -> object:
+    """Return the provider's error in an answer, or in its first choice; None where there is none."""
+    if body.get("error"):
+        return cast("object", body["error"])
+    choices = body.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        return cast("Mapping[str, object]", choices[0]).get("error") or None
+    # Some servers send the members of the error without an object around them.
+    return body if choices is None and read_error_body(body).status is not None else None
+
+
+def not_a_completion(data: object, what: str = "it") -> WireError:
+    """Return the error for what is no answer: the provider's own where it holds one, also in a list.
+
+    Args:
+        data: What came.
+        what: How an error calls it.
+    """
+    entries = cast("Sequence[object]", data) if isinstance(data, list) else [data]
+    body = cast("Mapping[str, Any]", entries[0]) if entries and isinstance(entries[0], dict) else None
+    found = None if body is None else _error_in(body)
     if found:
-        words = cast("Mapping[str, object]", found).get("message") if isinstance(found, dict) else found
-        error = WireError(format_foreign(words) if isinstance(words, str) else shown_data(words))
-        error.is_from_provider = True
+        error = WireError(format_foreign(read_error_body(found).message) or shown_data(found))
+        try:
+            error.provider_error = json_bytes({"error": found})
+        except (RecursionError, ValueError):  # as in `shown_data`
+            error.provider_error = b"{}"
         return error
-    return WireError(f"it has no choices with a message: {shown_data(body)}")
+    if not isinstance(data, dict):
+        return WireError(f"{what} is not a JSON object: {shown_data(data)}")
+    return WireError(f"it has no choices with a message: {shown_data(data)}")
 
 
 #: Characters of an answer that an error shows.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from ensemble_ray.errors import ToolConfigurationError, message_of
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, library_loop
 from ensemble_ray.tools.mcp.address import ServerAddress
@@ -225,4 +226,4 @@ def _reason(error: BaseException | None) -> str:
     """Return the text of what ended a session: of the first error, where several came together."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return "it closed the connection" if error is None else message_of(error)
+    return "it closed the connection" if error is None else tls_flaw(error) or message_of(error)
