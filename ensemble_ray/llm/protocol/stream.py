@@ -16,7 +16,6 @@ from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.wire import (
     FORM_ERRORS,
     AnswerFailedError,
-    WireError,
     check_end,
     finish_reason_in,
     has_failed,
