@@ -23,6 +23,7 @@ from typing import Any, Protocol, cast
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.events.telemetry.active import use_span
+from ensemble_ray.process.forks import abandon, after_fork, new_lock, track
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_return
 from ensemble_ray.tools.tool import ToolContext, use_tool_context
 
@@ -124,7 +125,14 @@ class LokyCpuPool:
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
-        self._lock = threading.Lock()
+        self._lock = new_lock()
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin without processes."""
+        abandon(self._group)
+        self._group = None
+        self._groups.clear()
 
     async def run(
         self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None, may_repeat: bool = True
@@ -200,7 +208,7 @@ class _Group:
         self._executor: _LokyExecutor = loky.ProcessPoolExecutor(max_workers=workers, timeout=idle_s)
         self._open = 0
         self.is_retired = False
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         _groups.add(self)
 
     async def call(self, function: bytes, arguments: bytes, *, timeout_s: float | None) -> bytes:
@@ -247,6 +255,12 @@ def _processors() -> int:
 #: Groups that may have processes, for the end of this process.
 _groups: weakref.WeakSet[_Group] = weakref.WeakSet()
 _hooked = threading.Event()
+
+
+@after_fork
+def _leave_groups() -> None:
+    abandon(*_groups)
+    _groups.clear()
 
 
 def _kill_at_exit() -> None:

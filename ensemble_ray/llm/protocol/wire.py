@@ -9,11 +9,11 @@ of what an answer holds.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.text.foreign_text import one_line, whole_text
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
 
@@ -65,7 +65,7 @@ class EncodedPieces:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
         self._pieces: dict[int, tuple[object, bytes]] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def __len__(self) -> int:
         return len(self._pieces)
