@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import multiprocessing
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, cast
@@ -216,7 +217,8 @@ class _Group:
         with self._lock:
             self._open += 1
         try:
-            future = self._executor.submit(call_packed, function, arguments)
+            with _may_have_children():
+                future = self._executor.submit(call_packed, function, arguments)
             _kill_at_exit()
             try:
                 async with asyncio.timeout(timeout_s):
@@ -259,20 +261,40 @@ _hooked = threading.Event()
 
 @after_fork
 def _leave_groups() -> None:
+    if _groups:  # `multiprocessing` ends or joins them when a process ends, and would do so in the child
+        children = cast("set[object]", importlib.import_module("multiprocessing.process")._children)  # noqa: SLF001  as in its own children
+        children.difference_update([each for each in children if type(each).__module__.startswith("loky.")])
     abandon(*_groups)
     _groups.clear()
+    _hooked.clear()
+
+
+@contextlib.contextmanager
+def _may_have_children() -> Generator[None]:
+    """Let a process of a `multiprocessing.Pool`, which is a daemon, start others: loky's end by themselves when they are idle."""
+    config = cast("dict[str, object]", getattr(multiprocessing.current_process(), "_config", {}))
+    before = config.get("daemon", False)
+    if before:
+        config["daemon"] = False
+    try:
+        yield
+    finally:
+        if before:
+            config["daemon"] = before
 
 
 def _kill_at_exit() -> None:
     """Once, have every group killed when this process ends; loky's hook would wait for a call that never returns.
 
     `atexit` is too late, since threads are joined before it. The hooks of `threading`, which loky and the executors of
-    the standard library use too, run last in first out: ours is set after loky's, which comes with the first call.
+    the standard library use too, run last in first out: ours is set after loky's, which comes with the first call. A process
+    of `multiprocessing` joins its children before that, and has finalisers of its own.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is None or _hooked.is_set():
         return
     _hooked.set()
+    importlib.import_module("multiprocessing.util").Finalize(None, _kill_all, exitpriority=100)
     with contextlib.suppress(RuntimeError):  # this process is ending already
         register(_kill_all)
 
