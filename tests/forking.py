@@ -34,6 +34,7 @@ class Child:
             reply = (None, traceback.format_exc())
         try:
             data = pickle.dumps(reply)
+            data = len(data).to_bytes(8, "big") + data
             while data:
                 data = data[os.write(writing, data) :]
         finally:
@@ -47,17 +48,19 @@ class Child:
         """
         data = b""
         try:
-            while select.select([self._result], [], [], PATIENCE_S)[0]:
-                if not (piece := os.read(self._result, 65_536)):
-                    break
+            # A child of the child has the pipe open too, so that its end does not tell.
+            while len(data) < 8 or len(data) < 8 + int.from_bytes(data[:8], "big"):
+                assert select.select([self._result], [], [], PATIENCE_S)[0], (
+                    f"the forked child hangs ({PATIENCE_S:g} s)"
+                )
+                piece = os.read(self._result, 65_536)
+                assert piece, "the forked child died"
                 data += piece
-            else:
-                raise AssertionError(f"the forked child hangs ({PATIENCE_S:g} s)")
         finally:
             os.close(self._result)
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-        value, error = pickle.loads(data)  # noqa: S301  of our own child
+        value, error = pickle.loads(data[8:])  # noqa: S301  of our own child
         assert not error, error
         return value
 
