@@ -16,6 +16,7 @@ import pytest
 from ensemble_ray import (
     Ensemble,
     EnsembleError,
+    IllegalStateError,
     InlineRuntime,
     MemoryEntry,
     RateLimit,
@@ -132,6 +133,9 @@ def test_child_beside_a_run_of_its_parent_leaves_it_alone(
 
     def use() -> tuple[object, bool]:
         gc.collect()
+        with pytest.raises(IllegalStateError, match="in the process that started it"):
+            run.result()
+        run.cancel()
         done = everything.use()
         gc.collect()
         return done, "end" in kinds(tmp_path, "of-the-parent")
