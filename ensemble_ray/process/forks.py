@@ -154,7 +154,7 @@ def _after_in_child() -> None:
     for thread in _inside.keys() - {threading.get_ident()}:
         del _inside[thread]
     for lock in list(_locks):
-        lock._at_fork_reinit()  # noqa: SLF001  as the standard library does
+        lock._at_fork_reinit()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  as the standard library does
     ray = sys.modules.get("ray")
     is_connected = cast("Callable[[], bool] | None", getattr(ray, "is_initialized", None))
     _is_ray_inherited = _is_ray_inherited or (is_connected is not None and is_connected())
