@@ -76,6 +76,12 @@ class Everything:
         ]
 
 
+@pytest.fixture(autouse=True)
+def one_process_of_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pool starts one, and not one for each processor."""
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+
+
 @pytest.fixture
 def everything(model_server: Callable[..., ModelServer], tmp_path: Path) -> Everything:
     """A server that stays the parent's, and what uses it."""
