@@ -5,6 +5,7 @@ In: a function. Out: what it returned in a child. Never: a child that outlives i
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import pickle
 import select
@@ -33,6 +34,7 @@ class Child:
         except BaseException:  # noqa: BLE001  told to the parent
             reply = (None, traceback.format_exc())
         try:
+            multiprocessing.util._exit_function()  # type: ignore[attr-defined]
             data = pickle.dumps(reply)
             data = len(data).to_bytes(8, "big") + data
             while data:

@@ -105,6 +105,8 @@ def test_runs_work_in_a_pool_of_multiprocessing(everything: Everything) -> None:
     try:
         with multiprocessing.get_context("fork").Pool(2) as pool:
             assert pool.map_async(_use_shared, range(4), chunksize=1).get(timeout=PATIENCE_S) == [_ALL] * 4
+            pool.close()
+            pool.join()
         process = multiprocessing.get_context("fork").Process(target=everything.use)
         process.start()
         process.join(30)
