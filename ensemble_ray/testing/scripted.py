@@ -12,7 +12,6 @@ import inspect
 import os
 import pickle
 import re
-import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -21,6 +20,7 @@ from typing import Any, cast
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.ports.services import services
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.testing.model_server.script import Reply
 from ensemble_ray.values.ids import new_object_id
@@ -84,7 +84,7 @@ class ScriptedModel:
         self._entries = entries
         self._otherwise = otherwise
         self._calls: list[ScriptedCall] = []
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._id = new_object_id()
         #: the process that owns the script
         self.process_id = os.getpid()

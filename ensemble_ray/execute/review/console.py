@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import after_fork
 from ensemble_ray.process.terminal import is_terminal, terminal_lock
 from ensemble_ray.process.threads import threads
 from ensemble_ray.text.control_characters import escape_controls, escape_unencodable
@@ -122,6 +123,7 @@ class _ThreadedLines(_KeptLines):
 
 
 _sources: WeakKeyDictionary[TextIO, LineSource] = WeakKeyDictionary()
+after_fork(_sources.clear)
 
 
 def line_source(stream: TextIO) -> LineSource:

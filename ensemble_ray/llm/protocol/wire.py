@@ -9,7 +9,6 @@ of what an answer holds.
 from __future__ import annotations
 
 import json
-import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.text.foreign_text import one_line, whole_text
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ProviderFields, TokenUsage, ToolCall, ToolSpec
 
@@ -79,7 +79,7 @@ class EncodedPieces:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
         self._pieces: dict[tuple[int, Hashable], tuple[object, bytes]] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def __len__(self) -> int:
         return len(self._pieces)
