@@ -67,6 +67,7 @@ def _effect_of(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
         duration_s=recorded.duration_s,
         structured_output=recorded.structured_output,
         asks_again=recorded.asks_again,
+        repairs=recorded.repairs,
     )
 
 
@@ -79,6 +80,7 @@ def _result_of(effect: ToolEffect) -> ToolReturned:
         started_at=effect.started_at,
         duration_s=effect.duration_s,
         asks_again=effect.asks_again,
+        repairs=effect.repairs,
     )
 
 
@@ -300,6 +302,7 @@ class ToolCalls:
             duration_s=max(0.0, clock.now() - started_at),
             structured_output=outcome.structured_output,
             asks_again=outcome.asks_again,
+            repairs=outcome.repairs,
         )
         # The last one waits for all: the next model call depends on them. What may be read again need not wait before.
         is_safe_later = bound.effect == "none" and self._open > 0
