@@ -195,9 +195,7 @@ def _repaired(bound: BoundTool, arguments: str, repairs: list[str]) -> str:
     return repaired.text
 
 
-async def _call_function(
-    bound: BoundFunction, arguments: str, context: ToolContext, repairs: list[str]
-) -> ToolOutcome:
+async def _call_function(bound: BoundFunction, arguments: str, context: ToolContext, repairs: list[str]) -> ToolOutcome:
     try:
         positional, named = bound.signature.read(arguments)
     except ArgumentError:

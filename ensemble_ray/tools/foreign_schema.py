@@ -165,7 +165,9 @@ class _Normaliser:
         if "properties" in found or found.get("type") == "object":
             found = self._merge_choices(found, within)
         kinds = _kinds_of(found)
-        choices = [] if kinds else [each for each in _list_of(found.get("anyOf", found.get("oneOf"))) if each is not False]
+        choices = (
+            [] if kinds else [each for each in _list_of(found.get("anyOf", found.get("oneOf"))) if each is not False]
+        )
         spelled: _Schema
         if choices:
             spelled = _one_of([self._spell(each, depth + 1, within) for each in choices])
@@ -219,7 +221,9 @@ class _Normaliser:
                 self.dropped.add("enum ''")
             if texts:
                 spelled["enum"] = texts
-        elif fitting := [each for each in values if _kind_of_value(each) in ({kind} if kind != "number" else {kind, "integer"})]:
+        elif fitting := [
+            each for each in values if _kind_of_value(each) in ({kind} if kind != "number" else {kind, "integer"})
+        ]:
             self.dropped.add(f"enum of kind {kind}")
             shown = ", ".join(json.dumps(each) for each in fitting[:50])
             spelled[_HINT] = f"one of {shown}" if len(fitting) > 1 else f"always {shown}"
@@ -270,29 +274,32 @@ class _Normaliser:
         spelled["items"] = inner if inner.keys() - {"description", "default"} else {**_ANY_ENTRY, **inner}
 
     def _spell_object(self, found: _Schema, spelled: _Schema, depth: int, within: tuple[str, ...]) -> None:
-        listed = found.get("properties")
-        properties: _Schema = {}
-        if isinstance(listed, Mapping):
-            for name, inner in cast("Mapping[str, object]", listed).items():
-                if inner is False or not isinstance(cast("object", name), str):
-                    self.dropped.add("properties that nothing fits")
-                elif self._nodes_left <= 0:
-                    self.dropped.add("schemas beyond the limit")
-                else:
-                    properties[name] = self._spell(inner, depth + 1, within)
-        elif listed is not None:
-            self.dropped.add("properties")
+        properties = self._spell_properties(found.get("properties"), depth, within)
+        required = found.get("required", [])
         if properties:
             spelled["properties"] = properties
-            needed = [name for name in dict.fromkeys(_texts_of(found.get("required"))) if name in properties]
-            if needed:
+            if needed := [name for name in dict.fromkeys(_texts_of(required)) if name in properties]:
                 spelled["required"] = needed
-            if len(needed) != len(_list_of(found.get("required"))) or not isinstance(found.get("required", []), list):
+            if not isinstance(required, list | tuple) or any(each not in needed for each in _list_of(required)):
                 self.dropped.add("required")
         elif isinstance(entries := found.get("additionalProperties"), Mapping) and entries:
             spelled["additionalProperties"] = self._spell(entries, depth + 1, within) or True
         elif depth:  # a table with any keys
             spelled["additionalProperties"] = True
+
+    def _spell_properties(self, listed: object, depth: int, within: tuple[str, ...]) -> _Schema:
+        properties: _Schema = {}
+        if not isinstance(listed, Mapping):
+            self.dropped.update(() if listed is None else ("properties",))
+            return properties
+        for name, inner in cast("Mapping[str, object]", listed).items():
+            if inner is False or not isinstance(cast("object", name), str):
+                self.dropped.add("properties that nothing fits")
+            elif self._nodes_left <= 0:
+                self.dropped.add("schemas beyond the limit")
+            else:
+                properties[name] = self._spell(inner, depth + 1, within)
+        return properties
 
     def _resolve(self, schema: Mapping[str, object], within: tuple[str, ...]) -> _Schema:
         """Return a schema with what its reference names and what `allOf` joins; a key of its own tells which references it is within."""
@@ -425,7 +432,9 @@ def _kind_of_value(value: object) -> str | None:
 
 def _size_of(schema: _Schema) -> int:
     """Return about how long a schema is without the schemas in it."""
-    return sum(len(cast("str", value)) for value in schema.values() if isinstance(value, str | list | tuple)) + len(schema)
+    return sum(len(cast("str", value)) for value in schema.values() if isinstance(value, str | list | tuple)) + len(
+        schema
+    )
 
 
 def _describe(spelled: _Schema, description: object) -> _Schema:

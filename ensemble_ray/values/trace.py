@@ -109,10 +109,6 @@ def _prepare_target(path: str | Path) -> Path:
     return target
 
 
-def _is_empty(value: tuple[str, ...]) -> bool:
-    return not value
-
-
 def _is_none(value: object) -> bool:
     return value is None
 

@@ -287,7 +287,8 @@ def serve_odd() -> None:
                 result = {"content": [{"type": "text", "text": json.dumps(asked["params"]["arguments"])}]}
         answer = {"result": result} if result else {"error": {"code": -32601, "message": "no"}}
         if "id" in asked:
-            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}) + "\n")
+            sys.stdout.flush()
 
 
 match sys.argv[2:]:

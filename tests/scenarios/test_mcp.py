@@ -201,8 +201,16 @@ async def test_a_server_of_the_older_transport_is_used_like_others(tmp_path: Pat
 @pytest.mark.parametrize(
     ("post", "get", "said"),
     [
-        (405, 404, r"refuses streamable HTTP \(HTTP status 405: .*\), and the older SSE transport failed, too: HTTP status 404"),
-        (404, 200, r"refuses streamable HTTP \(HTTP status 404: .*\), and the older SSE transport failed, too: HTTP status 404"),
+        (
+            405,
+            404,
+            r"refuses streamable HTTP \(HTTP status 405: .*\), and the older SSE transport failed, too: HTTP status 404",
+        ),
+        (
+            404,
+            200,
+            r"refuses streamable HTTP \(HTTP status 404: .*\), and the older SSE transport failed, too: HTTP status 404",
+        ),
         (401, 200, "error response"),
     ],
 )
@@ -225,16 +233,16 @@ async def test_an_error_names_both_transports_when_a_url_speaks_neither(post: in
             self.end_headers()
             self.wfile.write(b"event: endpoint\ndata: /messages?session=secret\n\n" * (get == 200))
             self.wfile.flush()
-            ended.wait(PATIENCE_S * (get == 200))
+            answered.wait(PATIENCE_S * (get == 200))
 
-    ended = threading.Event()
+    answered = threading.Event()
     web = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
     threading.Thread(target=web.serve_forever, daemon=True).start()
     try:
         with pytest.raises(ToolConfigurationError, match=said) as caught:
             await MCP(f"http://127.0.0.1:{web.server_port}/sse").resolve()
     finally:
-        ended.set()
+        answered.set()
         web.shutdown()
         web.server_close()
     assert "secret" not in str(caught.value)

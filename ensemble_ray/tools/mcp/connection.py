@@ -218,4 +218,3 @@ class _Session:
         why = f"no answer within {self._address.connect_timeout_s:g} s" if isinstance(error, TimeoutError) else None
         text = f"MCP server '{self._address.shown}' cannot be {what}: {why or reason_of(error)}"
         return ToolConfigurationError(f"{text}. It wrote:\n{stderr}" if stderr else text)
-

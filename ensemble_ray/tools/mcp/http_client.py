@@ -85,7 +85,12 @@ def http_client(address: ServerAddress) -> httpx2.AsyncClient:
     return _WatchedClient(headers=dict(address.headers), timeout=_timeout_of(address))
 
 
-def sse_http_client(address: ServerAddress) -> httpx2.AsyncClient:
+def sse_http_client(
+    address: ServerAddress,
+    headers: dict[str, str] | None = None,  # noqa: ARG001  the SDK's idea of the client is passed over
+    timeout: httpx2.Timeout | None = None,  # noqa: ARG001  as above
+    auth: httpx2.Auth | None = None,  # noqa: ARG001  as above
+) -> httpx2.AsyncClient:
     """Return the client of a session over the older SSE transport."""
     return _SseClient(headers=dict(address.headers), timeout=_timeout_of(address))
 

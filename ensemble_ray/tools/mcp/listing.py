@@ -81,7 +81,7 @@ def _mend(tool: dict[str, Any]) -> dict[str, Any]:
     try:
         validate_server_result("tools/list", _VERSION, {"tools": [tool]})
     except pydantic.ValidationError as error:
-        for member in {str(fault["loc"][2]) for fault in error.errors() if len(fault["loc"]) > 2}:  # tools, 0, member
+        for member in {str(member) for fault in error.errors() for member in fault["loc"][2:3]}:  # tools, 0, member
             if member == "inputSchema":
                 tool[member] = normalise_parameters(tool.get(member) or {}).parameters
             else:

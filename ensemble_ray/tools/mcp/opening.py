@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -78,10 +79,10 @@ async def open_session(address: ServerAddress, stderr: ErrorLines) -> AsyncGener
         try:
             opened = await enter(client(streamable_http_client(address.url, http_client=http), "auto"))
         except Exception as error:
-            if not (status := opening.status or 0) in _REFUSALS:
+            if (status := opening.status or 0) not in _REFUSALS:
                 raise
             refusal = f"it refuses streamable HTTP (HTTP status {status}: {reason_of(error)})"
-            sse = sse_client(address.url, httpx_client_factory=lambda **_options: sse_http_client(address))
+            sse = sse_client(address.url, httpx_client_factory=partial(sse_http_client, address))
             try:
                 opened = await enter(client(sse, "legacy"))
             except Exception as older:

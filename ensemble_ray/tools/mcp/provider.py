@@ -44,7 +44,7 @@ class MCP(DynamicToolProvider):
 
     Args:
         server: `"stdio:COMMAND ARGUMENTS"`, a program that is started where the agent runs, or the URL of a server that
-            speaks streamable HTTP.
+            speaks streamable HTTP, or the older transport with server-sent events.
         headers: Sent with each request to a URL.
         env: Variables of the program, beside the few that every program needs; keys of models are not among those.
         cwd: Where the program runs.
@@ -127,9 +127,7 @@ class MCP(DynamicToolProvider):
         for tool in self._choose(tools):
             effect = self._effect_of(tool)
             try:
-                offered.append(
-                    remote_tool(address, tool, name=names[tool.name], effect=effect, timeout=self._timeout)
-                )
+                offered.append(remote_tool(address, tool, name=names[tool.name], effect=effect, timeout=self._timeout))
             except SchemaError as error:
                 _log.warning("MCP server '%s': tool '%s' is left out: %s", address.shown, tool.name[:100], error)
         if has_resources:

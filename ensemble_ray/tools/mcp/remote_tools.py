@@ -142,9 +142,7 @@ def remote_tool(
         return result_of(await client.call_tool(tool.name, named, meta=meta))
 
     description = tool.description or tool.title or ""
-    return _RemoteTool(
-        address, call, name=name, description=description, schema=schema, effect=effect, timeout=timeout
-    )
+    return _RemoteTool(address, call, name=name, description=description, schema=schema, effect=effect, timeout=timeout)
 
 
 def resource_tools(address: ServerAddress, *, prefix: str, timeout: float | timedelta | None) -> list[AgentTool]:

@@ -21,7 +21,15 @@ from ensemble_ray.tools.foreign_schema import (
 from ensemble_ray.tools.mcp.listing import mend_listing, tool_names
 
 TEXT = {"type": "string"}
-ANY = {"anyOf": [TEXT, {"type": "number"}, {"type": "boolean"}, {"type": "null"}, {"type": "object", "additionalProperties": True}]}
+ANY = {
+    "anyOf": [
+        TEXT,
+        {"type": "number"},
+        {"type": "boolean"},
+        {"type": "null"},
+        {"type": "object", "additionalProperties": True},
+    ]
+}
 
 
 def of_parameter(schema: object, **root: object) -> tuple[object, tuple[str, ...]]:
@@ -71,7 +79,11 @@ def test_arguments_are_an_object_with_properties_when_a_schema_names_none(schema
         ({"maximum": 3, "exclusiveMaximum": True}, {"type": "number", "maximum": 3}, ("exclusiveMaximum",)),
         ({"type": "array"}, {"type": "array", "items": ANY}, ()),
         ({"type": "array", "items": {}, "uniqueItems": True}, {"type": "array", "items": ANY}, ("uniqueItems",)),
-        ({"items": [TEXT, {"type": "null"}]}, {"type": "array", "items": {"anyOf": [TEXT, {"type": "null"}]}}, ("items",)),
+        (
+            {"items": [TEXT, {"type": "null"}]},
+            {"type": "array", "items": {"anyOf": [TEXT, {"type": "null"}]}},
+            ("items",),
+        ),
         ({"prefixItems": [TEXT, TEXT]}, {"type": "array", "items": TEXT}, ("prefixItems",)),
         ({"allOf": [TEXT], "title": "T"}, TEXT, ()),
         (
@@ -85,8 +97,16 @@ def test_arguments_are_an_object_with_properties_when_a_schema_names_none(schema
             (),
         ),
         ({"type": "object", "additionalProperties": TEXT}, {"type": "object", "additionalProperties": TEXT}, ()),
-        ({"patternProperties": {"^a": TEXT}, "type": "object"}, {"type": "object", "additionalProperties": True}, ("patternProperties",)),
-        ({"type": "string", "if": {}, "then": {}, "examples": [1], "$comment": "c"}, TEXT, ("$comment", "examples", "if", "then")),
+        (
+            {"patternProperties": {"^a": TEXT}, "type": "object"},
+            {"type": "object", "additionalProperties": True},
+            ("patternProperties",),
+        ),
+        (
+            {"type": "string", "if": {}, "then": {}, "examples": [1], "$comment": "c"},
+            TEXT,
+            ("$comment", "examples", "if", "then"),
+        ),
         ({}, {}, ()),
         (True, {}, ()),
         ("string", {}, ("schemas that are no objects",)),
@@ -137,7 +157,8 @@ def test_required_names_properties_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", [None, True, [], "x", {"type": "array"}, {"type": "string"}, {"enum": ["a"]}, {"anyOf": [{"type": "string"}]}]
+    "schema",
+    [None, True, [], "x", {"type": "array"}, {"type": "string"}, {"enum": ["a"]}, {"anyOf": [{"type": "string"}]}],
 )
 def test_a_schema_is_refused_when_it_describes_no_object(schema: object) -> None:
     """S-LLM-64."""
@@ -182,7 +203,20 @@ def test_a_schema_is_bounded_when_it_is_hostile(schema: dict[str, object]) -> No
 
 
 _KEYWORDS = st.sampled_from(
-    ["type", "properties", "required", "items", "anyOf", "allOf", "enum", "$ref", "minimum", "exclusiveMinimum", "format", "nullable"]
+    [
+        "type",
+        "properties",
+        "required",
+        "items",
+        "anyOf",
+        "allOf",
+        "enum",
+        "$ref",
+        "minimum",
+        "exclusiveMinimum",
+        "format",
+        "nullable",
+    ]
 )
 _VALUES = st.recursive(
     st.sampled_from([None, True, False, 1, 0.5, "string", "object", "array", "null", "#", "#/properties/a", "a"]),
@@ -206,7 +240,9 @@ def test_any_schema_is_refused_or_has_the_form(schema: dict[str, object]) -> Non
 
 def test_parameters_get_other_names_when_endpoints_refuse_theirs() -> None:
     """S-LLM-65: the server gets its own."""
-    schema = normalise_parameters({"properties": {"$top": TEXT, "_top": TEXT, "a.b-c": TEXT, "x" * 70: TEXT}, "required": ["$top"]})
+    schema = normalise_parameters(
+        {"properties": {"$top": TEXT, "_top": TEXT, "a.b-c": TEXT, "x" * 70: TEXT}, "required": ["$top"]}
+    )
     parameters, originals = rename_properties(schema.parameters)
     names = list(cast("Mapping[str, object]", parameters["properties"]))
     assert names[1:3] == ["_top", "a.b-c"]

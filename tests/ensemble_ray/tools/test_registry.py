@@ -245,9 +245,9 @@ def test_a_servers_tool_gets_another_name_when_its_own_is_taken() -> None:
     names = resolve_tools([*remote, search], reserved=["delegate"]).names
     assert names[1] == "find"
     assert names[4] == "search"
-    assert [re.fullmatch(rf"{each.name}_[0-9a-f]{{8}}", name) is not None for each, name in zip(remote, names, strict=False)] == [
-        *(True, False, True, True)
-    ]
+    assert [
+        re.fullmatch(rf"{each.name}_[0-9a-f]{{8}}", name) is not None for each, name in zip(remote, names, strict=False)
+    ] == [*(True, False, True, True)]
     assert names == resolve_tools([*remote, search], reserved=["delegate"]).names
 
 

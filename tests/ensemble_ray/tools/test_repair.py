@@ -15,7 +15,11 @@ SCHEMA = {
         "tags": {"type": "array", "items": {"type": "string"}},
         "more": {"anyOf": [{"type": "object", "additionalProperties": {"type": "integer"}}, {"type": "null"}]},
         "count": {"type": "integer", "default": 5},
-        "place": {"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}, "required": ["x"]},
+        "place": {
+            "type": "object",
+            "properties": {"x": {"type": "number"}, "y": {"type": "number"}},
+            "required": ["x"],
+        },
         "either": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
         "any": {},
         "node": {"$ref": "#/$defs/Node"},
@@ -39,7 +43,11 @@ def repaired(text: str) -> tuple[object, list[str]] | None:
         ('{"more": "{\\"k\\": \\"1\\"}"}', {"more": {"k": 1}}, ["more: JSON in a string", "more.k: JSON in a string"]),
         ('{"more": "null"}', {"more": None}, ["more: JSON in a string"]),
         ('{"count": "3"}', {"count": 3}, ["count: JSON in a string"]),
-        ('{"node": "{\\"next\\": \\"{}\\"}"}', {"node": {"next": {}}}, ["node: JSON in a string", "node.next: JSON in a string"]),
+        (
+            '{"node": "{\\"next\\": \\"{}\\"}"}',
+            {"node": {"next": {}}},
+            ["node: JSON in a string", "node.next: JSON in a string"],
+        ),
         ('{"place": "{\\"x\\": 1,}"}', {"place": {"x": 1}}, ["place: a comma too many", "place: JSON in a string"]),
         (
             '{"text": "a", "count": null, "tags": null, "more": null}',
@@ -55,7 +63,9 @@ def repaired(text: str) -> tuple[object, list[str]] | None:
         ('```json\n{"text": "a"}\n```', {"text": "a"}, ["arguments: a code fence"]),
     ],
 )
-def test_a_near_miss_is_repaired_when_the_schema_leaves_one_reading(text: str, value: object, repairs: list[str]) -> None:
+def test_a_near_miss_is_repaired_when_the_schema_leaves_one_reading(
+    text: str, value: object, repairs: list[str]
+) -> None:
     """S-LLM-40 to S-LLM-42: with a short text for each change."""
     assert repaired(text) == (value, repairs)
 
