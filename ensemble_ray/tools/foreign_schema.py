@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import unquote
 
+import pydantic
+from pydantic import TypeAdapter
+
 __all__ = ["ForeignSchema", "SchemaError", "hash_name", "normalise_parameters", "rename_properties"]
 
 #: The longest name of a tool or parameter that all endpoints accept.
@@ -52,6 +55,9 @@ _OF_KIND: Mapping[str, frozenset[str]] = {
     "object": frozenset({"properties", "required", "minProperties", "maxProperties"}),
 }
 _PROPERTY_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+#: Compiles a pattern, which is never matched here.
+_PATTERNS = TypeAdapter(re.Pattern[str])
 
 _Schema = dict[str, object]
 
@@ -388,7 +394,7 @@ class _Normaliser:
         for step in unquote(reference[1:]).split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
             if isinstance(found, Mapping):
-                found = cast("Mapping[str, object]", found).get(key)
+                found = found.get(key)
             elif isinstance(found, list) and key.isdecimal() and int(key[:9]) < len(cast("list[object]", found)):
                 found = cast("list[object]", found)[int(key[:9])]
             else:
@@ -475,7 +481,7 @@ def _is_pattern(value: object) -> bool:
     if not isinstance(value, str) or len(value) > _LONGEST_PATTERN:
         return False
     try:
-        re.compile(value)
-    except (re.error, OverflowError, RecursionError):
+        _PATTERNS.validate_python(value)
+    except (pydantic.ValidationError, OverflowError, RecursionError):
         return False
     return True

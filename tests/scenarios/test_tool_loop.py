@@ -23,6 +23,8 @@ from ensemble_ray import (
     ValidationError,
     tool,
 )
+from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.runs import read_facts
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import agent, call, task
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher
@@ -287,7 +289,7 @@ def test_tool_knows_for_whom_it_works_when_tasks_share_it(runtime: Runtime) -> N
 # Several requests in one turn.
 
 
-def test_repairs_of_arguments_are_in_the_trace(inline_runtime: Runtime) -> None:
+def test_repairs_of_arguments_are_in_the_trace(inline_runtime: Runtime, home: str) -> None:
     """S-LLM-40, S-LLM-43: beside what the model wrote; left out where nothing was repaired."""
     asked = '{"tags": "[\\"a\\"]", "count": null}'
     model = ScriptedModel(call("save", asked), call("save", '{"tags": ["b"]}'), "done")
@@ -301,3 +303,5 @@ def test_repairs_of_arguments_are_in_the_trace(inline_runtime: Runtime) -> None:
         ('{"tags": ["b"]}', "['b'] 5", ()),
     ]
     assert ["repairs" in each.model_dump() for each in calls] == [True, False]
+    assert output.run_id is not None
+    assert fold_trace(read_facts(output.run_id, Path(home))).task_traces == output.trace.task_traces
