@@ -68,6 +68,8 @@ class ToolEffect:
     structured_output: object = None
     #: whether the tool asked the model to try again
     asks_again: bool = False
+    #: what was repaired in the arguments before the call
+    repairs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.duration_s = max(0.0, self.duration_s)  # a record may have another one, of a clock that was set back
@@ -355,5 +357,6 @@ class TaskEffects:
             completed_at=completed,
             duration=completed - started,
             outcome=tool.outcome,
+            repairs=tool.repairs,
             parsed_input=_parsed_input(tool.call.arguments) if self.capture_mode is CaptureMode.FULL else None,
         )

@@ -169,6 +169,7 @@ class ToolReturned(FactData):
         "started_at": Key(INSTANT, TIME_OF_FACT, is_needed=True),
         "duration_s": Key(DURATION, 0.0, is_needed=True),
         "asks_again": Key(ANY, default=False, is_optional=True, read=_is_true),
+        "repairs": Key(list_of(TEXT), (), is_optional=True, read=tuple, write=list),
     }
 
     #: `success`, `failure`, `error`, `unknown` or `skipped_max_iterations`
@@ -179,6 +180,8 @@ class ToolReturned(FactData):
     structured_output: object = None
     #: whether the tool asked the model to try again
     asks_again: bool = False
+    #: what was repaired in the arguments before the call (S-LLM-43)
+    repairs: tuple[str, ...] = ()
 
     @property
     def is_success(self) -> bool:

@@ -392,4 +392,5 @@ class TaskFold:
             started_at=result.started_at,
             duration_s=result.duration_s,
             structured_output=result.structured_output,
+            repairs=result.repairs,
         )

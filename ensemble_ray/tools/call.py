@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError
@@ -28,8 +29,19 @@ from ensemble_ray.text.foreign_text import TextLine, one_line, whole_text
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_result, outcome_of_return
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
+from ensemble_ray.tools.repair import repair_arguments
+from ensemble_ray.tools.schema import ArgumentError
 from ensemble_ray.tools.time_limit import TimeLimit
-from ensemble_ray.tools.tool import AbstractAgentTool, ContextAgentTool, ToolContext, as_result, use_tool_context
+from ensemble_ray.tools.tool import (
+    AbstractAgentTool,
+    AgentTool,
+    ContextAgentTool,
+    CustomSchemaAgentTool,
+    ToolContext,
+    as_result,
+    use_tool_context,
+)
+from ensemble_ray.tools.typed import TypedAgentTool, input_type_of, parse_input
 from ensemble_ray.tools.waiting import call_to_end, collect
 
 __all__ = ["call_tool", "cut_for_log", "truncate_output"]
@@ -54,15 +66,16 @@ async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -
     """
     started_s = time.perf_counter()
     context = context.emitting(_LoopEmitter(context.emit))
+    repairs: list[str] = []
     try:
-        outcome = await _perform(bound, arguments, context)
+        outcome = await _perform(bound, arguments, context, repairs)
     except IllegalStateError as error:
         cut = one_line(cut_for_log(arguments, context.log_truncate_length), None)
         _log.info("[%s] Tool configuration error: %s(%s) -> %s", context.agent_role, bound.name, cut, error)
         raise
     text = whole_text(outcome.text)
-    if text is not outcome.text:
-        outcome = replace(outcome, text=text)
+    if text is not outcome.text or repairs:
+        outcome = replace(outcome, text=text, repairs=tuple(repairs))
     _log_call(bound.name, arguments, outcome, context, started_s)
     return outcome
 
@@ -102,13 +115,14 @@ class _LoopEmitter:
             self._loop.call_soon_threadsafe(self._emit, event)
 
 
-async def _perform(bound: BoundTool, arguments: str, context: ToolContext) -> ToolOutcome:
+async def _perform(bound: BoundTool, arguments: str, context: ToolContext, repairs: list[str]) -> ToolOutcome:
     """Call it, and make an outcome of whatever happens."""
     prefix = "Error" if isinstance(bound, BoundAgentTool) else "Tool error"
     try:
         if isinstance(bound, BoundAgentTool):
-            return await _within(bound.timeout_s, context, _call_agent_tool(bound, arguments, context))
-        return await _call_function(bound, arguments, context)
+            text = _input_of(bound, arguments, repairs)
+            return await _within(bound.timeout_s, context, _call_agent_tool(bound.tool, bound.name, text, context))
+        return await _call_function(bound, arguments, context, repairs)
     except (ExitEarlyError, IllegalStateError):
         raise
     except _TimedOutError:
@@ -133,31 +147,63 @@ async def _within(timeout_s: float | None, context: ToolContext, work: Awaitable
         raise
 
 
-async def _call_agent_tool(bound: BoundAgentTool, arguments: str, context: ToolContext) -> ToolOutcome:
-    text = arguments if bound.takes_arguments else _input_of(arguments)
-    if isinstance(bound.tool, AbstractAgentTool):
+async def _call_agent_tool(tool: AgentTool, tool_name: str, text: str, context: ToolContext) -> ToolOutcome:
+    if isinstance(tool, AbstractAgentTool):
         with use_tool_context(context):
-            return outcome_of_result(await bound.tool.aexecute(text))
+            return outcome_of_result(await tool.aexecute(text))
     # The bare contract is text in, result out; an outer tool's context is not its own.
-    with use_tool_context(context if isinstance(bound.tool, ContextAgentTool) else None):
-        returned = await call_to_end(bound.tool.execute, text)
-    return outcome_of_result(as_result(returned, bound.name))
+    with use_tool_context(context if isinstance(tool, ContextAgentTool) else None):
+        returned = await call_to_end(tool.execute, text)
+    return outcome_of_result(as_result(returned, tool_name))
 
 
-def _input_of(arguments: str) -> str:
-    """Return the value of `input`, or the whole text where there is none (S-TOOL-21)."""
-    try:
-        data: object = from_json(arguments)
-    except ValueError:
-        return arguments
-    value = cast("Mapping[str, object]", data).get("input") if isinstance(data, dict) else None
+def _input_of(bound: BoundAgentTool, arguments: str, repairs: list[str]) -> str:
+    """Return what a tool gets as its text: the arguments, repaired, or their value of `input` (S-TOOL-21, S-TOOL-24)."""
+    if bound.takes_arguments:
+        return arguments if _fits(bound.tool, arguments) else _repaired(bound, arguments, repairs)
+    value = _named_input(arguments)
+    if value is None and (repaired := repair_arguments(arguments, bound.spec.parameters)) is not None:
+        value = _named_input(repaired.text)
+        repairs.extend(repaired.repairs if value is not None else ())
     if value is None:
         return arguments
     return value if isinstance(value, str) else to_json(value).decode()
 
 
-async def _call_function(bound: BoundFunction, arguments: str, context: ToolContext) -> ToolOutcome:
-    positional, named = bound.signature.read(arguments)
+def _named_input(arguments: str) -> object:
+    try:
+        data: object = from_json(arguments)
+    except ValueError:
+        return None
+    return cast("Mapping[str, object]", data).get("input") if isinstance(data, dict) else None
+
+
+def _fits(tool: AgentTool, arguments: str) -> bool:
+    """Return whether a typed tool accepts the arguments as they are; of others, nobody knows."""
+    if not isinstance(tool, TypedAgentTool) or isinstance(tool, CustomSchemaAgentTool):
+        return False
+    typed = cast("TypedAgentTool[BaseModel]", tool)
+    # Other texts than objects are for pipelines, which have no schema to write by (S-TOOL-53).
+    return arguments.lstrip().startswith("{") and isinstance(parse_input(arguments, input_type_of(typed)), BaseModel)
+
+
+def _repaired(bound: BoundTool, arguments: str, repairs: list[str]) -> str:
+    """Return the arguments as the model meant them (S-LLM-40)."""
+    repaired = repair_arguments(arguments, bound.spec.parameters)
+    if repaired is None:
+        return arguments
+    repairs.extend(repaired.repairs)
+    return repaired.text
+
+
+async def _call_function(bound: BoundFunction, arguments: str, context: ToolContext, repairs: list[str]) -> ToolOutcome:
+    try:
+        positional, named = bound.signature.read(arguments)
+    except ArgumentError:
+        text = _repaired(bound, arguments, repairs)
+        if text is arguments:
+            raise
+        positional, named = bound.signature.read(text)
     if bound.cpu:
         outcome = await _call_in_pool(bound, positional, named, context)
         if outcome is not None:

@@ -30,6 +30,8 @@ class ToolOutcome:
     traceback: str = field(default="", repr=False, compare=False)
     #: whether the tool raised `TryAgain`: the text is what it says, and no error
     asks_again: bool = False
+    #: what was repaired in the arguments before the call (S-LLM-43)
+    repairs: tuple[str, ...] = ()
 
 
 def outcome_of_result(result: ToolResult) -> ToolOutcome:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from pydantic import BaseModel
@@ -18,10 +18,12 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import call_user, is_async_callable
 from ensemble_ray.tools.decorator import FunctionTool, marked_functions, tool_mark
+from ensemble_ray.tools.foreign_schema import SchemaError, hash_name, normalise_parameters
 from ensemble_ray.tools.schema import TEXT_INPUT, Signature, model_parameters, signature_of
 from ensemble_ray.tools.tool import (
     AbstractAgentTool,
     AgentTool,
+    ContextAgentTool,
     CustomSchemaAgentTool,
     DynamicToolProvider,
     check_effect,
@@ -39,6 +41,7 @@ __all__ = [
     "ResolvedTools",
     "check_tool_entry",
     "expand_providers",
+    "log_dropped_keywords",
     "resolve_tools",
 ]
 
@@ -187,17 +190,29 @@ async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
     return tuple(expanded)
 
 
-def resolve_tools(entries: Sequence[object]) -> ResolvedTools:
+#: Tools that a line about dropped keywords was logged for, with these keywords.
+_logged: set[tuple[str, tuple[str, ...]]] = set()
+
+
+def log_dropped_keywords(tool: str, dropped: tuple[str, ...]) -> None:
+    """Log once which keywords of a schema models do not see (S-LLM-61)."""
+    if dropped and (tool, dropped) not in _logged:
+        _logged.add((tool, dropped))
+        _log.info("%s: not every endpoint accepts all of its schema, models do not see: %s", tool, ", ".join(dropped))
+
+
+def resolve_tools(entries: Sequence[object], *, reserved: Sequence[str] = ()) -> ResolvedTools:
     """Everything that these entries offer, ready to be called.
 
     Args:
         entries: Tool entries as the user listed them. A `DynamicToolProvider` whose `resolve` is async must have been
             replaced by `expand_providers`.
+        reserved: Names that no tool of a server gets.
 
     Raises:
         ValidationError: an entry is no tool, a name is taken twice, a schema cannot be made.
     """
-    resolved = ResolvedTools(tool for entry in entries for tool in _bind(entry))
+    resolved = ResolvedTools(_make_unique([tool for entry in entries for tool in _bind(entry)], reserved))
     if _log.isEnabledFor(TRACE):
         for spec in resolved.specs:
             _log.log(
@@ -208,6 +223,22 @@ def resolve_tools(entries: Sequence[object]) -> ResolvedTools:
                 ),
             )
     return resolved
+
+
+def _make_unique(tools: Sequence[BoundTool], reserved: Sequence[str]) -> Iterator[BoundTool]:
+    """Return the tools; of a server's, one whose name another tool has gets a name of its own (S-LLM-63)."""
+    taken = {*reserved, *(tool.name for tool in tools if not _origin_of(tool))}
+    for tool in tools:
+        origin, name = _origin_of(tool), tool.name
+        while origin and name in taken:
+            origin = f"{origin}/{tool.name}"
+            name = hash_name(tool.name, origin)
+        taken.add(name)
+        yield tool if name == tool.name else replace(tool, spec=replace(tool.spec, name=name))
+
+
+def _origin_of(tool: BoundTool) -> str:
+    return tool.tool.origin if isinstance(tool, BoundAgentTool) and isinstance(tool.tool, ContextAgentTool) else ""
 
 
 def _bind(entry: object) -> Iterator[BoundTool]:
@@ -254,8 +285,16 @@ def _bound_agent_tool(tool: AgentTool) -> BoundAgentTool:
     if problem is not None:
         raise ValidationError(problem)
     takes_arguments = True
-    if isinstance(tool, CustomSchemaAgentTool):
+    parameters: Mapping[str, object]
+    if isinstance(tool, ContextAgentTool):
         parameters = tool.parameter_schema
+    elif isinstance(tool, CustomSchemaAgentTool):
+        try:
+            schema = normalise_parameters(tool.parameter_schema)
+        except SchemaError as error:
+            raise ValidationError(f"Tool '{tool.name}': {error}") from None
+        log_dropped_keywords(f"Tool '{tool.name}'", schema.dropped)
+        parameters = schema.parameters
     elif isinstance(tool, TypedAgentTool):
         parameters = model_parameters(input_type_of(cast("TypedAgentTool[BaseModel]", tool)))
     else:

@@ -258,7 +258,13 @@ class CustomSchemaAgentTool(AgentTool):
 
 
 class ContextAgentTool(CustomSchemaAgentTool):
-    """A tool of the library's own with a schema of its own, which finds the context of its call."""
+    """A tool of the library's own with a schema of its own, which finds the context of its call.
+
+    Attributes:
+        origin: Who chose its name, if that is not the user: a server. Such a name gives way to others (S-LLM-63).
+    """
+
+    origin: str = ""
 
 
 class DynamicToolProvider(ABC):

@@ -150,6 +150,8 @@ class ToolCallTrace(Value):
     completed_at: Instant
     duration: timedelta
     outcome: Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
+    #: what was repaired in the arguments before the call, one short text each (S-LLM-43)
+    repairs: tuple[str, ...] = Field(default=(), exclude_if=_is_empty)
     #: the arguments as a dict; capture mode full only
     parsed_input: JsonObject | None = None
     metadata: JsonObject = Field(default_factory=dict[str, Any])

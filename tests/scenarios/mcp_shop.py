@@ -1,12 +1,14 @@
 """An MCP server for tests, made with the official SDK: over stdio, or on a port. Its calls are told in a file.
 
-Usage: mcp_shop.py JOURNAL [PORT [older | STATUS] | older | deaf]
+Usage: mcp_shop.py JOURNAL [PORT [older | sse | STATUS] | older | deaf | odd]
 
 `older`: knows nothing of the newer protocol. STATUS: a proxy answers so in place of the first call. `deaf`: does not hear the end of its input.
+`sse`: speaks the transport of 2024-11-05 alone. `odd`: lists tools that no protocol allows, beside one that tells its arguments.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -262,7 +264,38 @@ def serve_on_a_port(port: int, how: str) -> None:
     uvicorn.run(between, port=port, log_level="warning")
 
 
+ODD = [
+    {"name": "bare"},
+    {"name": "text", "inputSchema": {"type": "string"}},
+    {"name": "tell-" + "x" * 80, "inputSchema": {"properties": {"$top": {"type": "integer"}}, "required": True}},
+]
+
+
+def serve_odd() -> None:
+    """Serve on standard input and output without the SDK, which lists no such tools."""
+    for line in sys.stdin:
+        asked = json.loads(line)
+        result: dict[str, Any] | None = None
+        match asked["method"]:
+            case "initialize":
+                version = asked["params"]["protocolVersion"]
+                info = {"name": "odd", "version": "1"}
+                result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+            case "tools/list":
+                result = {"tools": ODD}
+            case "tools/call":
+                result = {"content": [{"type": "text", "text": json.dumps(asked["params"]["arguments"])}]}
+        answer = {"result": result} if result else {"error": {"code": -32601, "message": "no"}}
+        if "id" in asked:
+            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}) + "\n")
+            sys.stdout.flush()
+
+
 match sys.argv[2:]:
+    case ["odd"]:
+        serve_odd()
+    case [port, "sse"]:
+        server.run("sse", port=int(port))
     case ["older"]:
         anyio.run(serve_older)
     case ["deaf"]:

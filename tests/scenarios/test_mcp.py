@@ -11,8 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.tools.mcp import connection
+from ensemble_ray.tools.registry import resolve_tools
 from tests.builders import agent, call, task
 from tests.processes import free_ports
 from tests.scenarios.teams import PATIENCE_S
@@ -177,6 +180,87 @@ async def test_a_session_that_a_server_forgot_is_opened_anew(tmp_path: Path) -> 
     with listening(journal, port, "older"):
         assert (await use(tools["buy"], TEA)).output == "bought tea"
     assert calls_of(journal).count("buy") == 2
+
+
+@pytest.mark.program
+async def test_a_server_of_the_older_transport_is_used_like_others(tmp_path: Path) -> None:
+    """S-LLM-66, S-INT-5: a call that was lost is unknown; with a new server there the session is a new one."""
+    journal = tmp_path / "journal"
+    (port,) = free_ports(1)
+    server = MCP(f"http://127.0.0.1:{port}/sse", headers={"X-Key": "k"})
+    with listening(journal, port, "sse"):
+        tools = await offered(server)
+        assert (await use(tools["buy"], TEA)).output == "bought tea"
+        lost = await use(tools["pay"])
+        assert "Outcome unknown" in (lost.error_message or "")
+    with listening(journal, port, "sse"):
+        assert (await use(tools["buy"], TEA)).output == "bought tea"
+    assert calls_of(journal) == ["buy", "pay", "buy"]
+
+
+@pytest.mark.parametrize(
+    ("post", "get", "said"),
+    [
+        (
+            405,
+            404,
+            r"refuses streamable HTTP \(HTTP status 405: .*\), and the older SSE transport failed, too: HTTP status 404",
+        ),
+        (
+            404,
+            200,
+            r"refuses streamable HTTP \(HTTP status 404: .*\), and the older SSE transport failed, too: HTTP status 404",
+        ),
+        (401, 200, "error response"),
+    ],
+)
+async def test_an_error_names_both_transports_when_a_url_speaks_neither(post: int, get: int, said: str) -> None:
+    """S-LLM-66: a key that is refused is no matter of the transport."""
+
+    class Refusing(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name of the base class
+            pass
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(post)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(get)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            self.wfile.write(b"event: endpoint\ndata: /messages?session=secret\n\n" * (get == 200))
+            self.wfile.flush()
+            answered.wait(PATIENCE_S * (get == 200))
+
+    answered = threading.Event()
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=web.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(ToolConfigurationError, match=said) as caught:
+            await MCP(f"http://127.0.0.1:{web.server_port}/sse").resolve()
+    finally:
+        answered.set()
+        web.shutdown()
+        web.server_close()
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.program
+async def test_tools_that_no_endpoint_accepts_are_mended_or_left_out(tmp_path: Path) -> None:
+    """S-LLM-60, S-LLM-62, S-LLM-64, S-LLM-65: the server is called with its own names."""
+    tools = await offered(MCP(f"{command(tmp_path / 'journal')} odd"))
+    bare, tell = tools.values()
+    spoken = resolve_tools([bare, tell]).specs
+    assert [dict(each.parameters) for each in spoken] == [
+        {"type": "object", "properties": {}},
+        {"type": "object", "properties": {"_top": {"type": "integer"}}},
+    ]
+    assert bare.name == "bare"
+    assert len(tell.name) == 64
+    assert (await use(tell, '{"_top": 5}')).output == '{"$top": 5}'
 
 
 @pytest.mark.program

@@ -23,6 +23,8 @@ from ensemble_ray import (
     ValidationError,
     tool,
 )
+from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.runs import read_facts
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import agent, call, task
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher
@@ -44,6 +46,12 @@ def broken(text: str = "") -> str:
 def silent_failure() -> str:
     """Fail without a text."""
     raise KeyboardInterruptLike
+
+
+@tool
+def save(tags: list[str], count: int = 5) -> str:
+    """Save tags."""
+    return f"{tags} {count}"
 
 
 class KeyboardInterruptLike(Exception):  # noqa: N818  its name is what the model gets to see
@@ -279,3 +287,21 @@ def test_tool_knows_for_whom_it_works_when_tasks_share_it(runtime: Runtime) -> N
 
 
 # Several requests in one turn.
+
+
+def test_repairs_of_arguments_are_in_the_trace(inline_runtime: Runtime, home: str) -> None:
+    """S-LLM-40, S-LLM-43: beside what the model wrote; left out where nothing was repaired."""
+    asked = '{"tags": "[\\"a\\"]", "count": null}'
+    model = ScriptedModel(call("save", asked), call("save", '{"tags": ["b"]}'), "done")
+    output = Ensemble(tasks=[task("Save", agent(model, tools=[save]))]).run(runtime=inline_runtime)
+    assert output.trace is not None
+    (done,) = output.trace.task_traces
+    calls = [each for turn in done.llm_interactions for each in turn.tool_calls]
+    repairs = ("tags: JSON in a string", "count: null for an argument that can be left out")
+    assert [(each.arguments, each.result, each.repairs) for each in calls] == [
+        (asked, "['a'] 5", repairs),
+        ('{"tags": ["b"]}', "['b'] 5", ()),
+    ]
+    assert ["repairs" in each.model_dump() for each in calls] == [True, False]
+    assert output.run_id is not None
+    assert fold_trace(read_facts(output.run_id, Path(home))).task_traces == output.trace.task_traces

@@ -67,6 +67,7 @@ def _effect_of(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
         duration_s=recorded.duration_s,
         structured_output=recorded.structured_output,
         asks_again=recorded.asks_again,
+        repairs=recorded.repairs,
     )
 
 
@@ -79,17 +80,18 @@ def _result_of(effect: ToolEffect) -> ToolReturned:
         started_at=effect.started_at,
         duration_s=effect.duration_s,
         asks_again=effect.asks_again,
+        repairs=effect.repairs,
     )
 
 
 _NO_TOOLS = ResolvedTools()
 
 
-async def _resolve_tools(scope: TaskScope, entries: Sequence[object]) -> ResolvedTools:
+async def _resolve_tools(scope: TaskScope, entries: Sequence[object], reserved: Sequence[str]) -> ResolvedTools:
     # What a provider offers may depend on whether a person can be asked.
     asking = ToolContext(agent_role=scope.order.agent_role, review_handler=tool_reviews(scope, "", ()))
     with use_tool_context(asking):
-        return resolve_tools(await expand_providers(entries))
+        return resolve_tools(await expand_providers(entries), reserved=reserved)
 
 
 class ToolCalls:
@@ -121,7 +123,8 @@ class ToolCalls:
             ValidationError: an entry is no tool, or a name is taken twice (S-ENG-60).
         """
         delegations = Delegations.of(scope, agent)
-        tools = await _resolve_tools(scope, agent.tools) if agent.tools else _NO_TOOLS
+        reserved = () if delegations is None else (delegations.spec.name,)
+        tools = await _resolve_tools(scope, agent.tools, reserved) if agent.tools else _NO_TOOLS
         if delegations is not None and tools.get(delegations.spec.name) is not None:
             raise ValidationError(f"Duplicate tool name: '{delegations.spec.name}'")  # S-TOOL-34
         return cls(scope, tools, delegations, agent.llm)
@@ -299,6 +302,7 @@ class ToolCalls:
             duration_s=max(0.0, clock.now() - started_at),
             structured_output=outcome.structured_output,
             asks_again=outcome.asks_again,
+            repairs=outcome.repairs,
         )
         # The last one waits for all: the next model call depends on them. What may be read again need not wait before.
         is_safe_later = bound.effect == "none" and self._open > 0

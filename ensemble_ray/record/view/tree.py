@@ -367,7 +367,11 @@ def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> T
         depth=depth,
         kind="tool",
         title=f"{row_text(call.tool_name, _TITLE)}({row_text(call.arguments, _TITLE)}) -> {row_text(call.result, _QUOTE)}",
-        details=(format_seconds(call.duration), outcome),
+        details=(
+            format_seconds(call.duration),
+            outcome,
+            *(f"repaired {row_text(each, _TITLE)}" for each in call.repairs),
+        ),
         is_bad=outcome != "success",
     )
 

@@ -17,14 +17,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from ensemble_ray.errors import ToolConfigurationError, message_of
-from ensemble_ray.errors.tls import tls_flaw
+from ensemble_ray.errors import ToolConfigurationError
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.forks import abandon, after_fork
 from ensemble_ray.process.loop import bridge, library_loop
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.delivery import McpDelivery, current_delivery, is_lost
-from ensemble_ray.tools.mcp.opening import ErrorLines, open_session
+from ensemble_ray.tools.mcp.opening import ErrorLines, open_session, reason_of
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -149,8 +148,7 @@ class _Session:
         stderr = ErrorLines()
         try:
             async with AsyncExitStack() as stack:
-                async with asyncio.timeout(self._address.connect_timeout_s):
-                    client = await stack.enter_async_context(open_session(self._address, stderr))
+                client = await stack.enter_async_context(open_session(self._address, stderr))
                 is_open = True
                 await self._serve(client)
         except (Exception, asyncio.CancelledError) as ended:  # noqa: BLE001  told to all who wait
@@ -218,7 +216,7 @@ class _Session:
             del _sessions[self._address]
 
     def _make_lost(self, error: BaseException | None, *, may_be_done: bool) -> ServerLostError:
-        why = "" if error is None else f": {_reason(error)}"
+        why = "" if error is None else f": {reason_of(error)}"
         return ServerLostError(f"MCP server '{self._address.shown}' went away{why}", may_be_done=may_be_done)
 
     def _unreachable(self, error: BaseException | None, stderr: str) -> Exception:
@@ -226,12 +224,5 @@ class _Session:
             return error
         what = "started" if self._address.command else "reached"
         why = f"no answer within {self._address.connect_timeout_s:g} s" if isinstance(error, TimeoutError) else None
-        text = f"MCP server '{self._address.shown}' cannot be {what}: {why or _reason(error)}"
+        text = f"MCP server '{self._address.shown}' cannot be {what}: {why or reason_of(error)}"
         return ToolConfigurationError(f"{text}. It wrote:\n{stderr}" if stderr else text)
-
-
-def _reason(error: BaseException | None) -> str:
-    """Return the text of what ended a session: of the first error, where several came together."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return "it closed the connection" if error is None else tls_flaw(error) or message_of(error)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.delivery import McpDelivery, current_delivery
 
-__all__ = ["http_client"]
+__all__ = ["http_client", "sse_http_client"]
 
 
 _SESSION_ID = "mcp-session-id"
@@ -36,7 +38,62 @@ class _WatchedClient(httpx2.AsyncClient):
         return response
 
 
+class _SseClient(_WatchedClient):
+    """Closes the connection for the SDK when the server refuses a message: no answer to that will come, and the session is over."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._answers: _Answers | None = None
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request; a message that was refused was not worked on. The SDK logs what is raised here, with the URL."""
+        try:
+            response = await super().send(request, **options)
+        except httpx2.TransportError:
+            if self._answers is None:
+                raise
+            await self._answers.aclose()
+            return httpx2.Response(HTTPStatus.ACCEPTED, request=request)
+        if request.method == "GET":
+            if response.is_success:
+                response.stream = self._answers = _Answers(response.stream)
+        elif response.status_code >= HTTPStatus.BAD_REQUEST and self._answers is not None:
+            if response.is_client_error and (delivery := current_delivery.get()) is not None:
+                delivery.sent -= 1
+            await self._answers.aclose()
+            return httpx2.Response(HTTPStatus.ACCEPTED, request=request)
+        return response
+
+
+class _Answers(httpx2.AsyncByteStream):
+    """The stream of a server's answers, which ends where it breaks off."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream | httpx2.SyncByteStream) -> None:
+        self._inner = cast("httpx2.AsyncByteStream", inner)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with contextlib.suppress(httpx2.TransportError):
+            async for part in self._inner:
+                yield part
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
 def http_client(address: ServerAddress) -> httpx2.AsyncClient:
     """Return the client of a session; how long an answer may take is the matter of each call."""
-    timeout = httpx2.Timeout(address.connect_timeout_s, read=None)
-    return _WatchedClient(headers=dict(address.headers), timeout=timeout)
+    return _WatchedClient(headers=dict(address.headers), timeout=_timeout_of(address))
+
+
+def sse_http_client(
+    address: ServerAddress,
+    headers: dict[str, str] | None = None,  # noqa: ARG001  the SDK's idea of the client is passed over
+    timeout: httpx2.Timeout | None = None,  # noqa: ARG001  as above
+    auth: httpx2.Auth | None = None,  # noqa: ARG001  as above
+) -> httpx2.AsyncClient:
+    """Return the client of a session over the older SSE transport."""
+    return _SseClient(headers=dict(address.headers), timeout=_timeout_of(address))
+
+
+def _timeout_of(address: ServerAddress) -> httpx2.Timeout:
+    return httpx2.Timeout(address.connect_timeout_s, read=None)

@@ -8,56 +8,101 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, TextIO
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Literal, TextIO
 
-from ensemble_ray.errors import ToolConfigurationError
+from ensemble_ray.errors import ToolConfigurationError, message_of
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.delivery import watch_transport
+from ensemble_ray.tools.mcp.delivery import McpDelivery, current_delivery, watch_transport
+from ensemble_ray.tools.mcp.listing import mend_transport
 from ensemble_ray.tools.mcp.questions import elicitation_callback, sampling_callback
 
 if TYPE_CHECKING:
     from mcp import Client
+    from mcp.client._transport import TransportStreams
 
-__all__ = ["ErrorLines", "open_session"]
+__all__ = ["ErrorLines", "open_session", "reason_of"]
 
 _log = bounded_logger(__name__)
 #: Lines of a program's standard error that an error shows.
 _SHOWN_LINES = 10
 #: How long the last lines of a program that ended are waited for, s; one that it started may hold the pipe open.
 _LAST_LINES_S = 0.5
+#: Statuses with which a server of the older SSE transport answers what it does not know; others are about keys and limits.
+_REFUSALS = frozenset(range(400, 500)) - {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS}
 _INSTALL = "MCP needs the package mcp, which is not installed: pip install 'ensemble-ray[mcp]'"
 
 
 @asynccontextmanager
 async def open_session(address: ServerAddress, stderr: ErrorLines) -> AsyncGenerator[Client]:
-    """Open a session, which is closed in the same task.
+    """Open a session, which is closed in the same task; a URL that refuses streamable HTTP is tried with the older SSE transport.
 
     Raises:
-        ToolConfigurationError: the SDK is not installed.
+        ToolConfigurationError: the SDK is not installed, or neither transport works.
+        TimeoutError: it takes longer than `connect_timeout_s`.
     """
     try:
         from mcp import Client, StdioServerParameters, stdio_client
+        from mcp.client.sse import sse_client
         from mcp.client.streamable_http import streamable_http_client
 
-        from ensemble_ray.tools.mcp.http_client import http_client
+        from ensemble_ray.tools.mcp.http_client import http_client, sse_http_client
     except ImportError:
         raise ToolConfigurationError(_INSTALL) from None
+
+    def client(transport: AbstractAsyncContextManager[TransportStreams], mode: Literal["auto", "legacy"]) -> Client:
+        return Client(
+            mend_transport(transport, address.shown),
+            raise_exceptions=True,
+            mode=mode,
+            elicitation_callback=elicitation_callback if address.has_reviewer else None,
+            sampling_callback=sampling_callback if address.has_model else None,
+        )
+
     async with AsyncExitStack() as stack:
+
+        async def enter(opened: Client) -> Client:
+            async with asyncio.timeout(address.connect_timeout_s):
+                return await stack.enter_async_context(opened)
+
         if address.command:
             program, *arguments = address.command
             parameters = StdioServerParameters(command=program, args=arguments, env=dict(address.env), cwd=address.cwd)
-            transport = watch_transport(stdio_client(parameters, errlog=stderr.open()))
-        else:
-            http = await stack.enter_async_context(http_client(address))
-            transport = streamable_http_client(address.url, http_client=http)
-        asks_person = elicitation_callback if address.has_reviewer else None
-        asks_model = sampling_callback if address.has_model else None
-        client = Client(
-            transport, raise_exceptions=True, elicitation_callback=asks_person, sampling_callback=asks_model
-        )
-        yield await stack.enter_async_context(client)
+            yield await enter(client(watch_transport(stdio_client(parameters, errlog=stderr.open())), "auto"))
+            return
+        opening = McpDelivery()
+        current_delivery.set(opening)  # of this session's task; each call has its own
+        http = await stack.enter_async_context(http_client(address))
+        try:
+            opened = await enter(client(streamable_http_client(address.url, http_client=http), "auto"))
+        except Exception as error:
+            if (status := opening.status or 0) not in _REFUSALS:
+                raise
+            refusal = f"it refuses streamable HTTP (HTTP status {status}: {reason_of(error)})"
+            sse = sse_client(address.url, httpx_client_factory=partial(sse_http_client, address))
+            try:
+                opened = await enter(client(sse, "legacy"))
+            except Exception as older:
+                why = reason_of(older)
+                if isinstance(older, TimeoutError):
+                    why = f"no answer within {address.connect_timeout_s:g} s"
+                elif (opening.status or 0) >= HTTPStatus.BAD_REQUEST:
+                    why = f"HTTP status {opening.status}"
+                raise ToolConfigurationError(
+                    f"MCP server '{address.shown}' cannot be reached: {refusal}, and the older SSE transport failed, too: {why}"
+                ) from older
+        yield opened
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Return the text of what ended a session: of the first error, where several came together."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return "it closed the connection" if error is None else tls_flaw(error) or message_of(error)
 
 
 class ErrorLines:

@@ -12,9 +12,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ToolConfigurationError, ValidationError
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.tools.foreign_schema import SchemaError
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
 from ensemble_ray.tools.mcp.delivery import is_lost
+from ensemble_ray.tools.mcp.listing import tool_names
 from ensemble_ray.tools.mcp.remote_tools import effect_of_hints, list_tools, prompt_tool, remote_tool, resource_tools
 from ensemble_ray.tools.tool import (
     DEFAULT_TIMEOUT_S,
@@ -23,7 +26,6 @@ from ensemble_ray.tools.tool import (
     check_effect,
     check_tool_name,
     current_tool_context,
-    make_tool_name,
     timeout_seconds,
 )
 from ensemble_ray.values.messages import Effect
@@ -34,13 +36,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MCP"]
 
+_log = bounded_logger(__name__)
+
 
 class MCP(DynamicToolProvider):
     """The tools of an MCP server; they are listed anew when a task begins. Needs the extra `mcp`.
 
     Args:
         server: `"stdio:COMMAND ARGUMENTS"`, a program that is started where the agent runs, or the URL of a server that
-            speaks streamable HTTP.
+            speaks streamable HTTP, or the older transport with server-sent events.
         headers: Sent with each request to a URL.
         env: Variables of the program, beside the few that every program needs; keys of models are not among those.
         cwd: Where the program runs.
@@ -118,16 +122,18 @@ class MCP(DynamicToolProvider):
             tools, prompts, has_resources = await ask_server(address, self._list, may_repeat=True)
         except ServerLostError as error:
             raise ToolConfigurationError(str(error)) from error
-        offered = [
-            remote_tool(
-                address, tool, name=self._name_of(tool.name), effect=self._effect_of(tool), timeout=self._timeout
-            )
-            for tool in self._choose(tools)
-        ]
+        names = tool_names([*(each.name for each in tools), *(f"prompt_{each.name}" for each in prompts)], self._prefix)
+        offered: list[AgentTool] = []
+        for tool in self._choose(tools):
+            effect = self._effect_of(tool)
+            try:
+                offered.append(remote_tool(address, tool, name=names[tool.name], effect=effect, timeout=self._timeout))
+            except SchemaError as error:
+                _log.warning("MCP server '%s': tool '%s' is left out: %s", address.shown, tool.name[:100], error)
         if has_resources:
             offered += resource_tools(address, prefix=self._prefix, timeout=self._timeout)
         offered += [
-            prompt_tool(address, prompt, name=self._name_of(f"prompt_{prompt.name}"), timeout=self._timeout)
+            prompt_tool(address, prompt, name=names[f"prompt_{prompt.name}"], timeout=self._timeout)
             for prompt in prompts
         ]
         return offered
@@ -161,10 +167,6 @@ class MCP(DynamicToolProvider):
             if name not in known:
                 raise ToolConfigurationError(f"MCP server '{self._address.shown}' has no tool '{name}'. Known: {known}")
         return tools if self._tools is None else [tool for tool in tools if tool.name in self._tools]
-
-    def _name_of(self, name: str) -> str:
-        """Return what the model calls it by."""
-        return self._prefix + make_tool_name(name)
 
     def _effect_of(self, tool: Tool) -> Effect:
         effect = self._effect

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 from ensemble_ray.errors import ToolConfigurationError
 from ensemble_ray.events.telemetry.active import use_span
 from ensemble_ray.process.context import current_traceparent
+from ensemble_ray.tools.foreign_schema import normalise_parameters, rename_properties
 from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
 from ensemble_ray.tools.mcp.questions import CallQuestions
 from ensemble_ray.tools.mcp.texts import prompt_text, resource_list_text, resource_text, result_of
+from ensemble_ray.tools.registry import log_dropped_keywords
 from ensemble_ray.tools.tool import AgentTool, ContextAgentTool, ToolResult, current_tool_context
 from ensemble_ray.values.messages import Effect
 
@@ -51,6 +53,7 @@ class _RemoteTool(ContextAgentTool):
         effect: Effect,
         timeout: float | timedelta | None,
     ) -> None:
+        self.origin = address.shown
         self._address = address
         self._work = work
         self._schema = schema
@@ -123,17 +126,23 @@ async def list_tools(client: Client) -> list[Tool]:
 def remote_tool(
     address: ServerAddress, tool: Tool, *, name: str, effect: Effect, timeout: float | timedelta | None
 ) -> AgentTool:
-    """Return a tool of the server under a name."""
+    """Return a tool of the server under a name, with a schema that all endpoints accept.
+
+    Raises:
+        SchemaError: the schema cannot describe arguments.
+    """
+    foreign = normalise_parameters(tool.input_schema)
+    log_dropped_keywords(f"Tool '{tool.name}' of MCP server '{address.shown}'", foreign.dropped)
+    schema, originals = rename_properties(foreign.parameters)
 
     async def call(client: Client, arguments: dict[str, Any]) -> ToolResult:
         span = current_traceparent()
         meta = cast("RequestParamsMeta", {"traceparent": span}) if span else None  # S-INT-37
-        return result_of(await client.call_tool(tool.name, arguments, meta=meta))
+        named = {originals.get(key, key): value for key, value in arguments.items()}
+        return result_of(await client.call_tool(tool.name, named, meta=meta))
 
     description = tool.description or tool.title or ""
-    return _RemoteTool(
-        address, call, name=name, description=description, schema=tool.input_schema, effect=effect, timeout=timeout
-    )
+    return _RemoteTool(address, call, name=name, description=description, schema=schema, effect=effect, timeout=timeout)
 
 
 def resource_tools(address: ServerAddress, *, prefix: str, timeout: float | timedelta | None) -> list[AgentTool]:

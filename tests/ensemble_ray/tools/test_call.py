@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
 import pytest
+from pydantic import BaseModel
 
 from ensemble_ray import (
     AgentTool,
@@ -23,6 +24,7 @@ from ensemble_ray import (
     ToolConfigurationError,
     ToolContext,
     ToolResult,
+    TypedAgentTool,
     current_tool_context,
     tool,
 )
@@ -440,3 +442,72 @@ async def test_cancellation_passes_when_the_caller_is_cancelled() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+@tool
+def save(tags: list[str], more: dict[str, str] | None = None, count: int = 5) -> str:
+    """Save."""
+    return f"{tags} {more} {count}"
+
+
+class Order(BaseModel):
+    """What a typed tool orders."""
+
+    items: list[str]
+    count: int = 1
+
+
+class Ordering(TypedAgentTool[Order]):
+    """A typed tool that tells its arguments."""
+
+    name = "ordering"
+    description = "orders"
+    input_type = Order
+
+    def execute_typed(self, arguments: Order, /) -> object:
+        return f"{arguments.items} {arguments.count}"
+
+
+class Schemed(CustomSchemaAgentTool):
+    """A tool that has a schema alone, and tells its text."""
+
+    name = "schemed"
+    description = "schemed"
+    parameter_schema = {  # noqa: RUF012  # type: ignore[assignment]  read alone
+        "type": "object",
+        "properties": {"items": {"type": "array", "items": {"type": "string"}}, "count": {"type": "integer"}},
+    }
+
+    def execute(self, text: str, /) -> ToolResult:
+        return ToolResult.success(text)
+
+
+@pytest.mark.parametrize(
+    ("entry", "arguments", "text", "repairs"),
+    [
+        (save, '{"tags": "[\\"a\\"]", "count": null}', "['a'] None 5", 2),
+        (save, '{"tags": ["a\nb"]}', r"['a\nb'] None 5", 1),
+        (save, '{"tags": ["a"], "count": "7"}', "['a'] None 7", 0),
+        (Ordering(), '{"items": "[\\"a\\"]", "count": null}', "['a'] 1", 2),
+        (Ordering(), json.dumps('{"items": ["a"]}'), "['a'] 1", 1),
+        (Ordering(), '{"items": ["a"], "count": "7"}', "['a'] 7", 0),
+        (Schemed(), '{"items": "[\\"a\\"]", "count": null}', '{"items": ["a"]}', 2),
+        (Schemed(), '{"items": ["a"], "count": 7 }', '{"items": ["a"], "count": 7 }', 0),
+        (Plain(ToolResult.success), '{"input": "a\nb"}', "a\nb", 1),
+        (Plain(ToolResult.success), json.dumps('{"input": "a"}'), "a", 1),
+        (Plain(ToolResult.success), '{"a": 1}}', '{"a": 1}}', 0),
+    ],
+)
+async def test_arguments_are_repaired_when_they_do_not_fit_as_they_are(
+    entry: object, arguments: str, text: str, repairs: int
+) -> None:
+    """S-LLM-40, S-LLM-43: of functions, typed tools, tools with a schema alone and plain ones."""
+    outcome = await call(entry, arguments)
+    assert (outcome.text, outcome.outcome, len(outcome.repairs)) == (text, "success", repairs)
+
+
+async def test_the_model_reads_what_is_wrong_behind_a_repair() -> None:
+    """S-LLM-40: what cannot be repaired is asked for again, with the error of what could be read."""
+    outcome = await call(save, '{"count": 1,}')
+    assert (outcome.outcome, outcome.repairs) == ("error", ("arguments: a comma too many",))
+    assert "'tags': Field required" in outcome.text

@@ -27,6 +27,7 @@ from ensemble_ray.tools.registry import (
     expand_providers,
     resolve_tools,
 )
+from ensemble_ray.tools.tool import ContextAgentTool
 from tests.ensemble_ray.tools.doubles import Plain, Safe
 
 
@@ -190,6 +191,64 @@ def test_schema_is_the_tools_own_when_it_brings_one() -> None:
     assert isinstance(bound, BoundAgentTool)
     assert bound.spec.parameters == {"type": "object", "properties": {"anything": {}}}
     assert bound.takes_arguments
+
+
+class Foreign(CustomSchemaAgentTool):
+    """A tool whose schema somebody else wrote."""
+
+    def __init__(self, schema: object) -> None:
+        self.name = "foreign"
+        self.description = "foreign"
+        self.schema = schema
+
+    @property
+    def parameter_schema(self) -> Mapping[str, object]:
+        return self.schema  # type: ignore[return-value]  wrong on purpose
+
+    def execute(self, text: str, /) -> ToolResult:
+        return ToolResult.success(text)
+
+
+def test_a_schema_of_its_own_is_normalised_when_a_tool_is_resolved(caplog: pytest.LogCaptureFixture) -> None:
+    """S-LLM-60, S-LLM-61: with one line of what models do not see."""
+    tool = Foreign({"$schema": "draft", "if": {}})
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            (spec,) = resolve_tools([tool]).specs
+    assert spec.parameters == {"type": "object", "properties": {}}
+    (line,) = [record.getMessage() for record in caplog.records if "foreign" in record.getMessage()]
+    assert line.endswith("do not see: $schema, if")
+
+
+@pytest.mark.parametrize("schema", [None, {"type": "array"}, ["x"]])
+def test_resolution_is_refused_when_a_schema_of_the_users_own_cannot_be(schema: object) -> None:
+    """S-LLM-64: the author is told; a server's tool would be left out."""
+    with pytest.raises(ValidationError, match=r"^Tool 'foreign': the schema of its arguments "):
+        resolve_tools([Foreign(schema)])
+
+
+def test_a_servers_tool_gets_another_name_when_its_own_is_taken() -> None:
+    """S-LLM-63: by the user's tools wherever they stand, by tools of other servers before it, or by the library."""
+
+    class Remote(ContextAgentTool):
+        description = "remote"
+        parameter_schema = {}  # noqa: RUF012  # type: ignore[assignment]  read alone
+
+        def __init__(self, name: str, origin: str) -> None:
+            self.name = name
+            self.origin = origin
+
+        def execute(self, text: str, /) -> ToolResult:
+            return ToolResult.success(text)
+
+    remote = [Remote("search", "one"), Remote("find", "one"), Remote("find", "two"), Remote("delegate", "two")]
+    names = resolve_tools([*remote, search], reserved=["delegate"]).names
+    assert names[1] == "find"
+    assert names[4] == "search"
+    assert [
+        re.fullmatch(rf"{each.name}_[0-9a-f]{{8}}", name) is not None for each, name in zip(remote, names, strict=False)
+    ] == [*(True, False, True, True)]
+    assert names == resolve_tools([*remote, search], reserved=["delegate"]).names
 
 
 def test_nothing_is_offered_when_the_list_is_empty() -> None:

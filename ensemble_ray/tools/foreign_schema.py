@@ -1,0 +1,487 @@
+"""Package tools: parameter schemas that others wrote, in the one form that endpoints of all providers accept. Pure.
+
+In: a JSON schema of any draft, or what passes for one. Out: an object with `properties`, made of few keywords, and the names of those that
+were dropped. Endpoints refuse a whole request for one schema that they cannot read. The form is for the model alone: a tool's own server
+or code checks arguments by its own schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import unquote
+
+import pydantic
+from pydantic import TypeAdapter
+
+__all__ = ["ForeignSchema", "SchemaError", "hash_name", "normalise_parameters", "rename_properties"]
+
+#: The longest name of a tool or parameter that all endpoints accept.
+LONGEST_NAME = 64
+#: Schemas inside schemas, and how deep: more is replaced by "anything".
+MOST_NODES = 2_000
+DEEPEST = 24
+#: Characters of a whole schema as JSON.
+LONGEST_SCHEMA = 200_000
+_LONGEST_PATTERN = 500
+_KINDS = ("string", "number", "integer", "boolean", "object", "array", "null")
+#: What an entry of a list may be if nothing is known of it: some endpoints refuse an empty schema there.
+_ANY_ENTRY: Mapping[str, object] = {
+    "anyOf": [
+        *({"type": kind} for kind in ("string", "number", "boolean", "null")),
+        {"type": "object", "additionalProperties": True},
+    ]
+}
+#: Keywords that go without a word: a title repeats a name, definitions are spelled out where they are used, and an object that
+#: lists its properties needs no word about others.
+_SILENT = frozenset({"title", "$defs", "definitions", "additionalProperties"})
+_COUNTS = {
+    "string": ("minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+    "object": ("minProperties", "maxProperties"),
+}
+#: Keywords that are read, whatever becomes of them.
+_READ = frozenset({"type", "description", "default", "enum", "const", "anyOf", "oneOf", "allOf", "nullable", "$ref"})
+_OF_KIND: Mapping[str, frozenset[str]] = {
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "format"}),
+    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "format"}),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "object": frozenset({"properties", "required", "minProperties", "maxProperties"}),
+}
+_PROPERTY_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+#: Compiles a pattern, which is never matched here.
+_PATTERNS = TypeAdapter(re.Pattern[str])
+
+_Schema = dict[str, object]
+
+
+class SchemaError(ValueError):
+    """A schema cannot describe the arguments of a tool; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignSchema:
+    """A schema in the form that all endpoints accept."""
+
+    parameters: Mapping[str, object]
+    #: keywords that have no place in it, in alphabetical order
+    dropped: tuple[str, ...] = ()
+
+
+def normalise_parameters(schema: object) -> ForeignSchema:
+    """Return a tool's parameters in the form that all endpoints accept; one that has it already is returned with equal content.
+
+    Raises:
+        SchemaError: it does not describe an object, or is too large.
+    """
+    if not isinstance(schema, Mapping):
+        raise SchemaError(f"the schema of its arguments is no object: {json.dumps(schema, default=str)[:100]}")
+    normaliser = _Normaliser(cast("Mapping[str, object]", schema))
+    try:
+        parameters = normaliser.root()
+        size = len(json.dumps(parameters))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, SchemaError):
+            raise
+        raise SchemaError(f"the schema of its arguments is no JSON: {error}") from None
+    if size > LONGEST_SCHEMA:
+        raise SchemaError(f"the schema of its arguments has {size} characters; at most {LONGEST_SCHEMA} are sent")
+    return ForeignSchema(parameters=parameters, dropped=tuple(sorted(normaliser.dropped)))
+
+
+def rename_properties(schema: Mapping[str, object]) -> tuple[Mapping[str, object], Mapping[str, str]]:
+    """Return a normalised schema whose parameters have names that all endpoints accept, and the names that replace others.
+
+    Returns:
+        The schema, and new name -> original name; no entry for a name that is kept.
+    """
+    properties = cast("Mapping[str, object]", schema["properties"])
+    taken = {name for name in properties if _PROPERTY_NAME.fullmatch(name)}
+    renamed: dict[str, str] = {}
+    for name in properties:
+        if name not in taken:
+            fitting = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+            while not fitting or len(fitting) > LONGEST_NAME or fitting in taken or fitting in renamed:
+                fitting = hash_name(fitting, f"{fitting}/{name}")
+            renamed[fitting] = name
+    if not renamed:
+        return schema, renamed
+    names = {original: new for new, original in renamed.items()}
+    changed: dict[str, object] = {
+        **schema,
+        "properties": {names.get(name, name): inner for name, inner in properties.items()},
+    }
+    if "required" in schema:
+        changed["required"] = [names.get(name, name) for name in cast("list[str]", schema["required"])]
+    return changed, renamed
+
+
+def hash_name(name: str, original: str) -> str:
+    """Return a name of at most 64 characters that ends with a hash of the original."""
+    digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 9]}_{digest}"
+
+
+class _Normaliser:
+    """Rewrites one schema, and notes the keywords that it drops."""
+
+    def __init__(self, root: Mapping[str, object]) -> None:
+        self._root = root
+        self._nodes_left = MOST_NODES
+        self.dropped: set[str] = set()
+
+    def root(self) -> _Schema:
+        """Return the whole schema: an object with properties, and no choice between objects.
+
+        Raises:
+            SchemaError: it describes no object.
+        """
+        found = self._merge_choices(self._resolve(self._root, ()), ())
+        kinds = _kinds_of(found) or ["a choice"] * bool({"anyOf", "oneOf"} & found.keys())
+        if kinds and "object" not in kinds:
+            raise SchemaError(f"the schema of its arguments describes no object, but: {', '.join(kinds)}")
+        if found.pop("enum", None) is not None or found.pop("const", None) is not None:
+            self.dropped.add("enum")
+        found.pop("nullable", None)
+        spelled = self._spell({**found, "type": "object"}, 0, ())
+        spelled.pop("default", None)
+        spelled.setdefault("properties", {})
+        return spelled
+
+    def _spell(self, schema: object, depth: int, within: tuple[str, ...]) -> _Schema:
+        """Return a schema in the form; `{}` stands for anything."""
+        self._nodes_left -= 1
+        if depth > DEEPEST or self._nodes_left < 0:
+            self.dropped.add("schemas that are nested too deeply" if depth > DEEPEST else "schemas beyond the limit")
+            return {}
+        if not isinstance(schema, Mapping):
+            if schema is not True:
+                self.dropped.add("schemas that are no objects")
+            return {}
+        found = self._resolve(cast("Mapping[str, object]", schema), within)
+        within = cast("tuple[str, ...]", found.pop(_WITHIN, within))
+        self._nodes_left -= _size_of(found) // 500
+        if "properties" in found or found.get("type") == "object":
+            found = self._merge_choices(found, within)
+        kinds = _kinds_of(found)
+        choices = (
+            [] if kinds else [each for each in _list_of(found.get("anyOf", found.get("oneOf"))) if each is not False]
+        )
+        spelled: _Schema
+        if choices:
+            spelled = _one_of([self._spell(each, depth + 1, within) for each in choices])
+        elif len(kinds) > 1:
+            spelled = _one_of([_describe(self._of_kind(found, kind, depth, within), None) for kind in kinds])
+        else:
+            spelled = self._of_kind(found, kinds[0], depth, within) if kinds else {}
+        if kinds:
+            self.dropped.update({"anyOf", "oneOf"} & found.keys())
+        if found.get("nullable") is True and spelled and kinds != ["null"]:
+            spelled = _one_of([_describe(spelled, None), {"type": "null"}])
+        self._note_dropped(found, kinds)
+        spelled = _describe(spelled, found.get("description"))
+        return {**spelled, "default": found["default"]} if "default" in found else spelled
+
+    def _note_dropped(self, found: _Schema, kinds: list[str]) -> None:
+        known = _READ.union(_SILENT, *[_OF_KIND.get(kind, frozenset()) for kind in kinds])
+        self.dropped.update(str(key)[:40] for key in found if key not in known)
+
+    def _of_kind(self, found: _Schema, kind: str, depth: int, within: tuple[str, ...]) -> _Schema:
+        spelled: _Schema = {"type": kind}
+        if kind in {"string", "number", "integer", "boolean"}:
+            self._spell_values(found, kind, spelled)
+        for keyword in _COUNTS.get(kind, ()):
+            if keyword in found:
+                if _is_number(found[keyword]):
+                    spelled[keyword] = found[keyword]
+                else:
+                    self.dropped.add(keyword)
+        match kind:
+            case "string":
+                self._spell_text(found, spelled)
+            case "number" | "integer":
+                self._spell_bounds(found, kind, spelled)
+            case "array":
+                self._spell_items(found, spelled, depth, within)
+            case "object":
+                self._spell_object(found, spelled, depth, within)
+            case _:
+                pass
+        return spelled
+
+    def _spell_values(self, found: _Schema, kind: str, spelled: _Schema) -> None:
+        """Add which values are allowed: as `enum` for texts, in words for others, since some endpoints have enums of texts alone."""
+        if "const" not in found and "enum" not in found:
+            return
+        values = [found["const"]] if "const" in found else _list_of(found["enum"])
+        if kind == "string":
+            texts = list(dict.fromkeys(each for each in values if isinstance(each, str) and each))
+            if "" in values:
+                self.dropped.add("enum ''")
+            if texts:
+                spelled["enum"] = texts
+        elif fitting := [
+            each for each in values if _kind_of_value(each) in ({kind} if kind != "number" else {kind, "integer"})
+        ]:
+            self.dropped.add(f"enum of kind {kind}")
+            shown = ", ".join(json.dumps(each) for each in fitting[:50])
+            spelled[_HINT] = f"one of {shown}" if len(fitting) > 1 else f"always {shown}"
+
+    def _spell_text(self, found: _Schema, spelled: _Schema) -> None:
+        form = found.get("format")
+        if form == "date-time":
+            spelled["format"] = form
+        elif form is not None:
+            self.dropped.add("format")
+            if isinstance(form, str) and form.strip():
+                spelled[_HINT] = f"format: {form[:40]}"
+        pattern = found.get("pattern")
+        if pattern is not None:
+            if _is_pattern(pattern):
+                spelled["pattern"] = pattern
+            else:
+                self.dropped.add("pattern")
+
+    def _spell_bounds(self, found: _Schema, kind: str, spelled: _Schema) -> None:
+        if "format" in found:
+            self.dropped.add("format")
+        for bound, step in (("minimum", 1), ("maximum", -1)):
+            exclusive = found.get(f"exclusive{bound.capitalize()}")
+            if _is_number(found.get(bound)):
+                spelled[bound] = found[bound]
+            elif bound in found:
+                self.dropped.add(bound)
+            if exclusive is None:
+                continue
+            limit = found.get(bound) if exclusive is True else exclusive
+            if not _is_number(limit):
+                self.dropped.add(f"exclusive{bound.capitalize()}")
+            elif kind == "integer" and float(cast("float", limit)).is_integer():
+                spelled[bound] = int(cast("float", limit)) + step
+            else:
+                self.dropped.add(f"exclusive{bound.capitalize()}")
+                spelled[bound] = limit
+
+    def _spell_items(self, found: _Schema, spelled: _Schema, depth: int, within: tuple[str, ...]) -> None:
+        items = found.get("items")
+        places = _list_of(items if isinstance(items, list | tuple) else found.get("prefixItems"))
+        if places:  # each place has a schema of its own
+            self.dropped.add("prefixItems" if "prefixItems" in found else "items")
+            inner = _one_of([self._spell(each, depth + 1, within) for each in places])
+        else:
+            inner = {} if items is None else self._spell(items, depth + 1, within)
+        spelled["items"] = inner if inner.keys() - {"description", "default"} else {**_ANY_ENTRY, **inner}
+
+    def _spell_object(self, found: _Schema, spelled: _Schema, depth: int, within: tuple[str, ...]) -> None:
+        properties = self._spell_properties(found.get("properties"), depth, within)
+        required = found.get("required", [])
+        if properties:
+            spelled["properties"] = properties
+            if needed := [name for name in dict.fromkeys(_texts_of(required)) if name in properties]:
+                spelled["required"] = needed
+            if not isinstance(required, list | tuple) or any(each not in needed for each in _list_of(required)):
+                self.dropped.add("required")
+        elif isinstance(entries := found.get("additionalProperties"), Mapping) and entries:
+            spelled["additionalProperties"] = self._spell(entries, depth + 1, within) or True
+        elif depth:  # a table with any keys
+            spelled["additionalProperties"] = True
+
+    def _spell_properties(self, listed: object, depth: int, within: tuple[str, ...]) -> _Schema:
+        properties: _Schema = {}
+        if not isinstance(listed, Mapping):
+            self.dropped.update(() if listed is None else ("properties",))
+            return properties
+        for name, inner in cast("Mapping[str, object]", listed).items():
+            if inner is False or not isinstance(cast("object", name), str):
+                self.dropped.add("properties that nothing fits")
+            elif self._nodes_left <= 0:
+                self.dropped.add("schemas beyond the limit")
+            else:
+                properties[name] = self._spell(inner, depth + 1, within)
+        return properties
+
+    def _resolve(self, schema: Mapping[str, object], within: tuple[str, ...]) -> _Schema:
+        """Return a schema with what its reference names and what `allOf` joins; a key of its own tells which references it is within."""
+        found = dict(schema)
+        for _ in range(DEEPEST):
+            if "$ref" not in found:
+                break
+            reference = found.pop("$ref")
+            target = self._target(reference)
+            if reference in within or not isinstance(target, Mapping):
+                self.dropped.add("$ref")
+                kinds = _kinds_of(dict(cast("Mapping[str, object]", target))) if isinstance(target, Mapping) else []
+                if kinds:
+                    found.setdefault("type", kinds[0])
+                break
+            within = (*within, cast("str", reference))
+            found = {**cast("Mapping[str, object]", target), **found}
+        if "allOf" in found:
+            joined: _Schema = {}
+            for each in _list_of(found.pop("allOf")):
+                self._nodes_left -= 1
+                if isinstance(each, Mapping) and self._nodes_left > 0 and len(within) < DEEPEST:
+                    part = self._resolve(cast("Mapping[str, object]", each), (*within, "allOf"))
+                    part.pop(_WITHIN, None)
+                    self._join(joined, part)
+                else:
+                    self.dropped.add("allOf")
+            self._join(joined, found)
+            found = joined
+        found[_WITHIN] = within
+        return found
+
+    def _join(self, into: _Schema, part: Mapping[str, object]) -> None:
+        """Add what another schema asks for: more properties, more required ones; of other keywords the later one counts."""
+        for key, value in part.items():
+            here = into.get(key)
+            if key == "properties" and isinstance(here, Mapping) and isinstance(value, Mapping):
+                into[key] = {**cast("_Schema", here), **cast("_Schema", value)}
+            elif key == "required" and isinstance(here, list) and isinstance(value, list):
+                into[key] = [*cast("list[object]", here), *cast("list[object]", value)]
+            else:
+                into[key] = value
+
+    def _merge_choices(self, found: _Schema, within: tuple[str, ...]) -> _Schema:
+        """Return an object with the properties of all objects that it may be; required is what all of them require."""
+        within = cast("tuple[str, ...]", found.pop(_WITHIN, within))
+        for keyword in ("anyOf", "oneOf"):
+            if keyword not in found:
+                continue
+            parts: list[_Schema] = []
+            for each in _list_of(found[keyword]):
+                self._nodes_left -= 1
+                if isinstance(each, Mapping) and self._nodes_left > 0:
+                    part = self._merge_deeper(cast("Mapping[str, object]", each), within)
+                    if "object" in (_kinds_of(part) or ["object"]):
+                        parts.append(part)
+            if not parts and "properties" not in found and "type" not in found:
+                return found
+            self.dropped.add(keyword)
+            del found[keyword]
+            own = found.get("properties")
+            merged = dict(cast("_Schema", own)) if isinstance(own, Mapping) else {}
+            for part in parts:
+                listed = part.get("properties")
+                if isinstance(listed, Mapping):
+                    merged = {**cast("_Schema", listed), **merged}
+            shared = [set(_texts_of(part.get("required"))) for part in parts]
+            common = set[str].intersection(*shared) if shared else set[str]()
+            found["properties"] = merged
+            found["type"] = "object"
+            found["required"] = [*_texts_of(found.get("required")), *sorted(common)]
+        return found
+
+    def _merge_deeper(self, each: Mapping[str, object], within: tuple[str, ...]) -> _Schema:
+        if len(within) > DEEPEST:
+            return {}
+        part = self._resolve(each, within)
+        inside = cast("tuple[str, ...]", part.pop(_WITHIN))
+        return self._merge_choices(part, (*inside, "anyOf"))
+
+    def _target(self, reference: object) -> object:
+        """Return what a local reference names; None: it names nothing here."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        found: object = self._root
+        for step in unquote(reference[1:]).split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping):
+                found = found.get(key)
+            elif isinstance(found, list) and key.isdecimal() and int(key[:9]) < len(cast("list[object]", found)):
+                found = cast("list[object]", found)[int(key[:9])]
+            else:
+                return None
+        return found
+
+
+#: Keys that no schema has, for what is known of one while it is rewritten.
+_WITHIN = "\0within"
+_HINT = "\0hint"
+
+
+def _kinds_of(schema: Mapping[str, object]) -> list[str]:
+    """Return the types that a schema allows: those it names, else those that its other keywords tell; empty: any."""
+    named = schema.get("type")
+    listed = [named] if isinstance(named, str) else _list_of(named)
+    if kinds := [each for each in dict.fromkeys(_texts_of(listed)) if each in _KINDS]:
+        if "integer" in kinds and "number" in kinds:
+            kinds.remove("integer")
+        return kinds
+    if "anyOf" in schema or "oneOf" in schema:
+        return []
+    if "enum" in schema or "const" in schema:
+        values = [schema["const"]] if "const" in schema else _list_of(schema["enum"])
+        return list(dict.fromkeys(kind for each in values if (kind := _kind_of_value(each))))
+    for kind in ("object", "array", "string", "number"):
+        if _OF_KIND[kind] - {"format"} & schema.keys() or (kind == "object" and "additionalProperties" in schema):
+            return [kind]
+    return []
+
+
+def _kind_of_value(value: object) -> str | None:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "integer" if isinstance(value, int) else "number"
+    return "string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array"
+
+
+def _size_of(schema: _Schema) -> int:
+    """Return about how long a schema is without the schemas in it."""
+    return sum(len(cast("str", value)) for value in schema.values() if isinstance(value, str | list | tuple)) + len(
+        schema
+    )
+
+
+def _describe(spelled: _Schema, description: object) -> _Schema:
+    """Return a schema with its description first, and what it has no keyword for behind that."""
+    words = description if isinstance(description, str) else cast("str", spelled.get("description", ""))
+    hint = spelled.get(_HINT)
+    if hint is not None:
+        words = f"{words} ({hint})" if words else cast("str", hint)
+    body = {key: value for key, value in spelled.items() if key not in {"description", _HINT}}
+    return {"description": words, **body} if words else body
+
+
+def _one_of(choices: list[_Schema]) -> _Schema:
+    """Return a choice without repetitions; `{}` as soon as one of them is anything."""
+    unique: list[_Schema] = []
+    for each in choices:
+        inner = cast("list[_Schema]", each["anyOf"]) if each.keys() == {"anyOf"} else [each]
+        unique.extend(one for one in inner if one not in unique)
+    if any(not each for each in unique):
+        return {}
+    return unique[0] if len(unique) == 1 else {"anyOf": unique}
+
+
+def _list_of(value: object) -> list[object]:
+    return list(cast("list[object]", value)) if isinstance(value, list | tuple) else []
+
+
+def _texts_of(value: object) -> Iterator[str]:
+    return (each for each in _list_of(value) if isinstance(each, str))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_pattern(value: object) -> bool:
+    """Return whether a pattern can be read: some endpoints refuse what JavaScript alone reads."""
+    if not isinstance(value, str) or len(value) > _LONGEST_PATTERN:
+        return False
+    try:
+        _PATTERNS.validate_python(value)
+    except (pydantic.ValidationError, OverflowError, RecursionError):
+        return False
+    return True

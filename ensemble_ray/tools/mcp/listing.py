@@ -1,0 +1,145 @@
+"""What an MCP server lists, such that one wrong entry does not hide the others. Package: tools.
+
+In: the names that a server has for its tools, and its answers as they come in. Out: names that all endpoints accept; listings whose entries
+the SDK can read. The SDK refuses a whole listing for one member of one tool.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import pydantic
+
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.tools.foreign_schema import LONGEST_NAME, SchemaError, hash_name, normalise_parameters
+from ensemble_ray.tools.tool import make_tool_name
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from mcp.client._transport import ReadStream, TransportStreams
+    from mcp.shared.message import SessionMessage
+
+__all__ = ["mend_listing", "mend_transport", "tool_names"]
+
+_log = bounded_logger(__name__)
+#: The protocol that has the narrowest words for a tool.
+_VERSION = "2025-11-25"
+
+
+def tool_names(names: Sequence[str], prefix: str) -> dict[str, str]:
+    """Return what a model calls each of a server's tools by: different names of at most 64 letters, digits and underscores.
+
+    A name does not depend on the order of the others (S-LLM-62).
+    """
+    made = {name: prefix + make_tool_name(name) for name in names}
+    made = {name: f"_{fitting}" if fitting[:1].isdigit() else fitting for name, fitting in made.items()}
+    often = Counter(made.values())
+    return {
+        name: hash_name(fitting, name)
+        if len(fitting) > LONGEST_NAME or (often[fitting] > 1 and fitting != prefix + name)
+        else fitting
+        for name, fitting in made.items()
+    }
+
+
+def mend_listing(tools: Sequence[object], server: str) -> list[dict[str, Any]]:
+    """Return the tools of a listing that can be read: wrong members are left out, and tools that are wrong without them.
+
+    Args:
+        tools: As the server sent them.
+        server: For log lines.
+    """
+    kept: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        name = cast("dict[str, object]", tool).get("name") if isinstance(tool, dict) else None
+        if not isinstance(name, str) or not name.strip():
+            _log.warning("MCP server '%s': a tool without a name is left out", server)
+        elif name in kept:
+            _log.warning("MCP server '%s': a second tool '%s' is left out", server, name[:100])
+        else:
+            try:
+                kept[name] = _mend(dict(cast("dict[str, Any]", tool)))
+            except (SchemaError, pydantic.ValidationError) as error:
+                _log.warning("MCP server '%s': tool '%s' is left out: %s", server, name[:100], error)
+    return list(kept.values())
+
+
+def _mend(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool without wrong members.
+
+    Raises:
+        SchemaError: the schema of its arguments cannot be mended.
+        pydantic.ValidationError: something else cannot.
+    """
+    from mcp_types.methods import validate_server_result
+
+    try:
+        validate_server_result("tools/list", _VERSION, {"tools": [tool]})
+    except pydantic.ValidationError as error:
+        for member in {str(member) for fault in error.errors() for member in fault["loc"][2:3]}:  # tools, 0, member
+            if member == "inputSchema":
+                tool[member] = normalise_parameters(tool.get(member) or {}).parameters
+            else:
+                tool.pop(member, None)
+        validate_server_result("tools/list", _VERSION, {"tools": [tool]})
+    return tool
+
+
+@asynccontextmanager
+async def mend_transport(
+    transport: AbstractAsyncContextManager[TransportStreams], server: str
+) -> AsyncGenerator[TransportStreams]:
+    """Open a transport; listings of tools that come in are mended before the SDK reads them."""
+    async with transport as (received, sent):
+        yield _MendedStream(received, server), sent
+
+
+class _MendedStream:
+    """The stream of messages from a server."""
+
+    def __init__(self, inner: ReadStream[SessionMessage | Exception], server: str) -> None:
+        self._inner = inner
+        self._server = server
+
+    @property
+    def last_context(self) -> object:
+        """The sender's context, which the SDK asks for."""
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next message."""
+        item = await self._inner.receive()
+        result: object = None if isinstance(item, Exception) else getattr(item.message, "result", None)
+        if isinstance(result, dict):
+            listing = cast("dict[str, object]", result)
+            if isinstance(tools := listing.get("tools"), list):
+                listing["tools"] = mend_listing(cast("list[object]", tools), self._server)
+        return item
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        from anyio import EndOfStream
+
+        try:
+            return await self.receive()
+        except EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> bool | None:
+        return await self._inner.__aexit__(exc_type, exc_val, exc_tb)
