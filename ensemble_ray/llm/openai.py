@@ -109,7 +109,7 @@ class OpenAIChatModel:
             raise ValidationError(
                 f"OpenAIChatModel system_role must be 'system', 'developer', 'user' or None, got: {system_role!r}"
             )
-        self._system_role = system_role
+        self._system_role: SystemRole | None = system_role
         self._request_options = dict(request_options)
         self._prepare()
 

@@ -42,7 +42,7 @@ def make(request: pytest.FixtureRequest) -> Make:
         return OpenAIChatModel(
             name,
             base_url=url,
-            **{"api_key": KEY, "client_options": way, **options},  # type: ignore[arg-type]  options of a model
+            **{"api_key": KEY, "client_options": way, **options},  # type: ignore[arg-type]  # options of a model
         )
 
     return made
