@@ -5,9 +5,10 @@ In: a URL as a user wrote it, which may hold a user, a password, and a key in it
 
 from __future__ import annotations
 
-from urllib.parse import unquote, unquote_plus, urlsplit
+from collections.abc import Mapping
+from urllib.parse import unquote, unquote_plus, urlencode, urlsplit
 
-__all__ = ["flaw_of", "provider_of", "secrets_of", "shown_url"]
+__all__ = ["flaw_of", "key_headers", "provider_of", "resource_url", "secrets_of", "shown_url"]
 
 #: Stands for a query or a fragment.
 _MORE = "?..."
@@ -15,6 +16,7 @@ _MORE = "?..."
 _PROVIDERS = {
     "api.openai.com": "openai",
     "openai.azure.com": "azure.ai.openai",
+    "cognitiveservices.azure.com": "azure.ai.openai",
     "services.ai.azure.com": "azure.ai.inference",
     "api.anthropic.com": "anthropic",
     "generativelanguage.googleapis.com": "gcp.gemini",
@@ -73,6 +75,33 @@ def provider_of(url: str) -> str:
     return next(known, host)
 
 
+def resource_url(base_url: str, path: str, query: Mapping[str, object] | None = None) -> str:
+    """Return the URL of a resource below a base URL, whose own query stays the query.
+
+    Args:
+        base_url: Where the protocol begins.
+        path: The resource, such as `/chat/completions`.
+        query: More of the query; a name that the base URL has as well takes this value.
+
+    Examples:
+        >>> resource_url("https://x.openai.azure.com/openai/deployments/gpt?api-version=1", "/chat/completions")
+        'https://x.openai.azure.com/openai/deployments/gpt/chat/completions?api-version=1'
+    """
+    place, _, found = base_url.partition("#")[0].partition("?")
+    more = {name: str(value).lower() if isinstance(value, bool) else value for name, value in (query or {}).items()}
+    pairs = [pair for pair in found.split("&") if pair and unquote_plus(pair.partition("=")[0]) not in more]
+    whole = "&".join([*pairs, urlencode(more, doseq=True)] if more else pairs)
+    return f"{place.rstrip('/')}{path}{f'?{whole}' if whole else ''}"
+
+
+def key_headers(base_url: str, key: str) -> dict[str, str]:
+    """Return the headers that carry a key: none without one, and on Azure that of its deployments too (S-LLM-27)."""
+    if not key:
+        return {}
+    headers = {"Authorization": f"Bearer {key}"}
+    return {**headers, "api-key": key} if provider_of(base_url).startswith("azure.") else headers
+
+
 def secrets_of(url: str) -> set[str]:
     """Return what may be secret in a URL, as it stands there and decoded: an endpoint may repeat it."""
     try:
@@ -80,7 +109,8 @@ def secrets_of(url: str) -> set[str]:
     except ValueError:
         return set()
     found = {parts.password or "", parts.fragment}
-    found.update(pair.partition("=")[2] for pair in parts.query.split("&"))
+    pairs = (pair.partition("=") for pair in parts.query.split("&"))
+    found.update(value for name, _, value in pairs if name != "api-version")
     return found | set(map(unquote, found)) | set(map(unquote_plus, found))
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.local_engine import server as local_server
 from ensemble_ray.llm.local_engine.registry import LocalSpec
 from ensemble_ray.llm.local_engine.weights import find_weights
-from ensemble_ray.llm.openai import check_time_s, encode_prefix
+from ensemble_ray.llm.openai import check_time_s
 from ensemble_ray.llm.protocol.answer_limits import DEFAULT_ANSWER_TIME_S, AnswerLimits
 from ensemble_ray.llm.protocol.endpoint import Endpoint
+from ensemble_ray.llm.protocol.request_options import RequestOptions
 from ensemble_ray.llm.protocol.schema_offers import SchemaOffer
-from ensemble_ray.llm.protocol.wire import encode_request
 from ensemble_ray.process.threads import threads
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
@@ -71,7 +72,7 @@ class LocalChatModel:
         self._threads = threads
         self._timeout_s = check_time_s(timeout, "LocalChatModel timeout")
         self._request_options = dict(request_options)
-        self._prefix = encode_prefix("local", self._request_options, "LocalChatModel")
+        self._options = RequestOptions.of("local", self._request_options, "LocalChatModel")
 
     @property
     def model_name(self) -> str:
@@ -137,7 +138,7 @@ class LocalChatModel:
             openai.APIError: the server refused the request, as when it is longer than the context.
         """
         endpoint = await self._endpoint()
-        return await endpoint.complete(encode_request(self._prefix, messages, tools, origin=endpoint.sender))
+        return await endpoint.complete(partial(self._options.encode, messages, tools, origin=endpoint.sender))
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer the conversation in the form of that schema, which the engine enforces; raises as `chat` does."""
@@ -145,18 +146,15 @@ class LocalChatModel:
             return await self.chat(messages)
         endpoint = await self._endpoint()
         offer = SchemaOffer(schema=schema, is_declared=True)
-        return await endpoint.complete(encode_request(self._prefix, messages, (), origin=endpoint.sender), offer)
+        return await endpoint.complete(partial(self._options.encode, messages, (), origin=endpoint.sender), offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncGenerator[str | ChatResponse]:
         """Fragments of the text as they come, then one `ChatResponse` with the whole; raises as `chat` does."""
         endpoint = await self._endpoint()
-
-        def body(_: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
-            return encode_request(self._prefix, messages, tools, suffix=_STREAMING, origin=endpoint.sender)
-
-        async with aclosing(endpoint.stream(body)) as parts:
+        encode = partial(self._options.encode, messages, tools, suffix=_STREAMING, origin=endpoint.sender)
+        async with aclosing(endpoint.stream(lambda roles, _: encode(roles))) as parts:
             async for part in parts:
                 yield part
 

@@ -13,26 +13,26 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, cast
+from functools import partial
+from typing import Any, cast, get_args
 
 from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.endpoint_urls import flaw_of, provider_of, shown_url
+from ensemble_ray.llm.endpoint_urls import flaw_of, key_headers, provider_of, resource_url, shown_url
 from ensemble_ray.llm.protocol.answer_limits import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
 from ensemble_ray.llm.protocol.endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from ensemble_ray.llm.protocol.errors import CallOrigin
+from ensemble_ray.llm.protocol.message_roles import MessageRoles, SystemRole
+from ensemble_ray.llm.protocol.request_options import RequestOptions
 from ensemble_ray.llm.protocol.schema_offers import SchemaOffer
 from ensemble_ray.llm.protocol.sdk_transport import SdkClients, SdkTransport
-from ensemble_ray.llm.protocol.wire import encode_request, json_bytes
 from ensemble_ray.text.header_values import header_flaw, header_name_flaw
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
-__all__ = ["OpenAIChatModel", "check_key", "check_time_s", "encode_prefix"]
+__all__ = ["OpenAIChatModel", "check_key", "check_time_s"]
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
-#: Members of the request that are this library's to set.
-_OWN_MEMBERS = frozenset({"messages", "model", "stream", "stream_options", "tools"})
 _STREAMING = b'"stream":true'
 _STREAMING_WITH_USAGE = b'"stream":true,"stream_options":{"include_usage":true}'
 
@@ -53,8 +53,11 @@ class OpenAIChatModel:
             that is longer.
         structured_outputs: Whether the endpoint can hold answers to a JSON schema, which typed tasks then use; None:
             the first such call finds out.
+        system_role: The role of system messages: `system`, `developer`, or `user`, which puts their text in front of
+            the first user message; None: the first refusal of a system message decides.
         request_options: Go into every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
-            merged into it, `extra_headers` are sent with it.
+            merged into it, `extra_headers` are sent with it, `extra_query` goes into the URL's query. Options about
+            tools, such as `tool_choice`, go into requests that offer tools.
 
     Raises:
         ValidationError: a value cannot work.
@@ -76,6 +79,7 @@ class OpenAIChatModel:
         max_answer_bytes: int | None = None,
         max_answer_time: timedelta | float | None = None,
         structured_outputs: bool | None = None,
+        system_role: SystemRole | None = None,
         **request_options: object,
     ) -> None:
         if not isinstance(model, str) or not model.strip():
@@ -103,6 +107,11 @@ class OpenAIChatModel:
                 "endpoint's own option of that name goes through extra_body"
             )
         self._structured_outputs = structured_outputs
+        if system_role is not None and system_role not in get_args(SystemRole):
+            raise ValidationError(
+                f"OpenAIChatModel system_role must be 'system', 'developer', 'user' or None, got: {system_role!r}"
+            )
+        self._system_role: SystemRole | None = system_role
         self._request_options = dict(request_options)
         self._prepare()
 
@@ -110,16 +119,22 @@ class OpenAIChatModel:
         """Derive what follows from the fields, anew in every process."""
         options = dict(self._request_options)
         self._extra_headers = _checked_headers(cast("dict[str, str]", options.pop("extra_headers", None) or {}))
+        query = options.pop("extra_query", None) or {}
+        if not isinstance(query, Mapping):
+            raise ValidationError(f"OpenAIChatModel extra_query must be a mapping, got: {type(query).__name__}")
+        self._extra_query = cast("Mapping[str, object]", query)
         extra_body = cast("dict[str, object]", options.pop("extra_body", None) or {})
-        self._prefix = encode_prefix(self._model, {**options, **extra_body}, "OpenAIChatModel")
+        self._options = RequestOptions.of(self._model, {**options, **extra_body}, "OpenAIChatModel")
         has_form = "response_format" in options or "response_format" in extra_body
         if has_form and self._structured_outputs:
             raise ValidationError(
                 "OpenAIChatModel: structured_outputs=True and a response_format of your own exclude each other"
             )
         self._offers_schemas = self._structured_outputs is not False and not has_form
-        # Requests are repeated here on both ways, by what the body of a failure means (S-LLM-24).
-        self._sdk = None if self._client_options is None else SdkClients({**self._client_options, "max_retries": 0})
+        # The base URL is passed with each request, which knows its query. Requests are repeated here on both ways, by what the
+        # body of a failure means (S-LLM-24).
+        of_client = {name: value for name, value in (self._client_options or {}).items() if name != "base_url"}
+        self._sdk = None if self._client_options is None else SdkClients({**of_client, "max_retries": 0})
 
     @property
     def model(self) -> str:
@@ -175,7 +190,7 @@ class OpenAIChatModel:
 
     @property
     def request_options(self) -> Mapping[str, object]:
-        """What goes into every request."""
+        """What goes into every request that can have it."""
         return dict(self._request_options)
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
@@ -186,7 +201,7 @@ class OpenAIChatModel:
             ValidationError: there is no key, and the endpoint is one that needs it.
         """
         endpoint = self._endpoint()
-        return await endpoint.complete(encode_request(self._prefix, messages, tools, origin=endpoint.sender))
+        return await endpoint.complete(partial(self._options.encode, messages, tools, origin=endpoint.sender))
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer the conversation in the form of that schema where the endpoint takes schemas, else as `chat` does.
@@ -198,9 +213,8 @@ class OpenAIChatModel:
         if not self._offers_schemas:
             return await self.chat(messages)
         endpoint = self._endpoint()
-        body = encode_request(self._prefix, messages, (), origin=endpoint.sender)
         offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True)
-        return await endpoint.complete(body, offer)
+        return await endpoint.complete(partial(self._options.encode, messages, (), origin=endpoint.sender), offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -213,10 +227,10 @@ class OpenAIChatModel:
         """
 
         endpoint = self._endpoint()
+        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender)
 
-        def body(with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
-            suffix = _STREAMING_WITH_USAGE if with_usage else _STREAMING
-            return encode_request(self._prefix, messages, tools, suffix=suffix, origin=endpoint.sender)
+        def body(roles: MessageRoles, with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
+            return encode(roles, suffix=_STREAMING_WITH_USAGE if with_usage else _STREAMING)
 
         async with aclosing(endpoint.stream(body)) as parts:
             async for part in parts:
@@ -232,24 +246,22 @@ class OpenAIChatModel:
                 f"OpenAIChatModel('{self._model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of "
                 "your own, set OPENAI_BASE_URL or pass base_url; for a model on this machine, use llm='local'"
             )
-        headers = {"Content-Type": "application/json", "User-Agent": "ensemble-ray"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        if self._extra_headers:
-            headers.update(self._extra_headers)
+        headers = {"Content-Type": "application/json", "User-Agent": "ensemble-ray", **self._key_headers(base_url, key)}
+        headers.update(self._extra_headers)
         timeout_s = DEFAULT_TIMEOUT_S if self._timeout_s is None else self._timeout_s
         limits = AnswerLimits(
             body_bytes=self._max_answer_bytes or DEFAULT_ANSWER_BYTES,
             time_s=self._max_answer_s or max(DEFAULT_ANSWER_TIME_S, timeout_s),
         )
         endpoint = Endpoint(
-            url=f"{base_url.rstrip('/')}/chat/completions",
+            url=resource_url(base_url, "/chat/completions", self._extra_query),
             model=self._model,
             key=key,
             headers=headers,
             timeout_s=min(timeout_s, limits.time_s),
             max_retries=self._retries(),
             limits=limits,
+            system_role=self._system_role,
         )
         if self._sdk is None:
             return endpoint
@@ -263,9 +275,15 @@ class OpenAIChatModel:
         if self._api_key is not None:
             return self._api_key.get_secret_value()
         of_client = (self._client_options or {}).get("api_key")
-        if isinstance(of_client, str):
-            return check_key(of_client, "OpenAIChatModel client_options: api_key")
+        if of_client is not None:  # the package asks a function for each request
+            is_text = isinstance(of_client, str)
+            return check_key(of_client, "OpenAIChatModel client_options: api_key") if is_text else ""
         return check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
+
+    def _key_headers(self, base_url: str, key: str) -> dict[str, str]:
+        """Return the headers that carry the key, except those that the user sets."""
+        own = {name.lower() for name in self._extra_headers}
+        return {name: value for name, value in key_headers(base_url, key).items() if name.lower() not in own}
 
     def _connection(self, key: str, base_url: str) -> Mapping[str, object]:
         """Return the arguments of the package's client that come neither from `client_options` nor from the endpoint."""
@@ -274,8 +292,12 @@ class OpenAIChatModel:
             connection["api_key"] = key
         elif not base_url.startswith(_DEFAULT_BASE_URL):
             connection["api_key"] = "none"  # the package insists on one where the endpoint does not
-        if self._extra_headers:
-            connection["default_headers"] = self._extra_headers
+        # The package sends the key as `Authorization`.
+        headers = {**self._key_headers(base_url, key), **self._extra_headers}
+        if "Authorization" not in self._extra_headers:
+            headers.pop("Authorization", None)
+        if headers:
+            connection["default_headers"] = headers
         return connection
 
     def _keywords(self) -> dict[str, object]:
@@ -289,6 +311,7 @@ class OpenAIChatModel:
             "max_answer_bytes": self._max_answer_bytes,
             "max_answer_time": self._max_answer_s,
             "structured_outputs": self._structured_outputs,
+            "system_role": self._system_role,
             **self._request_options,
         }
 
@@ -309,6 +332,8 @@ class OpenAIChatModel:
             shown.append(f"base_url={shown_url(self._base_url)!r}")
         if self._structured_outputs is not None:
             shown.append(f"structured_outputs={self._structured_outputs}")
+        if self._system_role is not None:
+            shown.append(f"system_role={self._system_role!r}")
         # Options of the client and extra headers may hold keys; they are not shown.
         hidden = {"extra_headers", "extra_body", "extra_query"}
         shown += [f"{name}={value!r}" for name, value in self._request_options.items() if name not in hidden]
@@ -358,26 +383,6 @@ def check_time_s(timeout: timedelta | float | None, what: str) -> float | None:
     if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or timeout_s <= 0:
         raise ValidationError(f"{what} must be > 0, got: {timeout}")
     return float(timeout_s)
-
-
-def encode_prefix(model: str, options: Mapping[str, object], what: str) -> bytes:
-    """Return the members that are the same in every request, as JSON without its braces.
-
-    Raises:
-        ValidationError: an option is the library's own, or is not JSON.
-    """
-    for name in sorted(_OWN_MEMBERS & options.keys()):
-        raise ValidationError(f"{what}: '{name}' is set by the library and cannot be a request option")
-    members: dict[str, object] = {"model": model}
-    for name, value in options.items():
-        try:
-            json_bytes(value)
-        except (TypeError, ValueError):
-            raise ValidationError(
-                f"{what}: request option '{name}' must be JSON, got: {type(value).__name__}"
-            ) from None
-        members[name] = value
-    return json_bytes(members)[1:-1]
 
 
 def _checked_url(url: str, name: str) -> str:

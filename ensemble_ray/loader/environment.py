@@ -22,7 +22,7 @@ _KEYS = frozenset({
     "max_tokens", "max_cost", "max_parallel_tasks", "max_concurrency", "replicas", "max_iterations", "max_steps",
     "num_cpus", "num_gpus", "max_retries", "max_predecessor_retries",
 })  # fmt: skip
-_SECRET = frozenset({"api_key", "api_key_env", "headers", "extra_headers", "env"})
+_SECRET = frozenset({"api_key", "api_key_env", "headers", "extra_headers", "extra_query", "env"})
 
 
 def takes_variables(where: str) -> bool:

@@ -39,6 +39,11 @@ class _Endpoint(FileSection):
     structured_outputs: Flag = key(
         "Whether the endpoint can hold typed answers to a JSON schema; left out: the first call finds out."
     )
+    system_role: Text = key(
+        "Role of system messages: system, developer, or user, which puts them in front of the first question; left out: "
+        "the first refusal decides."
+    )
+    extra_query: FreeMapping = key("More of the URL's query, such as api-version. No keys here.")
     max_retries: Whole = key("How often the model itself repeats a failed call; the team's retry comes on top.")
     max_answer_bytes: Whole = key("Longest answer that is taken, unpacked; a stream may have four times as much.")
     max_answer_time: Number = key("Longest time of a whole streamed answer, seconds.")

@@ -15,7 +15,7 @@ from typing import Any, cast
 from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
+from ensemble_ray.llm.endpoint_urls import flaw_of, key_headers, resource_url, shown_url
 from ensemble_ray.llm.openai import check_key, check_time_s
 from ensemble_ray.llm.protocol.endpoint import Endpoint
 from ensemble_ray.llm.protocol.wire import WireError, json_bytes, not_a_completion
@@ -120,11 +120,9 @@ class OpenAIEmbeddingModel:
                 f"OpenAIEmbeddingModel('{self.model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of your "
                 "own, set OPENAI_BASE_URL or pass base_url; for a model on this machine, use embedding_model='local'"
             )
-        headers = {"Content-Type": "application/json", "User-Agent": "ensemble-ray"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
+        headers = {"Content-Type": "application/json", "User-Agent": "ensemble-ray", **key_headers(base_url, key)}
         return Endpoint(
-            url=f"{base_url.rstrip('/')}/embeddings",
+            url=resource_url(base_url, "/embeddings"),
             model=self.model,
             key=key,
             headers=headers,

@@ -100,13 +100,21 @@ def test_requests_of_one_turn_are_counted_in_order(inline_runtime: Runtime) -> N
     assert output.total_tool_calls == 3
 
 
-def test_turn_with_three_stops_fails_at_once(inline_runtime: Runtime) -> None:
-    """S-ENG-44: the request within the limit is executed first; a fourth stop is not counted any more."""
-    model = ScriptedModel(requests(5), "never")
+def test_model_may_answer_when_one_answer_has_many_requests_over_the_limit(inline_runtime: Runtime) -> None:
+    """S-ENG-44, S-ENG-46: the request within the limit runs, each other one is refused in words."""
+    model = ScriptedModel(requests(5), "best guess")
+    output = Ensemble(tasks=[task("go", agent(model, tools=[look], max_iterations=1))]).run(runtime=inline_runtime)
+    assert (output.raw, output.total_tool_calls) == ("best guess", 5)
+    assert results_of(model) == ["saw 0", *[stop(1)] * 4]
+
+
+def test_task_fails_when_three_answers_go_over_the_limit(inline_runtime: Runtime) -> None:
+    """S-ENG-43, S-ENG-44: the model insisted; what it was refused is counted."""
+    model = ScriptedModel(requests(5), requests(3), requests(2), "never")
     error, _, watcher = failed_run(inline_runtime, model, limit=1)
-    assert len(model.calls) == 1
+    assert len(model.calls) == 3
     assert [event.tool_result for event in watcher.of(ToolCallEvent)] == ["saw 0"]
-    assert error.tool_calls_made == 4
+    assert error.tool_calls_made == 10
 
 
 def test_each_stop_is_a_line_in_the_log(inline_runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:

@@ -230,7 +230,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _ask(url: str, key: str) -> Finding:
-    from ensemble_ray.llm.endpoint_urls import shown_url
+    from ensemble_ray.llm.endpoint_urls import key_headers, resource_url, shown_url
 
     shown = shown_url(url)
     parts = urlsplit(url)
@@ -244,12 +244,12 @@ def _ask(url: str, key: str) -> Finding:
     if flaw := header_flaw(key):
         advice = "Copy the key again, as one line of letters, digits and signs"
         return Finding(name="Endpoint", state="failed", detail=f"OPENAI_API_KEY {flaw}", advice=advice)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = key_headers(url, key)
     if parts.username is not None:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers = {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
     endpoint = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
-    request = urllib.request.Request(f"{endpoint}/models", headers=headers)  # noqa: S310  OpenAIChatModel takes http and https only
+    request = urllib.request.Request(resource_url(endpoint, "/models"), headers=headers)  # noqa: S310  OpenAIChatModel takes http and https only
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=_ENDPOINT_TIMEOUT_S):
             return Finding(name="Endpoint", state="ok", detail=f"{shown} answers{' and takes the key' if key else ''}")

@@ -221,12 +221,12 @@ class AgentLoop:
             tools.turn_ended()  # once they stand in the trace
         limit = self._agent.max_iterations
         now = self._scope.ports.clock.now()
-        for position, call in enumerate(step.stopped):
-            count = step.stop_count - len(step.stopped) + position + 1
+        if step.stopped:
             _log.warning(
                 "Agent '%s' exceeded max iterations (%d). Stop message sent (%d/3).",
-                self._order.agent_role, limit, count,
+                self._order.agent_role, limit, step.stop_count,
             )  # fmt: skip
+        for call in step.stopped:
             model.tools.append(
                 ToolEffect(
                     call=call, outcome="skipped_max_iterations", text=stop_text(limit), started_at=now, duration_s=0.0

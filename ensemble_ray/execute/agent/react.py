@@ -5,8 +5,8 @@ Rules:
 2. The loop ends at the first response without tool requests; its text is the answer (S-ENG-33).
 3. One counter counts tool requests, not model calls, in request order, over-limit ones included (S-ENG-40, S-ENG-46).
 4. A request over the limit is not run and gets the stop text (S-ENG-41).
-5. At the third stop the task fails at once: that stop text is never sent, no further model call follows (S-ENG-43);
-   requests of the same turn within the limit are run first (S-ENG-44).
+5. An answer with requests over the limit counts as one stop, however many they are (S-ENG-44). At the third stop the task
+   fails at once: its stop texts are never sent, no further model call follows (S-ENG-43).
 6. An answer that a guardrail wants again stays in the conversation, with the guardrail's words behind it (S-GRD-17); the
    counters go on.
 """
@@ -30,7 +30,7 @@ from ensemble_ray.values.messages import ChatMessage, ToolCall
 
 __all__ = ["MAX_STOPS", "ReactMachine", "stop_text"]
 
-#: Stop messages after which the task fails (S-ENG-43).
+#: Answers with requests over the limit after which the task fails (S-ENG-43).
 MAX_STOPS = 3
 
 
@@ -123,9 +123,9 @@ class ReactMachine:
         )
         remaining = max(0, self._max_iterations - self._requests)
         self._allowed = min(remaining, len(self._asked))
-        stopped = self._asked[self._allowed :][: MAX_STOPS - self._stops]
-        self._requests += self._allowed + len(stopped)
-        self._stops += len(stopped)
+        stopped = self._asked[self._allowed :]
+        self._requests += len(self._asked)
+        self._stops += bool(stopped)
         return CallTools(turn=self._turn, allowed=self._asked[: self._allowed], stopped=stopped, stop_count=self._stops)
 
     def _on_return(self, stimulus: ToolsReturned) -> StepInstruction:

@@ -48,7 +48,7 @@ class CallTools:
     turn: int
     allowed: Sequence[ToolCall]
     stopped: Sequence[ToolCall]
-    #: number of stop messages so far, this turn's included; one WARN each (S-ENG-42)
+    #: number of answers with stopped requests so far, this one included; one WARN each (S-ENG-42)
     stop_count: int
 
 

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from ensemble_ray.llm.protocol import transport as lean_transport
 from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error, failure_in_success
+from ensemble_ray.llm.protocol.message_roles import MessageRoles, RoleSearch, SystemRole, is_refused_role
 from ensemble_ray.llm.protocol.schema_offers import SchemaOffer, is_refused_schema
 from ensemble_ray.llm.protocol.stream import STREAM_END, SseParser, StreamAssembler, begin_of_body, is_event_stream
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
@@ -68,23 +69,31 @@ class Endpoint:
     max_retries: int = 0
     limits: AnswerLimits = field(default_factory=AnswerLimits)
     transport: Transport = lean_transport
+    #: of system messages; None: the first refusal decides
+    system_role: SystemRole | None = None
 
-    async def complete(self, body: bytes, offer: SchemaOffer | None = None) -> ChatResponse:
+    async def complete(self, encode: Callable[[MessageRoles], bytes], offer: SchemaOffer | None = None) -> ChatResponse:
         """Return the whole answer.
 
         Args:
-            body: The request.
+            encode: Returns the request's body, with messages under these roles.
             offer: A schema to hold the answer to, where the endpoint takes schemas.
 
         Raises:
             openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
         """
-        try:
-            if offer is None:
-                return await self._send(body)
-            return await offer.answer(self._send, body, self.origin)
-        except CallFailedError as failed:
-            error = await self._provider_error(failed.failure)
+        search = RoleSearch(encode, self.origin, self.system_role)
+        while True:
+            body = search.body
+            try:
+                response = await (self._send(body) if offer is None else offer.answer(self._send, body, self.origin))
+            except CallFailedError as failed:
+                if search.adapt(failed.failure):
+                    continue
+                error = await self._provider_error(failed.failure)
+                break
+            search.succeed()
+            return response
         raise error
 
     async def fetch(self, body: bytes, read: Callable[[bytes], R]) -> R:
@@ -111,26 +120,33 @@ class Endpoint:
             error = await self._provider_error(failed.failure)
         raise error
 
-    async def stream(self, body_with: Callable[[bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
+    async def stream(self, body_with: Callable[[MessageRoles, bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
         """Fragments of reasoning (`Reasoning`) and text, then the whole answer.
 
         Args:
-            body_with: Gives the request's body, with or without a wish for usage; some servers refuse the wish.
+            body_with: Returns the request's body, with messages under these roles, with or without a wish for usage;
+                some servers refuse the wish.
 
         Raises:
             openai.APIError: as for `complete`, also in the middle of the stream.
         """
         attempt = 0
+        search = RoleSearch(
+            lambda roles: body_with(roles, self.url not in _without_usage), self.origin, self.system_role
+        )
         while True:
             attempt += 1
             asks_usage = self.url not in _without_usage
             spoke = False
             try:
-                async with contextlib.aclosing(self._stream(body_with(asks_usage))) as parts:
+                async with contextlib.aclosing(self._stream(search.body)) as parts:
                     async for part in parts:
                         spoke = True
+                        search.succeed()
                         yield part
             except CallFailedError as failed:
+                if not spoke and search.adapt(failed.failure):
+                    continue
                 if asks_usage and _refuses_usage(failed.failure):
                     _without_usage.add(self.url)
                     continue
@@ -248,7 +264,8 @@ class Endpoint:
             await asyncio.sleep(delay_s)
 
     def _delay(self, failure: CallFailure, attempt: int) -> float | None:
-        if attempt > self.max_retries or failure.is_lasting or failure.told.is_out_of_credit:
+        is_final = failure.is_lasting or failure.told.is_out_of_credit or is_refused_role(failure)
+        if attempt > self.max_retries or is_final:
             return None
         jitter = random.random()  # noqa: S311  spreads load, keeps no secret
         status = None if failure.told.is_bad_generation else failure.status  # the former may be another one next time

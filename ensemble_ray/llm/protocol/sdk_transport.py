@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
+from urllib.parse import parse_qsl
 
 from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
@@ -103,11 +104,12 @@ class SdkTransport:
         *,
         stream: bool,
     ) -> AsyncGenerator[tuple[Answered, AsyncIterator[bytes]]]:
-        connection = {"base_url": url.removesuffix(_PATH), "timeout": timeout_s, **self.connection}
+        resource, _, query = url.partition("?")
+        connection = {"base_url": resource.removesuffix(_PATH), "timeout": timeout_s, **self.connection}
         client = await self.clients.get(connection)
         deadline_s = asyncio.get_running_loop().time() + limits.time_s
         with _failures():
-            response = await _in_time(_ask(client, body, headers, limits, stream=stream), deadline_s, limits)
+            response = await _in_time(_ask(client, body, query, headers, limits, stream=stream), deadline_s, limits)
         try:
             pieces = _read(response, deadline_s, limits)
             whole = b"" if stream else b"".join([piece async for piece in pieces])
@@ -117,7 +119,7 @@ class SdkTransport:
 
 
 async def _ask(
-    client: AsyncOpenAI, body: bytes, headers: Mapping[str, str], limits: AnswerLimits, *, stream: bool
+    client: AsyncOpenAI, body: bytes, query: str, headers: Mapping[str, str], limits: AnswerLimits, *, stream: bool
 ) -> Response:
     from httpx2 import Response
     from openai import AsyncStream
@@ -134,7 +136,7 @@ async def _ask(
             _PATH,
             body=json.loads(body),
             cast_to=Response,
-            options={"headers": sent},
+            options={"headers": sent, "params": dict(parse_qsl(query, keep_blank_values=True))},
             stream=stream,
             stream_cls=AsyncStream[object],
         )

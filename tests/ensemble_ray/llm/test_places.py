@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.llm.endpoint_urls import flaw_of, secrets_of, shown_url
+from ensemble_ray.llm.endpoint_urls import flaw_of, key_headers, resource_url, secrets_of, shown_url
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,44 @@ def test_a_url_that_leads_somewhere_has_none() -> None:
 def test_secrets_are_found_as_they_stand_and_decoded() -> None:
     """S-SEC-67: an endpoint may repeat either."""
     found = secrets_of("https://me:p%40ss@host/v1?key=a%20b&more=c+d#end")
+    assert "2024-10-21" not in secrets_of("https://host/v1?api-version=2024-10-21")
     assert {"p%40ss", "p@ss", "a%20b", "a b", "c+d", "c d", "end"} <= found
+
+
+@pytest.mark.parametrize(
+    ("base", "query", "url"),
+    [
+        ("https://host/v1", None, "https://host/v1/embeddings"),
+        ("https://host/v1/", {}, "https://host/v1/embeddings"),
+        ("https://host/d/gpt?api-version=1", None, "https://host/d/gpt/embeddings?api-version=1"),
+        (
+            "https://host/d/gpt/?api-version=1&a=%2F",
+            {"b": "x y"},
+            "https://host/d/gpt/embeddings?api-version=1&a=%2F&b=x+y",
+        ),
+        ("https://host?api-version=1", {"api-version": "2"}, "https://host/embeddings?api-version=2"),
+        ("https://me:pass@host/v1?#end", None, "https://me:pass@host/v1/embeddings"),
+    ],
+)
+def test_the_query_of_a_base_url_stays_the_query(base: str, query: dict[str, object] | None, url: str) -> None:
+    """S-LLM-27: the resource is appended to the path."""
+    assert resource_url(base, "/embeddings", query) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "is_azure"),
+    [
+        ("https://team.openai.azure.com/openai/deployments/gpt?api-version=1", True),
+        ("https://team.openai.azure.com/openai/v1", True),
+        ("https://team.cognitiveservices.azure.com/openai/v1", True),
+        ("https://team.services.ai.azure.com/openai/v1", True),
+        ("https://api.openai.com/v1", False),
+        ("https://openai.azure.com.elsewhere.org/v1", False),
+        ("http://127.0.0.1:8000/v1", False),
+    ],
+)
+def test_azure_gets_the_key_in_its_own_header_as_well(url: str, is_azure: bool) -> None:  # noqa: FBT001  a table
+    """S-LLM-27: its deployments read `api-key`; no other host gets the key twice."""
+    headers = key_headers(url, "k")
+    assert headers == {"Authorization": "Bearer k", **({"api-key": "k"} if is_azure else {})}
+    assert key_headers(url, "") == {}

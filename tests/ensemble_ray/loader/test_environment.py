@@ -41,6 +41,7 @@ def test_a_long_text_is_read_once() -> None:
         ("llm", True, False),
         ("llm.base_url", True, False),
         ("agents.writer.llm.extra_headers.Authorization", True, True),
+        ("llm.extra_query.code", True, True),
         ("agents.writer.goal", True, False),
         ("inputs.topic", True, False),
         ("map_reduce.items", True, False),

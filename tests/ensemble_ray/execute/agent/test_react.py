@@ -146,7 +146,7 @@ def test_first_requests_are_run_when_a_turn_goes_over_the_limit() -> None:
     """S-ENG-40, S-ENG-41: in request order; the others get the stop text as their results."""
     loop = machine()
     assert asks(loop, "1", "2", "3", "4") == CallTools(
-        turn=0, allowed=requests("1", "2"), stopped=requests("3", "4"), stop_count=2
+        turn=0, allowed=requests("1", "2"), stopped=requests("3", "4"), stop_count=1
     )
     assert returns(loop, "a", "b") == CallModel(turn=1)
     assert results(loop) == [("1", "a"), ("2", "b"), ("3", STOP), ("4", STOP)]
@@ -187,13 +187,27 @@ def test_stop_messages_are_counted_one_by_one() -> None:
     assert counts == [1, 2, 3]
 
 
-def test_turn_with_three_stops_fails_at_once() -> None:
-    """S-ENG-44: what it may run is run first; nothing is counted behind the third stop."""
+@pytest.mark.parametrize("count", [2, 5, 40])
+def test_model_reads_the_stops_when_one_answer_has_many(count: int) -> None:
+    """S-ENG-44, S-ENG-46: each request has a result; they are one stop, and the model may still answer."""
     loop = machine(max_iterations=1)
-    step = asks(loop, "1", "2", "3", "4", "5")
-    assert step == CallTools(turn=0, allowed=requests("1"), stopped=requests("2", "3", "4"), stop_count=3)
-    assert returns(loop, "found") == Fail(tool_calls_made=4)
-    assert results(loop) == []
+    ids = [str(number) for number in range(count)]
+    assert asks(loop, *ids) == CallTools(turn=0, allowed=requests("0"), stopped=requests(*ids[1:]), stop_count=1)
+    assert returns(loop, "found") == CallModel(turn=1)
+    assert results(loop) == [("0", "found"), *((each, stop_text(1)) for each in ids[1:])]
+    assert loop.tool_call_count == count
+    assert answers(loop, "Done") == Finish(text="Done")
+
+
+def test_task_fails_when_the_model_insists_in_three_answers() -> None:
+    """S-ENG-43, S-ENG-44, S-ENG-46: answers are counted, and all of their requests are tool calls made."""
+    loop = machine(max_iterations=1)
+    for ids in (("1", "2", "3", "4"), ("5", "6", "7")):
+        asks(loop, *ids)
+        assert isinstance(returns(loop, *(["found"] if "1" in ids else [])), CallModel)
+    assert asks(loop, "8", "9") == CallTools(turn=2, allowed=(), stopped=requests("8", "9"), stop_count=3)
+    assert returns(loop) == Fail(tool_calls_made=9)
+    assert [each for each, _ in results(loop)] == ["1", "2", "3", "4", "5", "6", "7"]
 
 
 @pytest.mark.parametrize("stops", [1, 2])
@@ -221,10 +235,10 @@ def _steps(loop: ReactMachine, turns: Sequence[int]) -> list[StepInstruction]:
     return steps
 
 
-@pytest.mark.parametrize("turns", [(1, 1, 1, 1, 1), (2, 2, 2), (3, 1, 1), (4, 9), (1, 2, 3)])
+@pytest.mark.parametrize("turns", [(1, 1, 1, 1, 1), (2, 2, 2, 2), (3, 1, 1), (4, 9, 1), (1, 2, 3, 4)])
 def test_no_tool_runs_beyond_the_limit_whatever_the_turns_are(turns: tuple[int, ...]) -> None:
     """S-ENG-40, S-ENG-46: the same steps from the same answers."""
     steps = _steps(machine(), turns)
     assert steps == _steps(machine(), turns)
     assert sum(len(step.allowed) for step in steps if isinstance(step, CallTools)) == 2
-    assert steps[-1] == Fail(tool_calls_made=5)
+    assert steps[-1] == Fail(tool_calls_made=sum(turns))
