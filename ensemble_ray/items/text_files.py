@@ -120,14 +120,14 @@ def _filled_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, text.encode("utf-8", "surrogatepass")
         return
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip()
-            if number == 1 and b"\0" in text[:4]:
+        for number, raw in enumerate(file, start=1):
+            line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip()
+            if number == 1 and b"\0" in line[:4]:
                 raise ValidationError(
                     f"items file '{path}', line 1: not UTF-8: it has null characters, as UTF-16 has. Save the file as UTF-8"
                 )
-            if text:
-                yield number, text
+            if line:
+                yield number, line
 
 
 def json_lines(path: Path) -> Entries:
