@@ -145,8 +145,8 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         ensemble = Ensemble(**cast("dict[str, Any]", rules), tasks=tree.tasks, workflow=Workflow.PARALLEL)
         ensemble.share_reflections(self)
         places = {task.object_id: (tree.node_types[task], level) for task, level in tree.levels.items()}
-        data = {task.object_id: texts for task, texts in tree.data.items()}
-        return ensemble.with_levels(Levels(workflow=self.shown_workflow, places=places, data=data))
+        texts = {task.object_id: each for task, each in tree.texts.items()}
+        return ensemble.with_levels(Levels(workflow=self.shown_workflow, places=places, texts=texts))
 
     async def stream(
         self,

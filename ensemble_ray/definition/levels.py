@@ -17,4 +17,4 @@ class Levels:
     #: node type and level, by object id of the task
     places: Mapping[str, tuple[str, int]]
     #: texts of its items that have names in braces, by object id of the task; tasks without such items are left out
-    data: Mapping[str, Sequence[str]]
+    texts: Mapping[str, Sequence[str]]

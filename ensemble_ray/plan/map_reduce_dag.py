@@ -32,7 +32,7 @@ class StaticTree:
     #: from 0, the level of the items
     levels: Mapping[Task, int]
     #: texts with names in braces, of the items below each; tasks without such items are left out
-    data: Mapping[Task, Sequence[str]]
+    texts: Mapping[Task, Sequence[str]]
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class _Growing:
     tasks: list[Task] = field(default_factory=list[Task])
     node_types: dict[Task, str] = field(default_factory=dict[Task, str])
     levels: dict[Task, int] = field(default_factory=dict[Task, int])
-    data: dict[Task, Sequence[str]] = field(default_factory=dict[Task, Sequence[str]])
+    texts: dict[Task, Sequence[str]] = field(default_factory=dict[Task, Sequence[str]])
 
-    def add(self, task: Task, node_type: str, level: int, data: Sequence[str]) -> Task:
+    def add(self, task: Task, node_type: str, level: int, texts: Sequence[str]) -> Task:
         if task in self.levels:
             factory = "map_task" if node_type == MAP else "reduce_task"
             raise ValidationError(
@@ -53,13 +53,13 @@ class _Growing:
         self.tasks.append(task)
         self.node_types[task] = node_type
         self.levels[task] = level
-        if data:
-            self.data[task] = data
+        if texts:
+            self.texts[task] = texts
         return task
 
     def below(self, group: Sequence[Task]) -> Sequence[str]:
-        """Return the data of a group: its descriptions show it, and so may the text of its reduce."""
-        return tuple(text for task in group for text in self.data.get(task, ()))
+        """Return the texts of a group: its descriptions show it, and so may the text of its reduce."""
+        return tuple(text for task in group for text in self.texts.get(task, ()))
 
 
 def static_tree(definition: MapReduceDefinition) -> StaticTree:
@@ -79,7 +79,7 @@ def static_tree(definition: MapReduceDefinition) -> StaticTree:
         node_type = FINAL if len(groups) == 1 else REDUCE
         current = [tree.add(make_reduce(definition, group)[0], node_type, level, tree.below(group)) for group in groups]
         if node_type == FINAL:
-            return StaticTree(tree.tasks, tree.node_types, tree.levels, tree.data)
+            return StaticTree(tree.tasks, tree.node_types, tree.levels, tree.texts)
 
 
 def chunks_of(tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:

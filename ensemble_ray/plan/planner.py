@@ -188,7 +188,7 @@ def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str], levels: Lev
             description = resolve_template(task.description, inputs)
             expected_output = resolve_template(task.expected_output, inputs)
         else:  # texts of factories, which hold items
-            data = levels.data.get(task.object_id, ())
+            data = levels.texts.get(task.object_id, ())
             description = fill_inputs(task.description, inputs, data)
             expected_output = fill_inputs(task.expected_output, inputs, data)
         if description != task.description or expected_output != task.expected_output:
