@@ -58,7 +58,7 @@ class _Growing:
         return task
 
     def below(self, group: Sequence[Task]) -> Sequence[str]:
-        """Return the texts of a group: its descriptions show it, and so may the text of its reduce."""
+        """Return the texts of a group: its descriptions show them, and so may the text of its reduce."""
         return tuple(text for task in group for text in self.texts.get(task, ()))
 
 

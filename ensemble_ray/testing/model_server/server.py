@@ -300,9 +300,7 @@ class ModelServer:
             return reply_of(cast("list[Answer]", script)[position])
         return reply_of(cast("Answer", script))
 
-    async def _answer(
-        self, http: web.BaseRequest, request: ServedRequest, answer: Reply | RawAnswer | Fault
-    ) -> web.StreamResponse:
+    async def _answer(self, http: web.BaseRequest, request: ServedRequest, answer: Reply | RawAnswer | Fault) -> web.StreamResponse:
         latency_s = self._latency_s + (answer.latency_s if isinstance(answer, Reply) else 0.0)
         self._delays_s += latency_s
         self._longest_s = max(self._longest_s, latency_s)
@@ -323,9 +321,7 @@ class ModelServer:
             await resumed.wait()
         return await self._send(http, request, answer)
 
-    async def _send(
-        self, http: web.BaseRequest, request: ServedRequest, answer: Reply | RawAnswer | Fault
-    ) -> web.StreamResponse:
+    async def _send(self, http: web.BaseRequest, request: ServedRequest, answer: Reply | RawAnswer | Fault) -> web.StreamResponse:
         """Send an answer whole, so that it counts as served only then."""
         if isinstance(answer, Fault):
             if answer.kind == "drop":
@@ -348,7 +344,9 @@ class ModelServer:
             return await reply_with(http, embedding_bytes(request, self._embed))
         return await reply_with(http, completion_bytes(answer, model="scripted", number=request.number))
 
-    async def _send_raw(self, http: web.BaseRequest, request: ServedRequest, answer: RawAnswer) -> web.StreamResponse:
+    async def _send_raw(
+        self, http: web.BaseRequest, request: ServedRequest, answer: RawAnswer
+    ) -> web.StreamResponse:
         pieces = (answer.body,) if isinstance(answer.body, bytes) else answer.body
         response = web.StreamResponse(
             status=answer.status, headers={"Content-Type": answer.content_type, **answer.headers}
