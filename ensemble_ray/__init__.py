@@ -72,6 +72,7 @@ _EXPORTS = {
     "ensemble_ray.recovery.forking": "afork fork",
     "ensemble_ray.inline.runtime": "InlineRuntime",
     "ensemble_ray.items.dead_letters": "DeadLetters",
+    "ensemble_ray.items.text_files": "CsvFile",
     "ensemble_ray.ports.reflection": "ReflectionStore",
     "ensemble_ray.definition.reflection": "ReflectionConfig",
     "ensemble_ray.definition.reflection_input": "ReflectionInput",

@@ -98,6 +98,7 @@ from ensemble_ray.execute.review.notifiers import ReviewNotifier as ReviewNotifi
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect as UnknownEffect
 from ensemble_ray.inline.runtime import InlineRuntime as InlineRuntime
 from ensemble_ray.items.dead_letters import DeadLetters as DeadLetters
+from ensemble_ray.items.text_files import CsvFile as CsvFile
 from ensemble_ray.llm.local import LocalChatModel as LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel as OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel as RateLimitedChatModel
@@ -279,6 +280,7 @@ __all__ = [
     "ConstraintViolationError",
     "CostConfiguration",
     "CostEstimate",
+    "CsvFile",
     "CustomSchemaAgentTool",
     "CustomToolMetrics",
     "DagAgentNode",

@@ -18,7 +18,6 @@ from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinitio
 from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_rules import Watched
 from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.templates import escape_template
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.ensemble import Ensemble, Startable, stream_run
 from ensemble_ray.errors import ValidationError
@@ -109,14 +108,11 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
                 raise ValidationError(f"{name} must not be blank")
 
         def map_task(item: object) -> Task:
-            text = str(item)
-            # What stands in an item's braces is text. During a run nothing else is assumed (S-MR-117).
-            return Task.of(f"{map_description}: {text if listed is None else escape_template(text)}")
+            return Task.of(f"{map_description}: {item}")
 
         def reduce_task(chunk: list[Task]) -> Task:
             return Task.of(cast("str", reduce_description)).replace(context=chunk)
 
-        listed = items if isinstance(items, list | tuple | range) else None
         return cls(items=items, map_task=map_task, reduce_task=reduce_task, llm=model).run(runtime=runtime)
 
     @property
@@ -149,7 +145,8 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         ensemble = Ensemble(**cast("dict[str, Any]", rules), tasks=tree.tasks, workflow=Workflow.PARALLEL)
         ensemble.share_reflections(self)
         places = {task.object_id: (tree.node_types[task], level) for task, level in tree.levels.items()}
-        return ensemble.with_levels(Levels(workflow=self.shown_workflow, places=places))
+        texts = {task.object_id: each for task, each in tree.texts.items()}
+        return ensemble.with_levels(Levels(workflow=self.shown_workflow, places=places, texts=texts))
 
     async def stream(
         self,

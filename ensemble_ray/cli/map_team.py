@@ -16,6 +16,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.dead_letters import DeadLetters
 from ensemble_ray.items.screening import screen_source
 from ensemble_ray.items.sources import ItemSource, source_of
+from ensemble_ray.items.text_files import CsvFile
 from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
 from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
 from ensemble_ray.values.metrics import CostConfiguration
@@ -51,6 +52,8 @@ OPTIONS: Mapping[str, type[str | int | float | bool]] = {
     "input_rate": float,
     "output_rate": float,
     "limit": int,
+    "delimiter": str,
+    "encoding": str,
 }
 #: Of these options, the fields that they become as they are.
 _FIELDS = {
@@ -101,11 +104,22 @@ def prompt_of(team: MapTeam) -> ItemPrompt:
 
 def _source(options: Mapping[str, object]) -> ItemSource | None:
     dead = options.get("retry_dead")
-    items = DeadLetters(str(dead)) if dead is not None else options.get("items")
+    items: object = DeadLetters(str(dead)) if dead is not None else options.get("items")
+    written = {name: str(options[name]) for name in ("delimiter", "encoding") if name in options}
+    if written:
+        if dead is not None or items is None or str(items).lower().endswith((".jsonl", ".parquet")):
+            named = " and ".join(f"--{name}" for name in written)
+            raise ValidationError(f"{named}: of use only with a .csv file as ITEMS")
+        items = CsvFile(str(items), **{**written, **_delimiter_of(written)})
     if items is None:
         return None
     limit = options.get("limit")
     return screen_source(source_of(items), limit=limit if isinstance(limit, int) else None)
+
+
+def _delimiter_of(written: Mapping[str, str]) -> dict[str, str]:
+    """Return the delimiter, which a shell cannot easily be given where it is a tab."""
+    return {"delimiter": "\t"} if written.get("delimiter") in {"\\t", "tab"} else {}
 
 
 def _fields(options: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Levels"]
@@ -16,3 +16,5 @@ class Levels:
     workflow: str
     #: node type and level, by object id of the task
     places: Mapping[str, tuple[str, int]]
+    #: texts of its items that have names in braces, by object id of the task; tasks without such items are left out
+    texts: Mapping[str, Sequence[str]]

@@ -30,6 +30,7 @@ from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.dead_letters import DeadLetters
 from ensemble_ray.items.sources import ItemSource, source_of
+from ensemble_ray.items.text_files import CsvFile
 
 __all__ = ["DEFAULT_CHUNK_SIZE", "MapDefinition", "MapReduceDefinition"]
 
@@ -39,8 +40,8 @@ DEFAULT_CHUNK_SIZE = 5
 ItemPolicy: TypeAlias = Literal["fail", "skip", "collect"]
 
 if TYPE_CHECKING:
-    #: a sequence, an iterable, an async iterable, a path, a dead-letter file, or an object with `iter_rows`
-    Items: TypeAlias = Iterable[Any] | AsyncIterable[Any] | Path | DeadLetters | Any
+    #: a sequence, an iterable, an async iterable, a file, a table, or an object with `iter_rows`
+    Items: TypeAlias = Iterable[Any] | AsyncIterable[Any] | Path | CsvFile | DeadLetters | Any
     _Task: TypeAlias = Task | Awaitable[Task]
     _Agent: TypeAlias = Agent | Awaitable[Agent]
     _Made: TypeAlias = Task | Loop | UnitOutput
@@ -66,8 +67,8 @@ class MapDefinition(Watched, Reflects):
     """Items, and the task that each of them is made into.
 
     Attributes:
-        items: What is mapped: a list, any iterable or async iterable, the path of a `.jsonl`, `.csv` or `.parquet` file, a
-            Ray Dataset, or `DeadLetters(path)`. Anything but a sequence is pulled while the run goes on.
+        items: What is mapped: a list, any iterable or async iterable, the path of a `.jsonl`, `.csv` or `.parquet` file,
+            `CsvFile(path)`, a DataFrame or an Arrow table, a Ray Dataset, or `DeadLetters(path)`. Anything but a sequence is pulled while the run goes on.
         map_task: Makes the task of an item: `callable(item)`, or with `map_agent` `callable(item, agent)`. It may
             return a `Loop`, which is run for the item, or `loop.output_of(task)`.
         map_agent: Makes the agent of an item: `callable(item)`; None: the task names its own, or one is made for it.

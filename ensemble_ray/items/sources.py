@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.dead_letters import DeadLetters, dead_items
 from ensemble_ray.items.parquet import parquet_row_count, parquet_rows
 from ensemble_ray.items.pulling import AsyncReader, Entries, ItemReader, ListReader, ThreadReader, number_items
-from ensemble_ray.items.text_files import count_csv_rows, count_lines, csv_rows, json_lines
+from ensemble_ray.items.tables import Table, rows_of_table
+from ensemble_ray.items.text_files import CsvFile, count_csv_rows, count_lines, csv_rows, json_lines
 
 __all__ = ["NO_ITEMS", "ItemSource", "source_of"]
 
@@ -29,10 +30,13 @@ NO_ITEMS = "items must not be None or empty"
 _SUFFIXES = ".jsonl, .csv or .parquet"
 _READERS: Mapping[str, Callable[[Path], Entries]] = {
     ".jsonl": json_lines,
-    ".csv": csv_rows,
+    ".csv": lambda path: csv_rows(CsvFile(path)),
     ".parquet": parquet_rows,
 }
-_COUNTS: Mapping[str, Callable[[Path], int]] = {".jsonl": count_lines, ".csv": count_csv_rows}
+_COUNTS: Mapping[str, Callable[[Path], int]] = {
+    ".jsonl": count_lines,
+    ".csv": lambda path: count_csv_rows(CsvFile(path)),
+}
 #: Longest part of a text that an error repeats.
 _SHOWN = 80
 
@@ -87,10 +91,14 @@ def source_of(items: object) -> ItemSource:
             return items
         case DeadLetters():
             return _dead_letters(items)
+        case CsvFile():
+            return _csv(items)
         case str() | os.PathLike():
             return _file(cast("str | os.PathLike[str]", items))
-        case bytes() | bytearray() | memoryview():
-            raise ValidationError(f"items is {type(items).__name__}: {_ADVICE}")
+        case _ if (table := rows_of_table(items)) is not None:
+            return _table(table)
+        case bytes() | bytearray() | memoryview() | Mapping() | BaseModel():
+            raise _refuse(items)
         case Sequence():
             return _sequence(cast("Sequence[object]", items))
         case _:
@@ -98,6 +106,19 @@ def source_of(items: object) -> ItemSource:
 
 
 _ADVICE = f"give a list of items, an iterable, or a path that ends in {_SUFFIXES}"
+
+
+def _refuse(items: object) -> ValidationError:
+    """Return the error about what Python can iterate over, though its parts are no items."""
+    advice = f"items is {type(items).__name__}: {_ADVICE}"
+    match items:
+        case Mapping():
+            advice += ". For one item give [mapping], for its parts list(mapping.values()) or list(mapping.items())"
+        case BaseModel():
+            advice += ". For one item give a list with it"
+        case _:
+            pass
+    return ValidationError(advice)
 
 
 def _sequence(items: Sequence[object]) -> ItemSource:
@@ -146,6 +167,18 @@ def _iterable(items: object) -> ItemSource:
     raise ValidationError(f"items is of type {type(items).__name__}, which has no items: {_ADVICE}")
 
 
+def _table(table: Table) -> ItemSource:
+    if table.count == 0:
+        raise ValidationError(NO_ITEMS)
+    return ItemSource(
+        place=table.place,
+        identity={"kind": "table", "count": table.count},
+        reader=lambda: ThreadReader(lambda: number_items(table.rows())),
+        count=table.count,
+        is_one_shot=table.is_one_shot,
+    )
+
+
 def _file(source: str | os.PathLike[str]) -> ItemSource:
     text = os.fsdecode(source)
     path = Path(text)
@@ -164,6 +197,18 @@ def _file(source: str | os.PathLike[str]) -> ItemSource:
         reader=lambda: ThreadReader(lambda: rows(path)),
         count=parquet_row_count(path) if suffix == ".parquet" else None,
         look=None if suffix not in _COUNTS else partial(_COUNTS[suffix], path),
+    )
+
+
+def _csv(source: CsvFile) -> ItemSource:
+    source.check()
+    path = _readable(Path(source.path), "items file")
+    there = replace(source, path=path)
+    return ItemSource(
+        place=f"the file '{path}'",
+        identity={"kind": "csv", "path": str(path)},
+        reader=lambda: ThreadReader(lambda: csv_rows(there)),
+        look=partial(count_csv_rows, there),
     )
 
 

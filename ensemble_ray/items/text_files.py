@@ -1,27 +1,95 @@
 """Items of `.jsonl` and `.csv` files. Package: items.
 
-In: a path. Out: entries, read as they are asked for; a line that is no item is an entry too (S-MR-120, S-MR-125).
-Never: a whole file in memory.
+In: a path, or a `CsvFile` that says how it is written. Out: entries, read as they are asked for; a line that is no item
+is an entry too (S-MR-120, S-MR-125). Never: a whole file in memory; a row that may be something else (S-MR-196 to S-MR-199).
 """
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import csv
 import json
+import re
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import Entries, RefusedItem
 
-__all__ = ["count_csv_rows", "count_lines", "csv_rows", "json_lines", "loads_line"]
+__all__ = ["CSV_ENCODING", "CsvFile", "count_csv_rows", "count_lines", "csv_rows", "json_lines", "loads_line"]
 
-_BOM = b"\xef\xbb\xbf"
+#: Of a `.csv` file that says nothing else.
+CSV_ENCODING = "utf-8"
+#: Byte order marks with the encodings that they stand for; that of UTF-32 begins like that of UTF-16.
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 #: What Python's csv takes of one field by default is less than a document.
 _FIELD_LIMIT = 2**31 - 1
+#: Characters of a row: a row that is longer is the rest of a file behind a quote that is never closed.
+_ROW_LIMIT = 64 * 1024 * 1024
+#: Delimiters that a header is searched for, and rows that are read where it has several of them.
+_DELIMITERS, _SAMPLE = ",;\t|", 20
+#: Name of the error handler by which each byte that cannot be decoded is half of a surrogate pair: no encoding has those.
+_MARKING = "ensemble_ray.mark_undecoded"
+_UNDECODED = re.compile("[\udc00-\udcff]")
+_QUOTED = re.compile('"[^"]*"?')
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFile:
+    """A file of rows as items, where its path does not say enough: `MapEnsemble(items=CsvFile("a.txt", ";"), ...)`.
+
+    Attributes:
+        path: The file, whatever its name ends in.
+        delimiter: The character between fields; None: the one of comma, semicolon, tab and bar that the header has.
+        encoding: Of its text, by a name that Python knows. A byte order mark at the beginning of the file says it too.
+    """
+
+    path: str | Path
+    delimiter: str | None = None
+    encoding: str = CSV_ENCODING
+
+    def check(self) -> None:
+        """Refuse a delimiter or an encoding that no file can be read with.
+
+        Raises:
+            ValidationError: the one or the other.
+        """
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise ValidationError(f"items file '{self.path}': delimiter must be one character, got: {self.delimiter!r}")
+        try:
+            "".encode(self.encoding)
+        except (LookupError, ValueError) as error:  # ValueError: a null character in the name
+            raise ValidationError(
+                f"items file '{self.path}': there is no encoding '{self.encoding}'. "
+                "Give a name that Python knows, such as 'utf-8', 'utf-16', 'latin-1' or 'cp1252'"
+            ) from error
+
+
+def _mark_undecoded(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "".join(chr(0xDC00 + byte) for byte in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_MARKING, _mark_undecoded)
+
+
+def _encoding_by_mark(path: Path) -> str | None:
+    with path.open("rb") as file:
+        begin = file.read(4)
+    return next((encoding for mark, encoding in _MARKS if begin.startswith(mark)), None)
 
 
 def loads_line(line: bytes) -> object:
@@ -38,112 +106,243 @@ def loads_line(line: bytes) -> object:
         raise ValueError("nested too deeply") from error
 
 
+def _filled_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that are not blank, as UTF-8, with their numbers.
+
+    Raises:
+        ValidationError: it is UTF-16 or UTF-32 without a byte order mark.
+    """
+    marked = _encoding_by_mark(path)
+    if marked is not None and marked != "utf-8-sig":
+        with path.open("r", encoding=marked, errors=_MARKING, newline="\n") as texts:
+            for number, text in enumerate(texts, start=1):
+                if text := text.strip():
+                    yield number, text.encode("utf-8", "surrogatepass")
+        return
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip()
+            if number == 1 and b"\0" in line[:4]:
+                raise ValidationError(
+                    f"items file '{path}', line 1: not UTF-8: it has null characters, as UTF-16 has. Save the file as UTF-8"
+                )
+            if line:
+                yield number, line
+
+
 def json_lines(path: Path) -> Entries:
     """Yield the values of a `.jsonl` file; blank lines are none."""
-    index = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            text = (line.removeprefix(_BOM) if number == 1 else line).strip()
-            if not text:
-                continue
-            try:
-                value = loads_line(text)
-            except ValueError as error:
-                refusal = ValidationError(f"items file '{path}', line {number}: not JSON: {error}")
-                yield RefusedItem(index, text.decode("utf-8", "replace"), refusal)
-            else:
-                yield index, value
-            index += 1
+    for index, (number, text) in enumerate(_filled_lines(path)):
+        try:
+            value = loads_line(text)
+        except ValueError as error:
+            refusal = ValidationError(f"items file '{path}', line {number}: not JSON: {error}")
+            yield RefusedItem(index, text.decode("utf-8", "replace"), refusal)
+        else:
+            yield index, value
 
 
 def count_lines(path: Path) -> int:
     """Return how many lines of a file are not blank."""
-    with path.open("rb") as file:
-        return sum(not line.isspace() for line in file)
+    return sum(1 for _ in _filled_lines(path))
 
 
-def count_csv_rows(path: Path) -> int:
+def count_csv_rows(source: CsvFile) -> int:
     """Return how many rows a `.csv` file has below its header, as far as it can be read."""
-    with path.open("r", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        try:
-            return max(0, sum(bool(row) for row in csv.reader(file)) - 1)
-        except csv.Error:
-            return count_lines(path)
+    count = 0
+    try:
+        for _ in csv_rows(source):
+            count += 1
+    except ValidationError:
+        pass
+    return count
 
 
 class _Rows:
-    """Lines of a file on their way into Python's csv reader, those of the current row kept."""
+    """Lines of a file on their way into Python's csv reader. Those of the current row are kept, and can be read again."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._lines: list[str] = []
+        self._again: deque[str] = deque()
+        self._size = 0
+        #: of the current row
+        self.lines: list[str] = []
+        #: how many lines the rows before it have
+        self.passed = 0
 
     def __iter__(self) -> Iterator[str]:
-        for line in self._file:
-            self._lines.append(line)
-            yield line
+        return self
 
-    def text_of_row(self) -> str:
-        """Return the row that was read last, as it stands in the file."""
-        text = "".join(self._lines).strip("\r\n")
-        self._lines.clear()
-        return text
+    def __next__(self) -> str:
+        if self._size > _ROW_LIMIT:
+            raise csv.Error(f"the row has more than {_ROW_LIMIT // 1024**2} Mi characters")
+        line = self._again.popleft() if self._again else next(self._file)
+        self._size += len(line)
+        self.lines.append(line)
+        return line
+
+    def take(self, count: int | None = None) -> str:
+        """Return the text of the current row, or of its first lines alone: those behind them are read again."""
+        lines, again = (self.lines, []) if count is None else (self.lines[:count], self.lines[count:])
+        self._again.extendleft(reversed(again))
+        self.lines, self._size = [], 0
+        self.passed += len(lines)
+        return "".join(lines).strip("\r\n")
+
+    def take_broken(self) -> str:
+        """Return the text of a row whose quotes are wrong.
+
+        A quote that is closed further below may belong to it, so all lines up to there do. Where none is, the row is one
+        line: the rows behind it must not be lost (S-MR-197).
+        """
+        if self.lines[0].count('"') % 2 == 0:
+            return self.take(1)
+        checked = 1
+        while True:
+            if checked == len(self.lines):
+                try:
+                    next(self)
+                except (StopIteration, csv.Error):
+                    return self.take(1)
+            checked += 1
+            if self.lines[checked - 1].count('"') % 2:
+                return self.take(checked)
 
 
-def csv_rows(path: Path) -> Entries:
-    """Yield the rows of a `.csv` file as dicts by the header's names; refuse one with more or fewer fields (S-MR-125).
+def csv_rows(source: CsvFile) -> Entries:
+    """Yield the rows of a `.csv` file as dicts by the header's names; refuse each that cannot be read so (S-MR-125).
 
     Raises:
-        ValidationError: the header has a name twice.
+        ValidationError: the header cannot be read, or it cannot be told what separates its fields.
     """
     if csv.field_size_limit() < _FIELD_LIMIT:
         csv.field_size_limit(min(_FIELD_LIMIT, sys.maxsize))
-    # What is not UTF-8 must cost its own row alone: it comes as halves of surrogate pairs, which no UTF-8 has.
-    with path.open("r", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    encoding = _encoding_of(source)
+    # What cannot be decoded must cost its own row alone.
+    with Path(source.path).open("r", encoding=encoding, errors=_MARKING, newline="") as file:
         rows = _Rows(file)
-        reader = csv.reader(rows)
+        delimiter = source.delimiter or _find_delimiter(rows, source)
+        reader = csv.reader(rows, delimiter=delimiter, strict=True)
         header: list[str] | None = None
         index = 0
         while True:
-            first = reader.line_num + 1
+            problem, line = "", rows.passed + 1
             try:
                 row = next(reader)
-                problem = ""
+                text = rows.take()
             except StopIteration:
                 return
-            except csv.Error as error:
-                row, problem = [], str(error)
-            text = rows.text_of_row()
-            if not text.strip():
+            except csv.Error:
+                row, text = [], rows.take_broken()
+                problem = _quote_problem(text, delimiter, header)
+            if not text.strip() and delimiter not in text:
                 continue
             if header is None:
-                header = _header(row, problem, path)
+                header = _header(row, text, problem, source.path, encoding)
                 continue
-            problem = problem or _problem(row, text, header)
+            problem = problem or _problem(row, header, encoding)
             if problem:
-                refusal = ValidationError(f"items file '{path}', line {first}: {problem}")
-                yield RefusedItem(index, text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), refusal)
+                refusal = ValidationError(f"items file '{source.path}', line {line}{problem}")
+                yield RefusedItem(index, _UNDECODED.sub("\ufffd", text), refusal)
             else:
                 yield index, _name_columns(header, row)
             index += 1
 
 
-def _header(row: list[str], problem: str, path: Path) -> list[str]:
+def _encoding_of(source: CsvFile) -> str:
+    source.check()
+    marked, named = _encoding_by_mark(Path(source.path)), codecs.lookup(source.encoding).name
+    if marked is None or source.encoding == CSV_ENCODING:
+        return marked or named
+    if not named.startswith(marked.removesuffix("-sig")):
+        raise ValidationError(
+            f"items file '{source.path}': its byte order mark says {marked.removesuffix('-sig').upper()}, and the encoding is "
+            f"'{source.encoding}'. Leave the encoding out"
+        )
+    return marked
+
+
+def _find_delimiter(rows: _Rows, source: CsvFile) -> str:
+    """Return what separates the fields of the header; where that may be several, the rows below decide.
+
+    Raises:
+        ValidationError: they do not.
+    """
+    lines = list(islice(rows, 1))
+    while lines and lines[-1].isspace():
+        lines = list(islice(rows, 1))
+    outside = _QUOTED.sub("", lines[0]) if lines else ""
+    fitting = [each for each in _DELIMITERS if each in outside] or [","]
+    if len(fitting) > 1:
+        with contextlib.suppress(csv.Error):  # lines of many megabytes
+            lines.extend(islice(rows, _SAMPLE))
+    rows.take(0)
+    found = fitting
+    if len(fitting) > 1 and len(lines) > 1:
+        last = -1 if len(lines) > _SAMPLE else None  # it may be cut in the middle
+        samples = {each: [row for row in csv.reader(lines, delimiter=each) if row][:last] for each in found}
+        fitting = [each for each in found if len({len(row) for row in samples[each]}) == 1]
+    if len(fitting) == 1 or len(lines) == 1:
+        return fitting[0]
+    shown = " and ".join(repr(each) for each in fitting or found)
+    raise ValidationError(
+        f"items file '{source.path}', line {rows.passed + 1}: the header has {shown}, and either may separate its fields. "
+        "Say which: CsvFile(path, delimiter=...), or --delimiter"
+    )
+
+
+def _header(row: list[str], text: str, problem: str, path: str | Path, encoding: str) -> list[str]:
     twice = next((name for name, count in Counter(row).items() if count > 1), None)
-    if twice is not None:
-        problem = f"it has the name '{twice}' twice"
+    if undecoded := _undecoded_problem(row, row, encoding):
+        problem = undecoded
+    elif "\0" in text:
+        problem = ": it has null characters, as UTF-16 has. Save the file as UTF-8, or give CsvFile(path, encoding='utf-16-le')"
+    elif twice is not None:
+        problem = f": it has the name '{twice}' twice"
     if problem:
-        raise ValidationError(f"items file '{path}': the header cannot be read: {problem}")
+        raise ValidationError(f"items file '{path}': the header cannot be read{problem}")
     return row
 
 
-def _problem(row: list[str], text: str, header: list[str]) -> str:
-    """Return why a row is no item; "" where it is one."""
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        return "not UTF-8"
-    if len(row) != len(header):
-        return f"{len(row)} {'field' if len(row) == 1 else 'fields'}, the header has {len(header)}"
+def _problem(row: list[str], header: list[str], encoding: str) -> str:
+    """Return where and why a row is no item; "" where it is one."""
+    if undecoded := _undecoded_problem(row, header, encoding):
+        return undecoded
+    counts = f": {len(row)} {'field' if len(row) == 1 else 'fields'}, the header has {len(header)}"
+    if len(row) < len(header):
+        return f", column '{header[len(row)]}'{counts}"
+    if len(row) > len(header):
+        return f", behind column '{header[-1]}'{counts}. A field with the delimiter in it stands in quotes"
     return ""
+
+
+def _undecoded_problem(row: list[str], header: list[str], encoding: str) -> str:
+    for number, value in enumerate(row):
+        if found := _UNDECODED.search(value):
+            name = _column_name(number, None if row is header else header)
+            return (
+                f", column {name}: not {encoding.removesuffix('-sig').upper()}: byte 0x{ord(found[0]) - 0xDC00:02x}. Save the file as UTF-8, "
+                "or name its encoding: CsvFile(path, encoding='cp1252'), or --encoding"
+            )
+    return ""
+
+
+def _quote_problem(text: str, delimiter: str, header: list[str] | None) -> str:
+    """Return which column of a row has quotes that are wrong, and what is wrong with them."""
+    separator = re.escape(delimiter)
+    field = re.compile(rf'(?:"(?:[^"]++|"")*+"|[^"{separator}][^{separator}]*+)?+{separator}')
+    column = position = 0
+    while found := field.match(text, position):
+        position, column = found.end(), column + 1
+    is_open = re.compile(r'"(?:[^"]++|"")*+\Z').match(text, position)
+    name = _column_name(column, header)
+    if is_open:
+        return f", column {name}: the quote at its beginning is never closed. Close it, or write it twice inside quotes"
+    return f", column {name}: text behind its closing quote. A quote inside quotes is written twice"
+
+
+def _column_name(number: int, header: list[str] | None) -> str:
+    return f"'{header[number]}'" if header is not None and number < len(header) else str(number + 1)
 
 
 def _name_columns(header: list[str], row: list[str]) -> dict[str, str]:

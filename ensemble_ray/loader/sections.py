@@ -20,10 +20,12 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.items.dead_letters import DeadLetters
 from ensemble_ray.items.sources import ItemSource, source_of
+from ensemble_ray.items.text_files import CSV_ENCODING, CsvFile
 from ensemble_ray.loader.document import Entries, Items, Scalar
 from ensemble_ray.loader.field_types import (
     Flag,
     PathText,
+    Text,
     convert_freely,
     mapping,
     one_of,
@@ -79,6 +81,13 @@ class _DeadLetterKeys(FileSection):
     dead_letters: PathText = key("The failed items of an earlier run.", is_required=True)
 
 
+class _CsvKeys(FileSection):
+    called = "the source of items"
+    csv: PathText = key("A .csv file, seen from this file.", is_required=True)
+    delimiter: Text = key("The character between its fields; without it the one that its first line has.")
+    encoding: Text = key("Of its text, such as cp1252; without it UTF-8.")
+
+
 def _read_items(node: object, info: ValidationInfo) -> ItemSource:
     reading = context_of(info)
     if reading.items is not None:
@@ -88,14 +97,17 @@ def _read_items(node: object, info: ValidationInfo) -> ItemSource:
     if isinstance(node, Items):
         return source_of(convert_freely(node))
     if isinstance(node, Entries):
+        if "csv" in node:
+            keys = _CsvKeys.model_validate(node, context=reading)
+            return source_of(CsvFile(keys.csv, keys.delimiter, keys.encoding or CSV_ENCODING))
         return source_of(DeadLetters(_DeadLetterKeys.model_validate(node, context=reading).dead_letters))
-    raise ValidationError("must be the path of a file, a list, or dead_letters: PATH")
+    raise ValidationError("must be the path of a file, a list, csv: PATH, or dead_letters: PATH")
 
 
 _ItemsText = Annotated[str, Field(pattern=r"\.(jsonl|csv|parquet)$")]
 _ItemsList = Annotated[list[Any], Field(min_length=1)]
 _Items = Annotated[
-    object, PlainValidator(_read_items, json_schema_input_type=_ItemsText | _ItemsList | _DeadLetterKeys)
+    object, PlainValidator(_read_items, json_schema_input_type=_ItemsText | _ItemsList | _CsvKeys | _DeadLetterKeys)
 ]
 _OF_FACTORIES = {f"{side}_{kind}" for side in ("map", "reduce", "direct") for kind in ("task", "agent")}
 _WATCHED = {info.alias or name for name, info in (Watched.model_fields | Reflects.model_fields).items()}
@@ -108,7 +120,7 @@ class MapReduceKeys(FileSection):
     called = "the map-reduce"
     first = ("items", "map", "reduce", "direct", *MapReduceDefinition.__annotations__)
     items: _Items = key(
-        "What is mapped: the path of a .jsonl, .csv or .parquet file, seen from this file; a list; or dead_letters: PATH."
+        "What is mapped: the path of a .jsonl, .csv or .parquet file, seen from this file; a list; csv: PATH; or dead_letters: PATH."
     )
     map: ItemTaskKeys = key(
         "The task of an item. In its texts {name} is a field of the item, {item} the whole item.", is_required=True

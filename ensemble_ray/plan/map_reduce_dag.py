@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.templates import braced_texts
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.map_reduce_factories import make_map, make_reduce
 
@@ -30,6 +31,8 @@ class StaticTree:
     node_types: Mapping[Task, str]
     #: from 0, the level of the items
     levels: Mapping[Task, int]
+    #: texts with names in braces, of the items below each; tasks without such items are left out
+    texts: Mapping[Task, Sequence[str]]
 
 
 @dataclass(slots=True)
@@ -39,8 +42,9 @@ class _Growing:
     tasks: list[Task] = field(default_factory=list[Task])
     node_types: dict[Task, str] = field(default_factory=dict[Task, str])
     levels: dict[Task, int] = field(default_factory=dict[Task, int])
+    texts: dict[Task, Sequence[str]] = field(default_factory=dict[Task, Sequence[str]])
 
-    def add(self, task: Task, node_type: str, level: int) -> Task:
+    def add(self, task: Task, node_type: str, level: int, texts: Sequence[str]) -> Task:
         if task in self.levels:
             factory = "map_task" if node_type == MAP else "reduce_task"
             raise ValidationError(
@@ -49,7 +53,13 @@ class _Growing:
         self.tasks.append(task)
         self.node_types[task] = node_type
         self.levels[task] = level
+        if texts:
+            self.texts[task] = texts
         return task
+
+    def below(self, group: Sequence[Task]) -> Sequence[str]:
+        """Return the texts of a group: its descriptions show them, and so may the text of its reduce."""
+        return tuple(text for task in group for text in self.texts.get(task, ()))
 
 
 def static_tree(definition: MapReduceDefinition) -> StaticTree:
@@ -60,14 +70,16 @@ def static_tree(definition: MapReduceDefinition) -> StaticTree:
             unchanged (S-MR-106).
     """
     tree, level = _Growing(), 0
-    current = [tree.add(make_map(definition, item)[0], MAP, 0) for item in definition.item_source.items]
+    current = [
+        tree.add(make_map(definition, item)[0], MAP, 0, braced_texts(item)) for item in definition.item_source.items
+    ]
     while True:
         level += 1
         groups = list(chunks_of(current, definition.effective_chunk_size))
         node_type = FINAL if len(groups) == 1 else REDUCE
-        current = [tree.add(make_reduce(definition, group)[0], node_type, level) for group in groups]
+        current = [tree.add(make_reduce(definition, group)[0], node_type, level, tree.below(group)) for group in groups]
         if node_type == FINAL:
-            return StaticTree(tree.tasks, tree.node_types, tree.levels)
+            return StaticTree(tree.tasks, tree.node_types, tree.levels, tree.texts)
 
 
 def chunks_of(tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:

@@ -17,6 +17,7 @@ from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels
+from ensemble_ray.definition.templates import fill_inputs
 from ensemble_ray.definition.validation import declared_agents, infer_workflow
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
@@ -91,7 +92,7 @@ def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] |
     if definition.workflow is None:
         _log.info("Workflow inferred: %s", workflow.value)
     return ResolvedTasks(
-        tasks=_resolve_all(tasks, merged),
+        tasks=_resolve_all(tasks, merged, definition.levels),
         keys=task_keys(tasks),
         inputs=merged,
         workflow=workflow,
@@ -179,13 +180,18 @@ def _plan_hierarchy(
     return Planned(plan=plan, tasks={MANAGER_KEY: task}, agents=maker.agents, peers=maker.peers(but=manager))
 
 
-def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str]) -> tuple[Task, ...]:
+def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str], levels: Levels | None) -> tuple[Task, ...]:
     """Fill in texts in list order, then point context at the resolved tasks, dependencies first (S-TPL-11)."""
     changes: dict[str, dict[str, object]] = {}
     for task in tasks:
-        description = resolve_template(task.description, inputs)
-        expected_output = resolve_template(task.expected_output, inputs)
-        if description is not task.description or expected_output is not task.expected_output:
+        if levels is None:
+            description = resolve_template(task.description, inputs)
+            expected_output = resolve_template(task.expected_output, inputs)
+        else:  # texts of factories, which hold items
+            data = levels.texts.get(task.object_id, ())
+            description = fill_inputs(task.description, inputs, data)
+            expected_output = fill_inputs(task.expected_output, inputs, data)
+        if description != task.description or expected_output != task.expected_output:
             changes[task.object_id] = {"description": description, "expected_output": expected_output}
     if not changes:
         return tasks

@@ -40,9 +40,9 @@ from ensemble_ray.cli.demo.digest import whole_sentences
 from ensemble_ray.cli.demo.passages import passages_of
 from ensemble_ray.cli.inputs.arguments import read_inputs
 from ensemble_ray.cli.view.terminal import screen_line
-from ensemble_ray.definition.templates import escape_template
+from ensemble_ray.definition.templates import braced_texts, escape_template, fill_inputs
 from ensemble_ray.execute.delegation.calls import read_call
-from ensemble_ray.items.text_files import csv_rows, json_lines
+from ensemble_ray.items.text_files import CsvFile, csv_rows, json_lines
 from ensemble_ray.loader.document import read_document
 from ensemble_ray.loader.item_prompts import ItemPrompt
 from ensemble_ray.loader.problems import Problems, nearest
@@ -164,9 +164,14 @@ READERS: Mapping[str, Reader] = {
     "role of a task": Reader(_role_of),
     "template": Reader(lambda text: resolve_template(text, {}), ("", "{", "{a"), (PromptTemplateError,)),
     "template: escaped": Reader(escape_template, ("", "{")),
+    "template: of data": Reader(
+        lambda text: fill_inputs(f"On {{a}}: {text}", {"a": "x"}, braced_texts(text)), ("", "{", "{a}")
+    ),
     "item prompt": Reader(lambda text: _PROMPT.problem({"titel": text, text: 1})),
-    "item file: csv": Reader(_items(csv_rows), ("", "a,b\n", 'a,b\n"'), (ValidationError,)),
-    "item file: jsonl": Reader(_items(json_lines), ("", "{", _NESTED)),
+    "item file: csv": Reader(
+        _items(lambda path: csv_rows(CsvFile(path))), ("", "a,b\n", 'a,b\n"', 'a,b\n"x\n"y'), (ValidationError,)
+    ),
+    "item file: jsonl": Reader(_items(json_lines), ("", "{", _NESTED), (ValidationError,)),
     "inputs file": Reader(_inputs, ("", "{", _NESTED), (ValidationError,)),
     # YAML is read by a program in Python, which takes a second for what nests a thousand deep and refuses it then
     "team file": Reader(lambda text: read_document(text, Problems("f")), size=1_000),

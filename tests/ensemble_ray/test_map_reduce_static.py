@@ -18,6 +18,7 @@ from ensemble_ray import (
     Event,
     ExecutionTrace,
     InlineRuntime,
+    Loop,
     MapReduceEnsemble,
     ParallelExecutionError,
     RunOptions,
@@ -298,6 +299,56 @@ def test_short_form_maps_and_reduces_in_one_call() -> None:
     assert described == [*(f"Sum up: {item}" for item in items), "Join", "Join", "Join"]
     assert "Join" in model.calls[-1].text
     assert "answer" in model.calls[-1].text
+
+
+BRACED = ["const f = {topic}", "print({topic})", '{"a": {b}}', "{{topic}} and {{b}}"]
+FORMS: dict[str, dict[str, Any]] = {
+    "planned": {"items": BRACED},
+    "of an iterator": {"items": iter(BRACED)},
+    "collected": {"items": BRACED, "on_item_error": "collect"},
+    "pipelined": {"items": BRACED, "mode": "pipelined"},
+    "ordered": {"items": tuple(BRACED), "mode": "pipelined", "ordered": True},
+    "adaptive": {"items": BRACED, "target_token_budget": 10},
+    "direct": {
+        "items": BRACED,
+        "target_token_budget": 1000,
+        "direct_task": lambda items: Task.of("On {topic}:\n" + "\n".join(items)),
+    },
+    "of rows": {
+        "items": [{"text": text} for text in BRACED],
+        "map_task": lambda row: Task.of(f"On {{topic}}:\n{row['text']}"),
+    },
+    "in a loop": {
+        "items": iter(BRACED),
+        "map_task": lambda item: Loop(name="l", body=[Task.of(f"On {{topic}}:\n{item}")], max_iterations=1),
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_items_and_answers_keep_their_braces_in_every_form(form: str) -> None:
+    """S-MR-203: whatever the reduce makes of the descriptions of its group; inputs are filled in beside them, and only once."""
+
+    def join(group: Sequence[Task]) -> Task:
+        shown = "\n".join(task.description for task in group)
+        return Task(description=f"Join on {{topic}}: {shown}", expected_output="A line", context=group)
+
+    model = ScriptedModel(otherwise="the answer has {topic} too")
+    fields: dict[str, Any] = {
+        "map_task": lambda item: Task.of(f"On {{topic}}:\n{item}"),
+        "reduce_task": join,
+        "llm": model,
+    }
+    made = MapReduceEnsemble(**{**fields, **FORMS[form]}, inputs={"topic": "<{b}>", "b": "SECRET"})
+    described = [output.task_description for output in made.run(runtime="inline").task_outputs]
+    maps = described[:1] if form == "direct" else described[: len(BRACED)]
+    texts = {text for each in maps for text in each.partition("On <{b}>:\n")[2].split("\n")}
+    assert texts == set(BRACED)
+    for reduce in described[len(maps) :]:
+        assert reduce.startswith("Join on <{b}>: ")
+        assert "SECRET" not in reduce
+        assert all(text in reduce for text in BRACED) or "the answer has {topic} too" in reduce
+    assert not any("SECRET" in call.text for call in model.calls)
 
 
 def numbers() -> Iterator[int]:

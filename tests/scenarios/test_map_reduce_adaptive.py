@@ -172,16 +172,16 @@ def test_reduce_gets_its_context_in_the_order_that_it_asks_for() -> None:
 
 
 def test_texts_that_factories_made_keep_their_braces() -> None:
-    """S-MR-117: inputs are filled in, what an item or an answer says in braces is text."""
+    """S-MR-117, S-MR-203: inputs are filled in, what an item or an answer says in braces is text."""
     llm = ScriptedModel(otherwise=lambda asked: f"said {{topic}} {{other}} of {task_of(asked)}")
     team(
         2,
-        items=["{a}", "{topic}"],
+        items=["{a}", "{topic} in full"],
         map_task=lambda item: Task.of(f"map {item} about {{topic}} {{{{x}}}}"),
         reduce_task=lambda chunk: Task(description="reduce {unknown}", expected_output="e", context=chunk),
         llm=llm,
     ).run({"topic": "tea"}, runtime="inline")
-    assert asked_of(llm)[:2] == ["map {a} about tea {{x}}", "map tea about tea {{x}}"]
+    assert asked_of(llm)[:2] == ["map {a} about tea {{x}}", "map {topic} in full about tea {{x}}"]
     assert asked_of(llm)[2] == "reduce {unknown}"
     assert "said {topic} {other} of map {a}" in prompt_of(llm.calls[2])
 

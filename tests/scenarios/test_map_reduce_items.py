@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 import pytest
 from pydantic import BaseModel
 
@@ -21,6 +22,7 @@ from ensemble_ray import (
     EnsembleOutput,
     GuardrailResult,
     ItemResult,
+    MapReduceEnsemble,
     MapReduceRun,
     Task,
     TaskCompleteEvent,
@@ -64,7 +66,9 @@ class Rows:
 # Sources.
 
 
-@pytest.mark.parametrize("items", [range(3), iter(range(3)), (n for n in range(3)), {0: 1, 1: 2, 2: 3}, coming(3)])
+@pytest.mark.parametrize(
+    "items", [range(3), iter(range(3)), (n for n in range(3)), {0: 1, 1: 2, 2: 3}.keys(), coming(3)]
+)
 def test_items_come_from_anything_that_gives_them(items: Any) -> None:
     """S-MR-120: sequences, iterables, iterators, async ones."""
     assert raws(mapping(items).run(runtime="inline")) == ["0", "1", "2"]
@@ -79,6 +83,32 @@ def test_items_come_from_files_and_datasets(tmp_path: Path) -> None:
     assert raws(mapping(lines).run(runtime="inline")) == ["a", "{'b': 1}"]
     assert raws(mapping(str(table)).run(runtime="inline")) == ["{'name': 'x', 'n': '1'}", "{'name': 'y', 'n': '2'}"]
     assert raws(mapping(Rows()).run(runtime="inline")) == ["{'n': 0}", "{'n': 1}", "{'n': 2}"]
+
+
+def test_items_come_from_tables_of_other_libraries(tmp_path: Path) -> None:
+    """S-MR-200, S-MR-201: rows, which results have as JSON, also in the short form."""
+    frame = pd.DataFrame(
+        {"name": ["Ada", None], "age": [1.5, float("nan")], "born": [pd.Timestamp("1815-12-10"), pd.NaT]}
+    )
+    rows = tmp_path / "rows.jsonl"
+    output = mapping(frame, results=rows, map_task=lambda row: map_task(row["name"])).run(runtime="inline")
+    assert raws(output) == ["Ada", "None"]
+    found = {row["index"]: row["item"] for row in map(json.loads, rows.read_text(encoding="utf-8").splitlines())}
+    none = {"name": None, "age": None, "born": None}
+    assert found == {0: {"name": "Ada", "age": 1.5, "born": "1815-12-10T00:00:00"}, 1: none}
+    llm = ScriptedModel(otherwise="ok")
+    MapReduceEnsemble.of(llm, frame["name"], "Greet", "Join", runtime="inline")
+    assert sorted(task_of(call) for call in llm.calls) == ["Greet: Ada", "Greet: None", "Join"]
+
+
+def test_rows_below_a_quote_that_is_never_closed_are_mapped(tmp_path: Path) -> None:
+    """S-MR-197: the row is a failed item."""
+    table = tmp_path / "items.csv"
+    table.write_text('id,text\n1,a\n2,"b\n3,c\n', encoding="utf-8")
+    output = mapping(table, on_item_error="collect", map_task=lambda row: map_task(row["id"])).run(runtime="inline")
+    assert raws(output) == ["1", "3"]
+    assert [(each.index, each.item, each.attempts) for each in output.failed_items] == [(1, '2,"b', 0)]
+    assert "line 3, column 'text': the quote" in output.failed_items[0].message
 
 
 def test_source_is_pulled_no_further_than_the_window() -> None:

@@ -118,6 +118,16 @@ def map_items(
         float | None, typer.Option("--output-rate", metavar="C", help="Money per million output tokens.")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="The first N items only.")] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            "--delimiter", metavar="C", help="Between the fields of a .csv file; \\t is a tab. Found unless told."
+        ),
+    ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option("--encoding", metavar="NAME", help="Of a .csv file, such as cp1252; UTF-8 unless told."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the first prompt and estimates; ask no model.")
     ] = False,
@@ -140,6 +150,7 @@ def map_items(
         "token_budget": token_budget, "mode": None if mode is None else mode.value, "ordered": ordered or None,
         "concurrency": concurrency, "replicas": replicas, "input_rate": input_rate, "output_rate": output_rate,
         "on_item_error": None if on_item_error is None else on_item_error.value, "limit": limit,
+        "delimiter": delimiter, "encoding": encoding,
     }  # fmt: skip
     options = {name: value for name, value in parameters.items() if value is not None}
     _check(options, is_dry=dry_run)

@@ -159,12 +159,14 @@ class OrderMaker:
             wanted = [(each, number) for each, number in numbers.items() if not is_discarded(each)]
             if not wanted:
                 return []
-            results = await self._factories.maps([self._items.item(number) for _, number in wanted])
+            items = {each: self._items.item(number) for each, number in wanted}
+            results = await self._factories.maps(list(items.values()))
             tasks = {position: each for position, each in zip(wanted, results, strict=True) if isinstance(each, Task)}
             keys = [key_of(instance) for instance, _ in tasks]
-            prepared = await self._ready(list(tasks.values()), keys) if tasks else []
+            data = [items[instance] for instance, _ in tasks]
+            prepared = await self._ready(list(tasks.values()), keys, data) if tasks else []
             loops = [
-                await self._ready_loop(each, position)
+                await self._ready_loop(each, position, items[position[0]])
                 for position, each in zip(wanted, results, strict=True)
                 if isinstance(each, ItemLoop)
             ]
@@ -198,15 +200,15 @@ class OrderMaker:
                 return []
             outputs = [self._store.output(*each) for each in group.inputs]
             task, wanted = await self._factories.reduce(outputs)
-            (prepared,) = await self._ready([task], [key])
+            (prepared,) = await self._ready([task], [key], [[output.raw for output in outputs]])
         unit_type = node_type(level, is_final=group.is_final)
         shown = [_shorten(outputs[position]) for position in wanted]
         return [self._order(prepared, instance, (level, number), unit_type, context=shown)]
 
-    async def _ready_loop(self, made: ItemLoop, position: tuple[str, int]) -> PreparedLoop:
+    async def _ready_loop(self, made: ItemLoop, position: tuple[str, int], item: object) -> PreparedLoop:
         instance, number = position
         try:
-            ready = await self._maker.ready_loop(made, key_of(instance))
+            ready = await self._maker.ready_loop(made, key_of(instance), item)
         finally:
             await self._append_asked()
         await self._meet(list(ready.planned.agents.values()))
@@ -240,10 +242,10 @@ class OrderMaker:
             switches=self.directives.switches,
         )
 
-    async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
+    async def _ready(self, tasks: Sequence[Task], keys: Sequence[str], data: Sequence[object]) -> list[ReadyTask]:
         """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
         try:
-            prepared = await self._maker.ready(tasks, keys)
+            prepared = await self._maker.ready(tasks, keys, data)
         finally:
             await self._append_asked()
         await self._meet([each.agent for each in prepared if each.agent is not None])

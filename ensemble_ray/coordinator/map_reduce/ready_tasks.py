@@ -6,13 +6,13 @@ checked like the tasks of any parallel run. Never: the text of an item or of an 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.team_model import TeamModels
+from ensemble_ray.definition.templates import braced_texts, fill_inputs
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.plan.map_reduce_factories import apply_process_settings
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["ReadyLoop", "ReadyTask", "TaskMaker", "inner_key", "rules_for_tasks"]
 
 _log = bounded_logger(__name__)
-_VARIABLE = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
 #: The same advice about a hundred thousand tasks helps nobody.
 _MOST_WARNINGS = 20
 
@@ -92,14 +91,19 @@ class TaskMaker:
         self._facts: list[Fact] = []
         self._warned_of: set[str] = set()
 
-    async def ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
+    async def ready(self, tasks: Sequence[Task], keys: Sequence[str], data: Sequence[object]) -> list[ReadyTask]:
         """Return the tasks under these keys, in order.
+
+        Args:
+            tasks: Made by factories.
+            keys: One for each.
+            data: What each was made of: its item, or the answers of its group.
 
         Raises:
             ValidationError: one of them cannot run; nothing was asked of any model.
             AgentExecutionError: a synthesizer's model failed.
         """
-        filled = tuple(self._fill(task) for task in tasks)
+        filled = tuple(self._fill(task, self._texts_of(each)) for task, each in zip(tasks, data, strict=True))
         ensemble = self._rules.model_copy(update={"tasks": filled})
         for warning in validate(ensemble):
             self._warn(warning)
@@ -125,7 +129,7 @@ class TaskMaker:
             for node in planned.plan.nodes
         ]
 
-    async def ready_loop(self, made: ItemLoop, key: str) -> ReadyLoop:
+    async def ready_loop(self, made: ItemLoop, key: str, item: object) -> ReadyLoop:
         """Return the loop of the item under this key.
 
         Raises:
@@ -134,7 +138,8 @@ class TaskMaker:
         ensemble = self._rules.model_copy(update={"loops": (made.loop,)})
         for warning in validate(ensemble):
             self._warn(warning)
-        body = tuple(self._render(task) for task in made.loop.body)
+        texts = self._texts_of(item)
+        body = tuple(self._render(task, texts) for task in made.loop.body)
         keys = task_keys(body)
         resolved = ResolvedTasks(
             tasks=body, keys=keys, inputs=self._inputs, workflow=Workflow.SEQUENTIAL, models=self._models
@@ -159,20 +164,20 @@ class TaskMaker:
     def _wrap_model(self, name: str, model: ChatModel) -> ChatModel:
         return model if self._recorded is None else self._recorded(name, model, self._facts.append)
 
-    def _fill(self, task: Task) -> Task:
-        """Return the task with its inputs filled in, and without its context, whose outputs travel with the order."""
-        return self._render(task.rewritten(context=()) if task.context else task)
+    def _texts_of(self, data: object) -> Sequence[str]:
+        return braced_texts(data) if self._inputs else ()
 
-    def _render(self, task: Task) -> Task:
+    def _fill(self, task: Task, data: Sequence[str]) -> Task:
+        """Return the task with its inputs filled in, and without its context, whose outputs travel with the order."""
+        return self._render(task.rewritten(context=()) if task.context else task, data)
+
+    def _render(self, task: Task, data: Sequence[str]) -> Task:
         changes: dict[str, object] = {}
-        for name in ("description", "expected_output") if self._inputs else ():
+        for name in ("description", "expected_output"):
             text: str = getattr(task, name)
-            if "{" in text and (filled := _VARIABLE.sub(self._value, text)) != text:
+            if (filled := fill_inputs(text, self._inputs, data)) != text:
                 changes[name] = filled
         return task.rewritten(**changes) if changes else task
-
-    def _value(self, found: re.Match[str]) -> str:
-        return self._inputs.get(found[1], found[0])
 
     def _warn(self, text: str) -> None:
         if text not in self._warned_of and len(self._warned_of) < _MOST_WARNINGS:

@@ -1,12 +1,14 @@
 """What may be given as items, and what is said of everything else."""
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections import OrderedDict, UserDict
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
-from ensemble_ray import DeadLetters, ValidationError
+from ensemble_ray import DeadLetters, TaskMetrics, ValidationError
 from ensemble_ray.items.sources import NO_ITEMS, source_of
 from tests.ensemble_ray.items.reading import entries_of, read_all
 
@@ -51,7 +53,9 @@ def test_items_are_refused_when_there_are_none(items: object) -> None:
     assert str(refused.value) == NO_ITEMS == "items must not be None or empty"
 
 
-@pytest.mark.parametrize("items", [["a", "b"], ("a", "b"), {"a": 1, "b": 2}, iter(["a", "b"]), OldSequence(), Ticks()])
+@pytest.mark.parametrize(
+    "items", [["a", "b"], ("a", "b"), {"a": 1, "b": 2}.keys(), iter(["a", "b"]), OldSequence(), Ticks()]
+)
 async def test_items_come_with_their_positions_when_iterated_over(items: object) -> None:
     """S-MR-120: a sequence, any other iterable, an async iterable."""
     assert await entries_of(items) == [(0, "a"), (1, "b")]
@@ -98,6 +102,21 @@ def test_items_are_refused_when_nothing_can_be_iterated_over(items: object, told
     """S-MR-120: what has no items says so."""
     with pytest.raises(ValidationError, match=told):
         source_of(items)
+
+
+@pytest.mark.parametrize("items", [{"a": 1}, OrderedDict(a=1), MappingProxyType({"a": 1}), UserDict(a=1)])
+def test_items_are_refused_when_they_are_one_mapping(items: Mapping[str, int]) -> None:
+    """S-MR-202: its keys are not the items that somebody means; what to give is said."""
+    with pytest.raises(
+        ValidationError, match=rf"^items is {type(items).__name__}: give a list .* \[mapping\], .* list\("
+    ):
+        source_of(items)
+
+
+def test_items_are_refused_when_they_are_one_model() -> None:
+    """S-MR-202: pydantic's models give their fields when they are iterated over."""
+    with pytest.raises(ValidationError, match=r"^items is TaskMetrics: .* For one item give a list with it"):
+        source_of(TaskMetrics())
 
 
 @pytest.mark.parametrize("name", ["gone.jsonl", "gone.csv", "gone.parquet"])

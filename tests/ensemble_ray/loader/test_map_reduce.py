@@ -93,6 +93,18 @@ def test_a_map_alone_is_a_map_ensemble(loaded: Loaded) -> None:
     assert dead.item_source.identity["kind"] == "dead_letters"
 
 
+async def test_items_are_rows_of_a_csv_file_that_says_how_it_is_written(loaded: Loaded, folder: Path) -> None:
+    """S-MR-175, S-MR-196: delimiter and encoding."""
+    (folder / "orders.txt").write_bytes("id;note,é\n1;a,b\n".encode("latin-1"))
+    text = 'llm: local\nmap_reduce:\n  items: {csv: orders.txt, delimiter: ";", encoding: latin-1}\n  map: {description: d}\n'
+    team = loaded(text)
+    assert isinstance(team, MapEnsemble)
+    reader = team.item_source.open()
+    assert list((await reader.next(1)).items) == [(0, {"id": "1", "note,é": "a,b"})]
+    await reader.close()
+    assert schema_errors(text) == []
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

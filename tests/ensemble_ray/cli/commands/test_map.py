@@ -12,6 +12,7 @@ from ensemble_ray import MapEnsemble, MapReduceEnsemble, ValidationError
 from ensemble_ray.cli.map_team import map_team, recorded_map
 from ensemble_ray.loader import load_source
 from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from tests.command_line import Call
 
@@ -70,6 +71,15 @@ def items(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (["empty.jsonl", "-p", "x", "-o", "o.jsonl"], "items must not be None or empty"),
         (["items.jsonl", "-p", "Sum {txt}", "-o", "o.jsonl"], "item 0: it has no field 'txt'"),
         (["items.jsonl", "-p", "x", "-o", "old.jsonl"], "exists and has 1 rows"),
+        (["items.jsonl", "-p", "x", "-o", "o.jsonl", "--delimiter", ";"], "--delimiter: of use only with a .csv file"),
+        (
+            ["--retry-dead", "d.jsonl", "-p", "x", "-o", "o.jsonl", "--encoding", "utf-8"],
+            "--encoding: of use only with",
+        ),
+        (
+            ["old.txt", "-p", "x", "-o", "o.jsonl", "--encoding", "utf-8"],
+            "the header cannot be read, column 2: not UTF-8",
+        ),
         (["items.jsonl", "--ensemble", "plain.yaml"], "has no 'map_reduce': run it with ensemble-ray run"),
     ],
 )
@@ -79,6 +89,7 @@ def test_what_is_wrong_is_told_before_anything_is_recorded(
     """S-MR-180, S-MR-181, S-MR-182: exit code 2, and no run."""
     (folder / "empty.jsonl").write_text("\n\n", encoding="utf-8")
     (folder / "old.jsonl").write_text('{"index": 0}\n', encoding="utf-8")
+    (folder / "old.txt").write_bytes(b"a,\xe9\n1,2\n")
     (folder / "plain.yaml").write_text("llm: local\ntasks: {a: {description: d}}\n", encoding="utf-8")
     called = call("map", *arguments)
     assert told in called.said
@@ -239,6 +250,26 @@ def test_a_recorded_command_is_made_again_from_any_directory(
     assert again.source == made.source
     other = map_team({**options, "items": folder / items, "prompt": "Sum up {text}", "output": folder / "o.jsonl"})
     assert map_reduce_run_data(other, workflow="w", inputs={}, items={}).digest != first.digest
+
+
+@pytest.mark.parametrize(("written", "delimiter"), [(";", ";"), ("\\t", "\t"), ("tab", "\t")])
+def test_rows_of_a_csv_file_are_mapped_as_the_command_says_it_is_written(
+    call: Call, folder: Path, written: str, delimiter: str
+) -> None:
+    """S-MR-181, S-MR-196: delimiter and encoding; a recorded command has them."""
+    rows = [["id", "text, long"], ["7", "a|bé"]]
+    (folder / "rows.txt").write_bytes("".join(f"{delimiter.join(row)}\n" for row in rows).encode("cp1252"))
+    options = ["--delimiter", written, "--encoding", "cp1252"]
+    called = call("map", "rows.txt", "-p", "Say {id}", "-o", "o.jsonl", "--dry-run", "--json", *options)
+    assert called.code == 0, called.said
+    assert json.loads(called.printed)["items"] == 1
+    made = map_team({"items": "rows.txt", "prompt": "Say {id}", "delimiter": written, "encoding": "cp1252"})
+    for team in (made, load_source(made.source)):
+        assert isinstance(team, MapEnsemble)
+        reader = team.item_source.reader()
+        pulled = run_blocking(reader.next(1))
+        assert list(pulled.items) == [(0, dict(zip(*rows, strict=True)))]
+        run_blocking(reader.close())
 
 
 def test_a_run_of_the_command_is_resumed(call: Call, folder: Path, items: str, monkeypatch: pytest.MonkeyPatch) -> None:
