@@ -276,8 +276,9 @@ class OpenAIChatModel:
             return self._api_key.get_secret_value()
         of_client = (self._client_options or {}).get("api_key")
         if of_client is not None:  # the package asks a function for each request
-            is_text = isinstance(of_client, str)
-            return check_key(of_client, "OpenAIChatModel client_options: api_key") if is_text else ""
+            if not isinstance(of_client, str):
+                return ""
+            return check_key(of_client, "OpenAIChatModel client_options: api_key")
         return check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
 
     def _key_headers(self, base_url: str, key: str) -> dict[str, str]:
