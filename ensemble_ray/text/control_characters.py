@@ -50,16 +50,16 @@ def escape_unencodable(text: str, encoding: str | None) -> str:
     return text if encoding is None else text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def escape_json(text: str, encoding: str = "utf-8") -> str:
+def escape_json(text: str, encoding: str | None = None) -> str:
     """Return JSON text with the same data, in which everything that a terminal would obey is escaped as JSON does it.
 
     Args:
         text: The text.
-        encoding: Of where it goes; all that is not ASCII is escaped where the encoding lacks a character.
+        encoding: Of where it goes; all that is not ASCII is escaped where the encoding lacks a character. None: UTF-8.
     """
     safe = _IN_JSON.sub(_escaped_in_json, text)
     try:
-        safe.encode(encoding)
+        safe.encode(encoding or "utf-8")
     except UnicodeEncodeError:
         return _NOT_ASCII.sub(_escaped_in_json, safe)
     return safe

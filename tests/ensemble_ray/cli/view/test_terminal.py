@@ -110,3 +110,11 @@ def test_json_is_the_same_data_in_every_encoding(monkeypatch: pytest.MonkeyPatch
         output, _ = guarded(patched, encoding)
         show_json({UNUSUAL: [UNUSUAL, HOSTILE]})
     assert json.loads(written(output)) == {UNUSUAL: [UNUSUAL, HOSTILE]}
+
+
+def test_json_is_written_to_a_stream_without_an_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-LLM-34: a program that calls a command may collect its results as text."""
+    collected = io.StringIO()
+    monkeypatch.setattr("sys.stdout", collected)
+    show_json({"word": UNUSUAL})
+    assert json.loads(collected.getvalue()) == {"word": UNUSUAL}
