@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from os import PathLike, fspath
 from typing import cast
 
 from pydantic import BaseModel
 
-__all__ = ["braced_texts", "escape_template", "fill_inputs", "unescape_template"]
+__all__ = ["braced_texts", "escape_data", "escape_template", "fill_inputs", "unescape_template"]
 
 _IN_BRACES = re.compile(r"\{(\w+)\}")
 _ESCAPED = re.compile(r"\{\{(\w+)\}\}")
@@ -71,23 +71,41 @@ def fill_inputs(text: str, inputs: Mapping[str, str], data: Collection[str]) -> 
     if not inputs or "{" not in text:
         return text
     names = {found[1] for found in _VARIABLE.finditer(text)} & inputs.keys()
+    is_data = _data_finder(text, names, data)
+    return _VARIABLE.sub(lambda found: inputs[found[1]] if found[1] in names and not is_data(found) else found[0], text)
+
+
+def escape_data(text: str, data: Collection[str]) -> str:
+    """Return the template that user code made of a template and of data, with what its data has in braces as text (S-MR-203).
+
+    Examples:
+        >>> escape_data("Put into {language}: a {language} course", ["a {language} course"])
+        'Put into {language}: a {{language}} course'
+    """
+    if not data or "{" not in text:
+        return text
+    is_data = _data_finder(text, {found[1] for found in _IN_BRACES.finditer(text)}, data)
+    return _IN_BRACES.sub(lambda found: f"{{{found[0]}}}" if is_data(found) else found[0], text)
+
+
+def _data_finder(text: str, names: Collection[str], data: Collection[str]) -> Callable[[re.Match[str]], bool]:
+    """Return what tells whether a name in braces, found in the text, comes from data."""
     places = _places_in(data, names) if names else frozenset()
     shapes = {(None if left is None else len(left), None if right is None else len(right)) for _, left, right in places}
 
-    def fill(found: re.Match[str]) -> str:
-        name, (before, behind) = found[1], _around(text, found)
-        if name not in names:
-            return found[0]
-        for left, right in shapes:
-            place = (
+    def is_data(found: re.Match[str]) -> bool:
+        before, behind = _around(text, found)
+        return any(
+            (
+                found[1],
                 None if left is None else before[max(0, len(before) - left) :],
                 None if right is None else behind[:right],
             )
-            if (name, *place) in places:
-                return found[0]
-        return inputs[name]
+            in places
+            for left, right in shapes
+        )
 
-    return _VARIABLE.sub(fill, text)
+    return is_data
 
 
 def _places_in(data: Iterable[str], names: Collection[str]) -> frozenset[tuple[str, str | None, str | None]]:

@@ -17,7 +17,7 @@ from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels
-from ensemble_ray.definition.templates import fill_inputs
+from ensemble_ray.definition.templates import escape_data
 from ensemble_ray.definition.validation import declared_agents, infer_workflow
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
@@ -184,14 +184,10 @@ def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str], levels: Lev
     """Fill in texts in list order, then point context at the resolved tasks, dependencies first (S-TPL-11)."""
     changes: dict[str, dict[str, object]] = {}
     for task in tasks:
-        if levels is None:
-            description = resolve_template(task.description, inputs)
-            expected_output = resolve_template(task.expected_output, inputs)
-        else:  # texts of factories, which hold items
-            data = levels.texts.get(task.object_id, ())
-            description = fill_inputs(task.description, inputs, data)
-            expected_output = fill_inputs(task.expected_output, inputs, data)
-        if description != task.description or expected_output != task.expected_output:
+        data = () if levels is None else levels.texts.get(task.object_id, ())  # of the items that a factory was given
+        description = resolve_template(escape_data(task.description, data), inputs)
+        expected_output = resolve_template(escape_data(task.expected_output, data), inputs)
+        if description is not task.description or expected_output is not task.expected_output:
             changes[task.object_id] = {"description": description, "expected_output": expected_output}
     if not changes:
         return tasks
