@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 T = TypeVar("T")
 
 #: Longest wait for a child, s; one that needs it hangs.
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Child:

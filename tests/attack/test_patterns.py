@@ -276,9 +276,10 @@ def test_calculator_answers_at_once_when_numbers_are_huge(expression: str) -> No
 @pytest.mark.parametrize("piece", ["<think>", "</think>", "<think></think>", "<think>a</thinking>", "\n</think>`"])
 def test_reasoning_is_split_in_linear_time_when_tags_repeat(piece: str) -> None:
     """S-LLM-1, S-LLM-2: in the whole text, and in a stream of single characters."""
-    with processor_limit(LIMIT_S):
-        for before in ("", "a", "<think>", "```"):
+    for before in ("", "a", "<think>", "```"):
+        with processor_limit(LIMIT_S):
             split_reasoning(before + piece * SIZE)
+        with processor_limit(LIMIT_S):
             _in_pieces(before + piece * (SIZE // 10))
 
 

@@ -163,13 +163,13 @@ async def test_web_tools_tell_the_flaw(untrusted: Port) -> None:
     """S-LLM-31: to the model that asked."""
     url = f"https://127.0.0.1:{untrusted.number}/"
     with pytest.raises(net.RequestFailedError, match=FLAWS["self-signed"]):
-        await net.fetch(url, headers={}, max_bytes=9, timeout_s=20, allow_private_hosts=True)
+        await net.fetch(url, headers={}, max_bytes=9, timeout_s=60, allow_private_hosts=True)
 
 
 async def test_an_mcp_server_with_a_flaw_cannot_be_reached(untrusted: Port) -> None:
     """S-LLM-31: its error names the server."""
     url = f"https://127.0.0.1:{untrusted.number}/mcp"
-    address = ServerAddress.of(url, env={}, headers={}, cwd=None, connect_timeout_s=20, has_model=False)
+    address = ServerAddress.of(url, env={}, headers={}, cwd=None, connect_timeout_s=60, has_model=False)
 
     async def work(client: object) -> None:
         """Do nothing with it."""
@@ -181,7 +181,7 @@ async def test_an_mcp_server_with_a_flaw_cannot_be_reached(untrusted: Port) -> N
 async def test_a_remote_agent_with_a_flaw_is_asked_once(untrusted: Port) -> None:
     """S-LLM-31: it is not lost, and waiting does not help."""
     address = AgentAddress.of(f"https://127.0.0.1:{untrusted.number}")
-    async with open_http_client(address, 20) as http:
+    async with open_http_client(address, 60) as http:
         with pytest.raises(RemoteAgentError, match=FLAWS["self-signed"]):
             await connect(address, http, Losses(asyncio.get_running_loop().time() + 60))
     assert untrusted.tries == 1

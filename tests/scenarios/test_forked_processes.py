@@ -104,13 +104,17 @@ def test_runs_work_in_a_pool_of_multiprocessing(everything: Everything) -> None:
     _shared.append(everything)
     try:
         with multiprocessing.get_context("fork").Pool(2) as pool:
-            assert pool.map_async(_use_shared, range(4), chunksize=1).get(timeout=PATIENCE_S) == [_ALL] * 4
+            assert pool.map_async(_use_shared, range(2), chunksize=1).get(timeout=PATIENCE_S) == [_ALL] * 2
             pool.close()
             pool.join()
         process = multiprocessing.get_context("fork").Process(target=everything.use)
         process.start()
-        process.join(30)
-        assert process.exitcode == 0, "its end waits for no process of its tools"
+        try:
+            process.join(PATIENCE_S)
+            assert process.exitcode == 0, "its end waits for no process of its tools"
+        finally:
+            process.kill()
+            process.join()
     finally:
         _shared.clear()
 
@@ -160,7 +164,7 @@ def test_child_beside_a_run_of_its_parent_leaves_it_alone(
 
 #: Forks while it runs; the child ends as programs do, with all that they do at their end.
 _PROGRAM = """
-import os, sys, threading
+import os, sys, threading, warnings
 from ensemble_ray import Agent, Ensemble, Task, tool
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.testing import ModelServer, ScriptedModel
@@ -185,6 +189,7 @@ with ModelServer(answer) as server:
     run = Ensemble(tasks=[task("a", slow), task("b", by_url)], workflow="parallel").start()
     assert asked.wait(60)
     writing = open("pipe", "w")  # returns when the tool reads
+    warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # this process has threads
     if not (child := os.fork()):
         os.close(writing.fileno())
         print("child", Ensemble(tasks=[task("x")], llm=ScriptedModel("mine")).run().raw, flush=True)

@@ -57,8 +57,10 @@ async def test_a_defect_is_told_by_its_kind_and_logged(
         return "late"
 
     async with connect(question(llm=ScriptedModel(otherwise=answer_later))) as client:
-        answer = await client.post("/a2a/team", json=asked, headers={"a2a-version": version})
-        is_answered.set()
+        try:
+            answer = await client.post("/a2a/team", json=asked, headers={"a2a-version": version})
+        finally:
+            is_answered.set()
     assert answer.status_code == 200
     assert TOLD in answer.text
     assert "secret" not in answer.text

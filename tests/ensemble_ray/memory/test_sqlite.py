@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import sqlite3
 import stat
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from ensemble_ray import EnsembleError, EvictionPolicy, MemoryEntry, SqliteMemory
 from tests.ensemble_ray.memory.doubles import WordsModel
-from tests.forking import Child
+from tests.forking import PATIENCE_S, Child
 
 
 @pytest.fixture
@@ -103,11 +104,13 @@ def test_child_and_parent_of_a_fork_lose_nothing_of_each_other(path: Path) -> No
         memory.store("a", MemoryEntry(content="child, later"))
 
     child = Child(store)
-    os.read(told, 1)
-    memory.store("a", MemoryEntry(content="parent"))
-    memory.close()
-    os.write(writing, b"x")
-    child.result()
+    try:
+        assert select.select([told], [], [], PATIENCE_S)[0], "the child has not stored"
+        memory.store("a", MemoryEntry(content="parent"))
+        memory.close()
+    finally:
+        os.write(writing, b"x")
+        child.result()
     assert stored(memory) == ["before", "child", "parent", "child, later"]
     for each in (reading, writing, told, telling):
         os.close(each)

@@ -11,7 +11,7 @@ import pytest
 from ensemble_ray.process.forks import new_lock, new_rlock, no_fork, track, was_quiet
 from ensemble_ray.process.loop import on_library_loop, run_blocking
 from ensemble_ray.process.threads import threads
-from tests.forking import Child, call_in_child
+from tests.forking import PATIENCE_S, Child, call_in_child
 
 pytestmark = [pytest.mark.program, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
@@ -43,13 +43,15 @@ def test_locks_that_another_thread_holds_are_free_in_a_child() -> None:
             held.set()
             over.wait()
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=hold, daemon=True)
     thread.start()
-    held.wait()
-    assert call_in_child(lambda: [each.acquire(timeout=0) for each in locks]) == [True, True]
-    assert not locks[0].acquire(timeout=0)
-    over.set()
-    thread.join()
+    try:
+        assert held.wait(PATIENCE_S)
+        assert call_in_child(lambda: [each.acquire(timeout=0) for each in locks]) == [True, True]
+        assert not locks[0].acquire(timeout=0)
+    finally:
+        over.set()
+    thread.join(PATIENCE_S)
 
 
 def test_holders_begin_anew_once_in_each_child_alone() -> None:
@@ -81,24 +83,28 @@ def test_loop_works_in_a_child_that_was_forked_on_the_loop() -> None:
 
 def test_fork_waits_for_other_threads_inside_and_they_for_it() -> None:
     """S-ENG-81: what is inside is whole in the child."""
-    inside, parts = threading.Event(), [0, 0]
+    inside, over, parts = threading.Event(), threading.Event(), [0, 0]
 
     def change() -> None:
-        while not inside.is_set() or parts[0] < 1000:
+        while not over.is_set():
             with no_fork(), no_fork():
                 parts[0] += 1
                 inside.set()
                 time.sleep(0)
                 parts[1] += 1
 
-    thread = threading.Thread(target=change)
+    thread = threading.Thread(target=change, daemon=True)
     thread.start()
-    inside.wait()
-    for _ in range(5):
-        quiet, (first, second) = call_in_child(lambda: (was_quiet(), parts))
-        assert quiet
-        assert first == second
-    thread.join()
+    try:
+        assert inside.wait(PATIENCE_S)
+        for _ in range(5):
+            quiet, (first, second) = call_in_child(lambda: (was_quiet(), parts))
+            assert quiet
+            assert first == second
+            assert thread.is_alive()
+    finally:
+        over.set()
+    thread.join(PATIENCE_S)
 
 
 def test_fork_inside_of_its_own_block_goes_through() -> None:

@@ -168,25 +168,45 @@ async def test_error_names_the_tool_when_its_result_has_no_text() -> None:
 
 
 async def test_generator_runs_in_the_tools_thread_and_ends_with_its_call() -> None:
-    """S-LLM-46, S-SET-34: the time limit of the call holds for it, and the thread stops at the next item."""
+    """S-LLM-46: the thread stops at the next item after the call was cancelled."""
     threads: set[int] = set()
-    asked, closed = threading.Event(), threading.Event()
+    started, asked, closed = threading.Event(), threading.Event(), threading.Event()
 
-    @tool("Counts", timeout=0.05)
+    @tool("Counts")
     def count() -> Iterator[int]:
         try:
             while True:
                 threads.add(threading.get_ident())
-                asked.wait()
+                started.set()
+                asked.wait(60)
                 yield 1
         finally:
             closed.set()
 
+    calling = asyncio.ensure_future(call(count))
+    try:
+        assert await asyncio.to_thread(started.wait, 60)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+    finally:
+        asked.set()
+    assert await asyncio.to_thread(closed.wait, 60)
+    assert threading.get_ident() not in threads
+
+
+async def test_time_limit_of_the_call_holds_for_a_generator() -> None:
+    """S-LLM-46, S-SET-34: it never yields, and its thread may start after the limit."""
+    asked = threading.Event()
+
+    @tool("Counts", timeout=0.05)
+    def count() -> Iterator[int]:
+        asked.wait(60)
+        yield 1
+
     outcome = await call(count)
     asked.set()
     assert (outcome.outcome, "timed out after 0.05 s" in outcome.text) == ("error", True)
-    assert threading.get_ident() not in threads
-    assert await asyncio.to_thread(closed.wait, 20)
 
 
 async def test_function_is_not_reached_when_arguments_do_not_fit() -> None:
