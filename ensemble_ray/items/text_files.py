@@ -42,6 +42,8 @@ _ROW_LIMIT = 64 * 1024 * 1024
 _DELIMITERS, _SAMPLE = ",;\t|", 20
 #: Name of the error handler by which each byte that cannot be decoded is half of a surrogate pair: no encoding has those.
 _MARKING = "ensemble_ray.mark_undecoded"
+#: A field in quotes, which are doubled inside.
+_QUOTED_FIELD = re.compile(r'"(?:[^"]++|"")*+"')
 _UNDECODED = re.compile("[\udc00-\udcff]")
 _QUOTED = re.compile('"[^"]*"?')
 
@@ -329,12 +331,18 @@ def _undecoded_problem(row: list[str], header: list[str], encoding: str) -> str:
 
 def _quote_problem(text: str, delimiter: str, header: list[str] | None) -> str:
     """Return which column of a row has quotes that are wrong, and what is wrong with them."""
-    separator = re.escape(delimiter)
-    field = re.compile(rf'(?:"(?:[^"]++|"")*+"|[^"{separator}][^{separator}]*+)?+{separator}')
     column = position = 0
-    while found := field.match(text, position):
-        position, column = found.end(), column + 1
-    is_open = re.compile(r'"(?:[^"]++|"")*+\Z').match(text, position)
+    is_open = False
+    while position < len(text):
+        if text[position] == '"':
+            quoted = _QUOTED_FIELD.match(text, position)
+            is_open = quoted is None
+            end = len(text) if quoted is None else quoted.end()
+        else:
+            end = text.find(delimiter, position)
+        if not text.startswith(delimiter, end):
+            break
+        position, column = end + 1, column + 1
     name = _column_name(column, header)
     if is_open:
         return f", column {name}: the quote at its beginning is never closed. Close it, or write it twice inside quotes"

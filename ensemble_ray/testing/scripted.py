@@ -270,8 +270,8 @@ def _response(reply: Reply) -> ChatResponse:
 
 
 def _fragments(reply: Reply) -> Sequence[str]:
-    thoughts = [Reasoning(each) for each in re.findall(_WORDS, reply.reasoning or "")]
-    return [*thoughts, *(re.findall(_WORDS, reply.text or "") if reply.fragments is None else reply.fragments)]
+    thoughts = [Reasoning(each) for each in _WORDS.findall(reply.reasoning or "")]
+    return [*thoughts, *(_WORDS.findall(reply.text or "") if reply.fragments is None else reply.fragments)]
 
 
 def _message_data(message: ChatMessage) -> Mapping[str, object]:
