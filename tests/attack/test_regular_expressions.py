@@ -21,6 +21,7 @@ from ensemble_ray.definition.process_fields import _NAME, _SELECTOR
 from ensemble_ray.prompts.reflection import _HEADING
 from ensemble_ray.record.rendering import _LONG
 from ensemble_ray.text.control_characters import _CONTROL, _IN_JSON
+from ensemble_ray.text.reasoning import _TAG
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,7 @@ BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
     ("ensemble_ray/record/rendering.py", "_LONG"): _LONG,
     ("ensemble_ray/text/control_characters.py", "_CONTROL"): _CONTROL,
     ("ensemble_ray/text/control_characters.py", "_IN_JSON"): _IN_JSON,
+    ("ensemble_ray/text/reasoning.py", "_TAG"): _TAG,
 }
 #: How a pattern may be used; whatever else is done with it searches.
 ANCHORED = frozenset({"fullmatch", "match"})
