@@ -19,9 +19,9 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     field_serializer,
 )
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_json
 
-from ensemble_ray.text.foreign_text import whole_data
+from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.metrics import CostEstimate, ExecutionMetrics, TaskMetrics
 from ensemble_ray.values.unit_traces import GraphTrace, LoopTrace, PhaseStatus
 from ensemble_ray.values.value import FrozenSequence, Instant, Value
@@ -65,7 +65,7 @@ def jsonable(value: object) -> object:
     if value is None or isinstance(value, bool | int):
         return value
     try:
-        return to_jsonable_python(value, fallback=str, inf_nan_mode="strings")
+        return _as_data(value)
     except Exception:  # noqa: BLE001  cycles, bytes that are no text, objects whose own serializers or texts fail
         try:
             return _by_hand(value, ())
@@ -83,14 +83,19 @@ def _by_hand(value: object, inside: tuple[int, ...]) -> object:
     if isinstance(value, list | tuple | set | frozenset):
         return [_by_hand(each, deeper) for each in cast("Iterable[object]", value)]
     try:
-        return to_jsonable_python(value, fallback=str, inf_nan_mode="strings")
+        return _as_data(value)
     except Exception:  # noqa: BLE001  see above
         return _text_of(value)
 
 
+def _as_data(value: object) -> object:
+    """Return the JSON form by its text: only there are `inf` and `nan` texts."""
+    return from_json(to_json(value, fallback=str, inf_nan_mode="strings"))
+
+
 def _text_of(value: object) -> str:
     try:
-        return str(value)
+        return whole_text(str(value))
     except Exception:  # noqa: BLE001  a text of the user's class that fails
         return f"<{type(value).__name__}>"
 
@@ -99,7 +104,7 @@ def _pretty(value: Value) -> str:
     try:
         return value.model_dump_json(indent=2)
     except ValueError:  # half of a surrogate pair: models cut emoji in two
-        return json.dumps(whole_data(jsonable(value.model_dump())), indent=2, ensure_ascii=False)
+        return json.dumps(jsonable(value.model_dump()), indent=2, ensure_ascii=False)
 
 
 def _prepare_target(path: str | Path) -> Path:
