@@ -13,6 +13,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.shown import Shown
 from ensemble_ray.values.trace import jsonable
 
@@ -109,8 +110,7 @@ def _has_fields(value: object) -> bool:
 
 
 def _order(item: object) -> tuple[bool, float, str]:
-    is_number = isinstance(item, int | float)
-    return (not is_number, item if is_number else 0, "" if is_number else str(item))
+    return (False, item, "") if isinstance(item, int | float) else (True, 0, str(item))
 
 
 def _as_json(value: object, source: str) -> str:
@@ -130,7 +130,7 @@ def _as_json(value: object, source: str) -> str:
     except (ValueError, RecursionError):  # halves of surrogate pairs, bytes that are no text, data that contains itself
         if refused:
             raise refused[0] from None
-        return json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(whole_data(jsonable(value)), ensure_ascii=False, separators=(",", ":"))
 
 
 def _text_of(value: object, source: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import SerializationInfo, SerializerFunctionWrapHandler, SkipValid
 from typing_extensions import TypeVar as TypeVarWithDefault
 
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.metrics import TaskMetrics
 from ensemble_ray.values.shown import Shown, figures
 from ensemble_ray.values.trace import TaskTrace, jsonable
@@ -40,7 +41,7 @@ def type_name(output_type: object) -> str:
 
 def _takes_none(output_type: object) -> bool:
     try:
-        return output_type is not None and TypeAdapter[object](output_type).validate_python(None) is None
+        return output_type is not None and TypeAdapter(cast("type[object]", output_type)).validate_python(None) is None
     except Exception:  # noqa: BLE001  the type is unknown to pydantic, or its own hooks raise
         return False
 
@@ -110,4 +111,4 @@ class TaskOutput(Shown, Generic[Parsed_co]):
     def _parsed_as_json(
         self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo
     ) -> object:
-        return jsonable(value)
+        return whole_data(jsonable(value))

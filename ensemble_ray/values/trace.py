@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import from_json, to_json
 
-from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.metrics import CostEstimate, ExecutionMetrics, TaskMetrics
 from ensemble_ray.values.unit_traces import GraphTrace, LoopTrace, PhaseStatus
 from ensemble_ray.values.value import FrozenSequence, Instant, Value
@@ -95,7 +95,7 @@ def _as_data(value: object) -> object:
 
 def _text_of(value: object) -> str:
     try:
-        return whole_text(str(value))
+        return str(value)
     except Exception:  # noqa: BLE001  a text of the user's class that fails
         return f"<{type(value).__name__}>"
 
@@ -104,7 +104,7 @@ def _pretty(value: Value) -> str:
     try:
         return value.model_dump_json(indent=2)
     except ValueError:  # half of a surrogate pair: models cut emoji in two
-        return json.dumps(jsonable(value.model_dump()), indent=2, ensure_ascii=False)
+        return json.dumps(whole_data(jsonable(value.model_dump())), indent=2, ensure_ascii=False)
 
 
 def _prepare_target(path: str | Path) -> Path:
@@ -246,7 +246,7 @@ class TaskTrace(Value):
 
     @field_serializer("parsed_output", mode="wrap", when_used="json")
     def _as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:
-        return jsonable(value)
+        return whole_data(jsonable(value))
 
     def with_workers(self) -> Iterator[TaskTrace]:
         """Return this trace and those of the peers that worked for it, each once; for sums (S-TRC-43)."""
