@@ -41,7 +41,10 @@ async def collect(returned: object) -> object:
             if len(items) > MOST_ITEMS:
                 raise too_many_items("A generator")
         return items
-    return await _drain_in_thread(lambda: returned) if isinstance(returned, Iterator) else returned
+    if isinstance(returned, Iterator):
+        iterator = cast("object", returned)
+        return await _drain_in_thread(lambda: iterator)
+    return returned
 
 
 async def _drain_in_thread(work: Callable[[], object]) -> object:
