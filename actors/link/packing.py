@@ -30,9 +30,11 @@ from ensemble_ray.actors.link.wire import (
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import AgentExecutionError, message_of, portable
+from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.questions import EvaluationFailed
 from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ __all__ = [
     "unpack_result",
     "unpack_update",
 ]
+
+_log = bounded_logger(__name__)
 
 # A dataclass of a program's own file travels by value, and with it the mark of fields without a default. It must stay
 # the one object that everybody compares with; cloudpickle makes another of it, and the class cannot be read any more.
@@ -154,10 +158,18 @@ def pack_output(output: TaskOutput) -> bytes:
 
 def pack_result(result: TaskResult) -> WireResult:
     """Return a result as bytes; one that cannot travel becomes a failure that says so."""
+    output = result.output
     try:
         return result.convert(_dumps, pack_failure)
     except Exception as error:  # noqa: BLE001  whatever pickling raised, the task must still be reported
-        output = result.output
+        if output is not None and output.output_type is None and output.parsed_output is not None:
+            kind = type(cast("object", output.parsed_output)).__name__
+            _log.warning(
+                "Task '%s': its handler returned a %s, which cannot leave its process. Other tasks see only its text: %s",
+                result.key, kind, brief(message_of(error)),
+            )  # fmt: skip
+            trace = None if output.trace is None else output.trace.replace(parsed_output=None)
+            return pack_result(replace(result, output=output.replace(parsed_output=None, trace=trace)))
         task, role = (result.key, "") if output is None else (output.task_description, output.agent_role)
         failure = TaskFailure(error=cannot_leave(task, role, error))
         failed = replace(result, status="failed", output=None, failure=failure)

@@ -11,9 +11,11 @@ import ast
 import builtins
 import functools
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast, get_args
+
+from typing_extensions import TypeAliasType
 
 from ensemble_ray.definition.task import Task
 from ensemble_ray.values.task_output import OutputType, full_name
@@ -23,11 +25,12 @@ __all__ = ["find_output_type", "output_types_of"]
 #: Objects that are looked at: a factory's module may refer to much, and an output whose type is not found stays JSON data.
 _MOST = 10_000
 #: Built-in types that JSON data can be.
-_PLAIN = frozenset({bool, dict, float, int, list, set, str, tuple})
+_PLAIN = frozenset({bool, dict, float, frozenset, int, list, set, str, tuple})
 #: What types are made with, as their texts name it.
 _FORMS: Mapping[str, object] = {
     **{each.__name__: each for each in _PLAIN},
     **{f"typing.{each}": getattr(typing, each) for each in ("Any", "Dict", "List", "Literal", "Optional", "Union")},
+    **{f"collections.abc.{each.__name__}": each for each in (Iterable, Mapping, Sequence)},
 }
 
 
@@ -44,6 +47,8 @@ def output_types_of(factories: Iterable[object]) -> Mapping[str, OutputType]:
         if isinstance(each, type):
             if _can_be_output(each):
                 found.setdefault(full_name(each), each)
+        elif isinstance(each, typing.NewType | TypeAliasType):
+            found.setdefault(full_name(each), cast("OutputType", each))
         elif parts := get_args(each):  # `list[Report]`
             found.setdefault(full_name(each), cast("OutputType", each))
             waiting.extend(parts)

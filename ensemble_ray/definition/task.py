@@ -227,6 +227,10 @@ def _check_output_type(output_type: object) -> None:
         raise ValidationError(
             f"Task output_type must be a type, such as a pydantic model, str or list[int], got: {output_type!r}"
         )
+    try:
+        hash(output_type)
+    except TypeError as error:
+        raise ValidationError(f"Task output_type must be hashable, and {output_type!r} is not: {error}") from error
 
 
 def _check_handler(arguments: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ class GuardrailOutput(Value):
 
     Attributes:
         raw_response: The answer's text.
-        parsed_output: The parsed object; None without an output type (S-GRD-5).
+        parsed_output: The parsed object, or what a handler returned (S-DET-6); None where there is neither (S-GRD-5).
         task_description: With its variables resolved.
         agent_role: `(deterministic)` for a handler task.
     """

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from pydantic.errors import PydanticUserError
+import pydantic
 
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import brief, describe
-from ensemble_ray.execute.agent.structured import ParseResult, restore_output
-from ensemble_ray.execute.agent.type_adapters import adapter_of
+from ensemble_ray.execute.agent.structured import ParseResult, mistakes_of, parse_output, restore_output
+from ensemble_ray.execute.agent.type_adapters import UNKNOWN_TYPE, adapter_of
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.execute.review.tool_reviews import stands_at_gate, tool_reviews
@@ -142,22 +143,26 @@ def _text_and_value(returned: object) -> tuple[str, object]:
 
 
 def _fit(text: str, value: object, output_type: OutputType | None) -> ParseResult[object]:
-    """Return a handler's value as the type of its task; without a value its text, if the type takes that (S-DET-6)."""
+    """Return a handler's value as the type of its task: itself, or what its text is parsed into (S-DET-6)."""
     if output_type is None:
         return ParseResult(value=value)
+    problem = ""
     try:
-        return ParseResult(
-            value=adapter_of(cast("Hashable", output_type)).validate_python(text if value is None else value)
-        )
-    except PydanticUserError:  # a class that pydantic does not know
-        if isinstance(value, output_type):
-            return ParseResult(value=value)
-        problem = ""
-    except ValueError as error:
-        problem = f": {brief(str(error))}"
-    if value is None:
-        return ParseResult()
-    return ParseResult(error_message=f"a {type(value).__name__}, which is no {type_name(output_type)}{problem}")
+        if value is not None:
+            return ParseResult(value=adapter_of(cast("Hashable", output_type)).validate_python(value))
+    except pydantic.ValidationError as error:
+        problem = mistakes_of(error)
+    except UNKNOWN_TYPE as error:
+        problem = error.message
+        with suppress(TypeError):  # `list[Index]` has no instances
+            if isinstance(value, output_type):
+                return ParseResult(value=value)
+    parsed = parse_output(text, output_type)
+    if parsed.is_success or value is None:
+        return ParseResult(value=parsed.value)
+    return ParseResult(
+        error_message=f"a {type(value).__name__}, which is no {type_name(output_type)}: {brief(problem)}"
+    )
 
 
 async def _note(

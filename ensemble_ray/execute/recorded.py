@@ -6,19 +6,17 @@ Never: an import of a class that a record names; types come from today's definit
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.execute.agent.structured import parse_output
-from ensemble_ray.execute.agent.type_adapters import adapter_of
+from ensemble_ray.execute.agent.structured import parse_output, restore_output
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolReturned, is_making_agent
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, RecordedOutput, read_output, read_trace
 from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.ids import delegated_instance
 from ensemble_ray.values.task_output import OutputType, TaskOutput, type_name
 from ensemble_ray.values.trace import TaskTrace
@@ -32,7 +30,6 @@ __all__ = [
     "recorded_output",
     "recorded_trace",
     "recorded_workers",
-    "typed_data",
     "typed_output",
 ]
 
@@ -103,16 +100,6 @@ def recorded_trace(recorded: Mapping[tuple[str, str], Fact], instance: str) -> T
     return None if fact is None else read_trace(fact)
 
 
-def typed_data(data: object, output_type: OutputType) -> object:
-    """Return recorded JSON data as the type that it was recorded of.
-
-    Raises:
-        ValueError: it does not fit that type (any more).
-    """
-    # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
-    return adapter_of(cast("Hashable", output_type)).validate_json(adapter_of(object).dump_json(whole_data(data)))
-
-
 def typed_output(data: Mapping[str, object], output_type: OutputType | None = None) -> TaskOutput:
     """Return a recorded output; its parsed output of that type, or JSON data where there is none.
 
@@ -136,20 +123,19 @@ def typed_output(data: Mapping[str, object], output_type: OutputType | None = No
 
 def _parse(fields: Mapping[str, object], output_type: OutputType) -> object:
     read = read_output(fields)
-    data = read.parsed_output
-    try:
-        return typed_data(data, output_type)
-    except ValueError as error:
-        parsed = parse_output(read.raw, output_type)
-        if parsed.is_success:
-            return parsed.value
-        _log.warning(
-            "The recorded output of task '%s' is no %s any more: %s",
-            _task_of(read),
-            type_name(output_type),
-            brief(str(error)),
-        )
-        return data
+    restored = restore_output(read.parsed_output, output_type)
+    if restored.is_success:
+        return restored.value
+    parsed = parse_output(read.raw, output_type)
+    if parsed.is_success:
+        return parsed.value
+    _log.warning(
+        "The recorded output of task '%s' is no %s any more: %s",
+        _task_of(read),
+        type_name(output_type),
+        brief(restored.error_message or ""),
+    )
+    return read.parsed_output
 
 
 def _task_of(read: RecordedOutput) -> str:

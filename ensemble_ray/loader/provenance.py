@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import ModuleType, UnionType
-from typing import Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, NewType, Union, get_args, get_origin
+
+from typing_extensions import TypeAliasType
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.references import attribute_of, import_module, is_reference
@@ -127,16 +129,23 @@ def find_permitted(reference: str, expected: Expected, own_folders: Sequence[Pat
 
 
 def _is_permitted(found: object, expected: Expected, own_folders: Sequence[Path]) -> bool:
-    parts = get_args(found)
+    parts = _parts_of(found)
     if not parts:
         return expected.is_intended(found) or _provenance_of(found, own_folders) is Provenance.OWN
     # A type such as `list[Report]` is what its parts are.
-    origin = get_origin(found)
-    return all(
-        _is_permitted(part, expected, own_folders) or _is_plain(part, expected)
-        for part in (*parts, origin)
-        if part not in {Union, UnionType, Literal}
-    )
+    return all(_is_permitted(part, expected, own_folders) or _is_plain(part, expected) for part in parts)
+
+
+def _parts_of(found: object) -> list[object]:
+    """Return the types that a type is made of; none: it is a class, or no type at all."""
+    if isinstance(found, NewType | TypeAliasType):
+        return [found.__supertype__ if isinstance(found, NewType) else found.__value__]
+    parts, origin = get_args(found), get_origin(found)
+    if origin is Annotated:
+        return [parts[0]]
+    return [
+        part for part in (*parts, origin) if parts and part not in (Union, UnionType, Literal)
+    ]  # a part may be a list
 
 
 def _is_plain(part: object, expected: Expected) -> bool:

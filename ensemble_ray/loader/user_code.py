@@ -5,9 +5,10 @@ Each says what will do there, and what an installed package may bring (S-SEC-71,
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Literal, NewType, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, PlainValidator, TypeAdapter, ValidationInfo
+from typing_extensions import TypeAliasType
 
 from ensemble_ray.definition.hierarchy import ManagerPromptStrategy
 from ensemble_ray.events import EVENT_TYPES
@@ -84,7 +85,7 @@ def _read_output_type(node: object, info: ValidationInfo) -> object:
 
 def _is_type(found: object) -> bool:
     """Return whether it is a class, or an alias such as `list[Report]` or `Report | None`."""
-    return isinstance(found, type) or get_origin(found) is not None
+    return isinstance(found, type | NewType | TypeAliasType) or get_origin(found) is not None
 
 
 def _list_one(node: object) -> object:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections import deque
-from collections.abc import Iterator, Mapping, MappingView
+from collections.abc import Iterator, Mapping, MappingView, Sequence
 from enum import Enum
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -48,10 +47,10 @@ def render_value(value: object, source: str = "A tool") -> str:
         return ""
     if isinstance(value, Shown):  # what a run gave: its text, without trace and figures
         return value.text_and_figures()[0]
-    if isinstance(value, bytes | bytearray):
+    if isinstance(value, bytes | bytearray | memoryview):
         return _decode(bytes(value), source)
-    value = _plain_data(value, source)
-    if isinstance(value, BaseModel | list | dict | tuple) or dataclasses.is_dataclass(value):
+    is_data = isinstance(value, BaseModel | Mapping | Sequence | set | frozenset | MappingView | Iterator)
+    if is_data or _has_fields(value) or hasattr(type(value), "__pydantic_serializer__"):
         return _as_json(value, source)
     return _text_of(value, source)
 
@@ -80,38 +79,55 @@ def too_many_items(source: str) -> ResultError:
 
 
 def _plain_data(value: object, source: str) -> object:
-    """Return a container as the list or dict of its JSON, anything else as it is."""
+    """Return a container as the lists and dicts of its JSON, anything else as it is."""
     match value:
+        case str() | bytes() | bytearray() | memoryview() | BaseModel():
+            return value
         case set() | frozenset():
-            return sorted(cast("set[object]", value), key=str)
-        case deque() | range() | MappingView():
-            return list(cast("range", value))
+            return sorted((_plain_data(each, source) for each in cast("set[object]", value)), key=_order)
         case tuple() if hasattr(value, "_asdict"):  # of a `NamedTuple`
-            return cast("object", value._asdict())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+            return _plain_data(value._asdict(), source)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         case Mapping():
-            return dict(cast("Mapping[object, object]", value))
+            return {key: _plain_data(each, source) for key, each in cast("Mapping[object, object]", value).items()}
+        case Sequence() | MappingView():
+            return [_plain_data(each, source) for each in cast("Sequence[object]", value)]
         case Iterator():
-            return items_of(cast("Iterator[object]", value), source)
+            return _plain_data(items_of(cast("Iterator[object]", value), source), source)
+        case _ if _has_fields(value):
+            names = [each.name for each in dataclasses.fields(cast("Any", value)) if hasattr(value, each.name)]
+            return {name: _plain_data(getattr(value, name), source) for name in names}
+        case _ if dataclasses.is_dataclass(type(value)) and not hasattr(type(value), "__pydantic_serializer__"):
+            return _text_of(value, source)
         case _:
             return value
+
+
+def _has_fields(value: object) -> bool:
+    """Return whether its fields are its JSON: of a dataclass with neither a text nor a serializer of its own."""
+    kind = type(value)
+    is_own = kind.__str__ is not object.__str__ or hasattr(kind, "__pydantic_serializer__")
+    return dataclasses.is_dataclass(kind) and not is_own
+
+
+def _order(item: object) -> tuple[bool, float, str]:
+    return (False, item, "") if isinstance(item, int | float) else (True, 0, str(item))
 
 
 def _as_json(value: object, source: str) -> str:
     refused: list[ResultError] = []
 
     def text_inside(inner: object) -> object:
-        plain = _plain_data(inner, source)
-        if plain is not inner:
-            return plain
         try:
-            return _text_of(inner, source)
+            plain = _plain_data(inner, source)  # of a field of a model
+            return _text_of(inner, source) if plain is inner else plain
         except ResultError as error:
             refused.append(error)
             raise
 
     try:
+        value = _plain_data(value, source)
         return to_json(value, fallback=text_inside).decode()
-    except ValueError:  # halves of surrogate pairs, bytes that are no text, data that contains itself
+    except (ValueError, RecursionError):  # halves of surrogate pairs, bytes that are no text, data that contains itself
         if refused:
             raise refused[0] from None
         return json.dumps(whole_data(jsonable(value)), ensure_ascii=False, separators=(",", ":"))

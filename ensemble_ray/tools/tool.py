@@ -18,9 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
 from typing import Any, final, get_args
+
+from pydantic import BaseModel
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
 from ensemble_ray.errors.texts import format_with_class, user_traceback
@@ -28,13 +30,13 @@ from ensemble_ray.events import Event
 from ensemble_ray.ports import CustomToolMetrics, ToolMetrics
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import ScopedVariable
-from ensemble_ray.process.threads import is_async_callable, threads
+from ensemble_ray.process.threads import is_async_callable
 from ensemble_ray.tools.approval import approval_request, ask, ask_from_thread
 from ensemble_ray.tools.metrics import NoOpToolMetrics
-from ensemble_ray.tools.rendering import render_value
+from ensemble_ray.tools.rendering import ResultError, render_value
 from ensemble_ray.tools.sampling import AsksModel
 from ensemble_ray.tools.time_limit import TimeLimit
-from ensemble_ray.tools.waiting import collect, collect_here
+from ensemble_ray.tools.waiting import call_to_end, collect, collect_here
 from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.reviews import OnTimeoutAction, Review, ReviewDecision
 
@@ -83,8 +85,20 @@ class ToolResult:
 
     @classmethod
     def success(cls, output: object, structured_output: object = None) -> ToolResult:
-        """Return a success. `output` None is ""; what is not text becomes text as a `@tool`'s return value does."""
-        return cls(render_value(output), None, structured_output)
+        """Return a success. `output` None is ""; what is not text becomes text as a `@tool`'s return value does.
+
+        Data is the structured output, too, where there is no other.
+
+        Raises:
+            ResultError: `output` has no text.
+        """
+        try:
+            text = render_value(output)
+        except ResultError as error:
+            raise ResultError(f"{error}. In ToolResult.success(text, value) the value needs no text") from error
+        is_data = isinstance(output, BaseModel | Mapping | list | tuple | set | frozenset)
+        is_payload = structured_output is None and (is_data or is_dataclass(type(output)))
+        return cls(text, None, output if is_payload else structured_output)
 
     @classmethod
     def failure(cls, message: str | None) -> ToolResult:
@@ -343,8 +357,9 @@ class AbstractAgentTool(AgentTool):
         """
         call = _MeasuredCall(self)
         try:
-            outcome = self.do_execute(input) if self._is_async() else await threads.run(self.do_execute, input)
-            return call.count_return(await collect(outcome))
+            is_async = self._is_async()
+            outcome = await (collect(self.do_execute(input)) if is_async else call_to_end(self.do_execute, input))
+            return call.count_return(outcome)
         except BaseException as error:  # noqa: BLE001  as in `execute`
             return call.count_error(error)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from itertools import takewhile
 from typing import Any, TypeVar, cast
 
-from ensemble_ray.process.threads import call_user, threads
+from ensemble_ray.process.threads import is_async_callable, threads
 from ensemble_ray.tools.rendering import MOST_ITEMS, items_of, too_many_items
 
 __all__ = ["call_to_end", "collect", "collect_here", "run_to_end"]
@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 async def call_to_end(function: Callable[..., object], /, *args: object, **kwargs: object) -> object:
     """Call a tool's or a handler's code as `call_user` does; what it yields is a list (S-LLM-45, S-LLM-46)."""
-    return await collect(await call_user(function, *args, **kwargs))
+    if is_async_callable(function):
+        return await collect(function(*args, **kwargs))
+    # Items are made in the thread that made their iterator: a `sqlite3.Cursor` belongs to its thread.
+    return await collect(await _drain_in_thread(lambda: function(*args, **kwargs)))
 
 
 async def collect(returned: object) -> object:
@@ -39,13 +42,25 @@ async def collect(returned: object) -> object:
                 raise too_many_items("A generator")
         return items
     if isinstance(returned, Iterator):
-        is_over = threading.Event()  # a thread cannot be stopped; it ends with the item at which nobody waits any more
-        wanted = takewhile(lambda _: not is_over.is_set(), cast("Iterator[object]", returned))
-        try:
-            return await threads.run(items_of, wanted, "A generator")
-        finally:
-            is_over.set()
+        iterator = cast("object", returned)
+        return await _drain_in_thread(lambda: iterator)
     return returned
+
+
+async def _drain_in_thread(work: Callable[[], object]) -> object:
+    """Call it in a thread, and return what it returns; the items of an iterator as a list."""
+    is_over = threading.Event()  # a thread cannot be stopped; it ends with the item at which nobody waits any more
+
+    def drain() -> object:
+        returned = work()
+        if not isinstance(returned, Iterator):
+            return returned
+        return items_of(takewhile(lambda _: not is_over.is_set(), cast("Iterator[object]", returned)), "A generator")
+
+    try:
+        return await threads.run(drain)
+    finally:
+        is_over.set()
 
 
 def collect_here(returned: object) -> object:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from types import UnionType
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar, cast, get_args
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, cast
 
-from pydantic import SerializationInfo, SerializerFunctionWrapHandler, SkipValidation, field_serializer
+from pydantic import SerializationInfo, SerializerFunctionWrapHandler, SkipValidation, TypeAdapter, field_serializer
 from typing_extensions import TypeVar as TypeVarWithDefault
 
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.metrics import TaskMetrics
 from ensemble_ray.values.shown import Shown, figures
 from ensemble_ray.values.trace import TaskTrace, jsonable
@@ -29,7 +31,7 @@ def full_name(output_type: object) -> str:
     """`module.qualname` of a class (S-CONV-10); any other type as it is written, its classes by their full names."""
     if isinstance(output_type, type):
         return f"{output_type.__module__}.{output_type.__qualname__}"
-    return str(output_type)
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", str(output_type))  # of the functions in `Annotated`
 
 
 def type_name(output_type: object) -> str:
@@ -38,7 +40,15 @@ def type_name(output_type: object) -> str:
 
 
 def _takes_none(output_type: object) -> bool:
-    return any(each is None or each is type(None) for each in get_args(output_type))
+    try:
+        return output_type is not None and TypeAdapter(cast("type[object]", output_type)).validate_python(None) is None
+    except Exception:  # noqa: BLE001  the type is unknown to pydantic, or its own hooks raise
+        return False
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Compare types; `Annotated[int, Field(gt=5)]` is not equal to its own copy from another process."""
+    return one == other or (not isinstance(one, type) and full_name(one) == full_name(other))
 
 
 #: Told where there is no parsed output.
@@ -83,7 +93,7 @@ class TaskOutput(Shown, Generic[Parsed_co]):
         Raises:
             IllegalStateError: there is none, or it is of another type (S-DOM-42).
         """
-        if self.output_type is not None and output_type == self.output_type:
+        if self.output_type is not None and _is_same(output_type, self.output_type):
             return cast("T", self.parsed)
         if self.parsed_output is None:
             raise IllegalStateError(NOT_PARSED)
@@ -101,4 +111,4 @@ class TaskOutput(Shown, Generic[Parsed_co]):
     def _parsed_as_json(
         self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo
     ) -> object:
-        return jsonable(value)
+        return whole_data(jsonable(value))

@@ -19,7 +19,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     field_serializer,
 )
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_json
 
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.metrics import CostEstimate, ExecutionMetrics, TaskMetrics
@@ -65,7 +65,7 @@ def jsonable(value: object) -> object:
     if value is None or isinstance(value, bool | int):
         return value
     try:
-        return to_jsonable_python(value, fallback=str, inf_nan_mode="strings")
+        return _as_data(value)
     except Exception:  # noqa: BLE001  cycles, bytes that are no text, objects whose own serializers or texts fail
         try:
             return _by_hand(value, ())
@@ -83,9 +83,14 @@ def _by_hand(value: object, inside: tuple[int, ...]) -> object:
     if isinstance(value, list | tuple | set | frozenset):
         return [_by_hand(each, deeper) for each in cast("Iterable[object]", value)]
     try:
-        return to_jsonable_python(value, fallback=str, inf_nan_mode="strings")
+        return _as_data(value)
     except Exception:  # noqa: BLE001  see above
         return _text_of(value)
+
+
+def _as_data(value: object) -> object:
+    """Return the JSON form by its text: only there are `inf` and `nan` texts."""
+    return from_json(to_json(value, fallback=str, inf_nan_mode="strings"))
 
 
 def _text_of(value: object) -> str:
@@ -241,7 +246,7 @@ class TaskTrace(Value):
 
     @field_serializer("parsed_output", mode="wrap", when_used="json")
     def _as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:
-        return jsonable(value)
+        return whole_data(jsonable(value))
 
     def with_workers(self) -> Iterator[TaskTrace]:
         """Return this trace and those of the peers that worked for it, each once; for sums (S-TRC-43)."""

@@ -134,6 +134,16 @@ def test_failure_whose_cause_cannot_travel_is_told_by_a_stand_in() -> None:
     assert (type(found).__name__, message_of(found)) == ("LockedError", "held")
 
 
+@pytest.mark.parametrize("held", [threading.Lock(), [threading.Lock()], {"rows": (each for each in "ab")}])
+def test_object_is_dropped_when_it_cannot_leave_the_process(held: object, caplog: pytest.LogCaptureFixture) -> None:
+    """S-LLM-49: without an output type the text is the result; one WARN line."""
+    report = pack_result(completed(output_of("x", parsed_output=held)))
+    output = unpack_result(report).output
+    assert output is not None
+    assert (output.raw, output.parsed_output) == ("x", None)
+    assert f"Task 'write': its handler returned a {type(held).__name__}, which cannot leave" in caplog.text
+
+
 def test_task_fails_when_its_result_cannot_leave_the_process() -> None:
     """S-PAR-34: a result that cannot be pickled becomes a failure that says so, not silence."""
     report: WireResult = pack_result(completed(output_of("x", parsed_output=threading.Lock(), output_type=object)))

@@ -24,7 +24,7 @@ import pydantic
 from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import IllegalStateError, OutputParsingError
-from ensemble_ray.execute.agent.type_adapters import adapter_of, form_of
+from ensemble_ray.execute.agent.type_adapters import UNKNOWN_TYPE, adapter_of, form_of
 from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
 from ensemble_ray.text.foreign_text import whole_data, whole_json, whole_text
 from ensemble_ray.text.json_search import iter_json
@@ -36,6 +36,7 @@ __all__ = [
     "StructuredTask",
     "describe_schema",
     "extract_json",
+    "mistakes_of",
     "parse_output",
     "restore_output",
 ]
@@ -114,7 +115,10 @@ def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResu
     text = (raw or "").strip()
     if not text:
         return ParseResult(error_message="LLM produced an empty response")
-    adapter, form = adapter_of(cast("Hashable", output_type)), form_of(cast("Hashable", output_type))
+    try:
+        adapter, form = adapter_of(cast("Hashable", output_type)), form_of(cast("Hashable", output_type))
+    except UNKNOWN_TYPE as error:
+        return ParseResult(error_message=error.message)
     if form.is_text and (plain := _read_plain(text, output_type)).is_success:
         return plain
     found = _find_values(text)
@@ -124,7 +128,7 @@ def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResu
         try:
             return ParseResult(value=cast("T", adapter.validate_json(whole_json(value))))
         except pydantic.ValidationError as error:
-            problem = problem or _detail(error)
+            problem = problem or mistakes_of(error)
     if not form.is_object:
         plain = _read_plain(text, output_type, found)
         if plain.is_success or not found:
@@ -153,7 +157,7 @@ def _read_plain(text: str, output_type: type[T] | UnionType, found: Sequence[str
         try:
             return ParseResult(value=cast("T", adapter.validate_python(whole_text(each))))
         except pydantic.ValidationError as error:
-            problem = problem or _detail(error)
+            problem = problem or mistakes_of(error)
     for each in reversed(found):
         with suppress(ValueError):  # it is broken, or does not fit either
             members: object = from_json(each)
@@ -173,8 +177,10 @@ def restore_output(data: object, output_type: type[T] | UnionType) -> ParseResul
     try:
         # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
         value = adapter_of(cast("Hashable", output_type)).validate_json(adapter_of(object).dump_json(whole_data(data)))
-    except (ValueError, RecursionError, pydantic.errors.PydanticUserError) as error:
-        return ParseResult(error_message=_detail(error) if isinstance(error, pydantic.ValidationError) else str(error))
+    except (ValueError, RecursionError, *UNKNOWN_TYPE) as error:
+        return ParseResult(
+            error_message=mistakes_of(error) if isinstance(error, pydantic.ValidationError) else str(error)
+        )
     return ParseResult(value=cast("T", value))
 
 
@@ -290,7 +296,7 @@ def _looks_like_json(text: str) -> bool:
     return len(text) > 1 and text[0] + text[-1] in {"{}", "[]"}
 
 
-def _detail(error: pydantic.ValidationError) -> str:
+def mistakes_of(error: pydantic.ValidationError) -> str:
     """Say what was wrong and where, without the values: the answer is shown beside it."""
     mistakes = error.errors(include_url=False, include_context=False, include_input=False)
     parts: list[str] = []

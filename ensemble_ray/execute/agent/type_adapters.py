@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 
 import pydantic
 
-__all__ = ["AnswerForm", "adapter_of", "form_of"]
+__all__ = ["UNKNOWN_TYPE", "AnswerForm", "adapter_of", "form_of"]
+
+#: What `adapter_of` raises for a type of which pydantic can make nothing.
+UNKNOWN_TYPE = (pydantic.errors.PydanticUserError, pydantic.errors.PydanticUndefinedAnnotation)
 
 #: Before this, pydantic takes a `TypedDict` only from the backport.
 _NEEDS_BACKPORT = sys.version_info < (3, 12)
@@ -26,11 +29,14 @@ def adapter_of(annotation: Hashable) -> pydantic.TypeAdapter[object]:
     """Return the adapter of a type; building one costs a hundred parses.
 
     Raises:
-        pydantic.errors.PydanticUserError: pydantic can make nothing of the type.
+        PydanticUserError, PydanticUndefinedAnnotation: pydantic can make nothing of the type.
     """
-    return pydantic.TypeAdapter(
+    adapter = pydantic.TypeAdapter(
         typing.cast("type[object]", _readable(annotation, ()) if _NEEDS_BACKPORT else annotation)
     )
+    if not adapter.pydantic_complete:  # it names a class that was not there; here it raises, and not at its first use
+        adapter.rebuild()
+    return adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

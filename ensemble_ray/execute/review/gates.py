@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ExitEarlyError
+from ensemble_ray.execute.agent.structured import parse_output
 from ensemble_ray.execute.memory import remember_edit
 from ensemble_ray.execute.review.asking import decide_at_gate
 from ensemble_ray.execute.review.rules import review_after, review_before
@@ -80,7 +81,9 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
     decision = await decide_at_gate(scope, name, _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw))
     match decision:
         case Edit(revised_output=text):
-            edited = _add_gate_trace(scope, output.replace(raw=text, parsed_output=None))
+            output_type = scope.order.task.output_type
+            parsed = None if output_type is None else parse_output(text, output_type).value
+            edited = _add_gate_trace(scope, output.replace(raw=text, parsed_output=parsed))
             await remember_edit(scope, edited)
             return Reviewed(edited)
         case ExitEarly(timed_out=timed_out):

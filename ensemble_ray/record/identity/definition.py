@@ -334,4 +334,4 @@ def _schema(output_type: Hashable) -> object:
     try:
         return pydantic.TypeAdapter(cast("type[object]", output_type)).json_schema()
     except (pydantic.errors.PydanticUserError, TypeError):
-        return {"type": full_name(output_type) if isinstance(output_type, type) else str(output_type)}
+        return {"type": full_name(output_type)}

@@ -18,6 +18,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.facts.items import AgentsJoined, ItemOutputRecorded, ItemsRecorded
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, RecordedOutcome
 from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RecoveredRun"]
 
+_log = bounded_logger(__name__)
+
 
 class RecoveredRun:
     """A recorded map-reduce. Fulfils `RecordedTasks`."""
@@ -44,6 +47,8 @@ class RecoveredRun:
         """Make one that knows nothing yet; `output_types` are the definition's, by full name."""
         self._outputs = outputs
         self._output_types = output_types or {}
+        #: types of recorded outputs, by full name
+        self._found: dict[str, OutputType | None] = {}
         self._failures: RecordedFailures[tuple[int, int]] = RecordedFailures()
         #: ends of items that are not on record yet, by key
         self._early: dict[str, OutputRecorded | Fact[FailureRecorded]] = {}
@@ -127,7 +132,18 @@ class RecoveredRun:
         return [trace for trace in traces if trace is not None]
 
     def _output_of(self, end: OutputRecorded) -> TaskOutput:
-        return typed_output(end.output_data(), find_output_type(end.read().output_type, self._output_types))
+        return typed_output(end.output_data(), self._find_type(end.read().output_type))
+
+    def _find_type(self, name: str) -> OutputType | None:
+        if name not in self._found:
+            self._found[name] = find_output_type(name, self._output_types)
+            if name and self._found[name] is None:
+                _log.warning(
+                    "Recorded outputs of type %s stay JSON data: no factory of the definition refers to that type. "
+                    "Use its class in a factory, or a module-level alias of it",
+                    name,
+                )
+        return self._found[name]
 
     def _keep_failure(self, key: str, fact: Fact[FailureRecorded]) -> None:
         position = self._position_of(key)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fractions
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, UnionType
-from typing import Literal, Optional, Union
+from typing import Literal, NewType, Optional, Union, cast
 
 import pytest
 from pydantic import BaseModel
+from typing_extensions import TypeAliasType
 
 from ensemble_ray import Task
 from ensemble_ray.definition.output_types import find_output_type, output_types_of
@@ -148,6 +149,9 @@ def by_alias(_: object) -> Task:
         tuple[int, Fruit],
         Literal["a", 1],
         Union[Fruit, str],  # noqa: UP007  same
+        frozenset[Fruit],
+        Sequence[Fruit],
+        Mapping[str, Fruit],
     ],
     ids=str,
 )
@@ -170,6 +174,12 @@ def test_alias_is_found_with_its_classes() -> None:
     found = output_types_of([by_alias])
     assert found[full_name(Fruits)] == Fruits
     assert found[full_name(Fruit)] is Fruit
+
+
+@pytest.mark.parametrize("kind", [NewType("Ripe", Fruit), TypeAliasType("Basket", list[Fruit])], ids=str)  # type: ignore[valid-newtype]
+def test_named_type_is_found(kind: object) -> None:
+    """S-LLM-56."""
+    assert find_output_type(full_name(kind), output_types_of([closed(cast("type[object]", kind))])) is kind
 
 
 def test_search_ends_where_values_refer_to_each_other() -> None:

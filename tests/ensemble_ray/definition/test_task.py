@@ -119,6 +119,14 @@ def test_task_is_refused_when_its_output_type_is_no_type(kind: object) -> None:
         Task(**GIVEN, output_type=kind)
 
 
+def test_task_is_refused_when_its_output_type_cannot_be_hashed() -> None:
+    """S-DOM-27: each process makes one parser of a type, and finds it by the type."""
+    with pytest.raises(
+        ValidationError, match=r"Task output_type must be hashable, and .*Annotated.* is not: unhashable"
+    ):
+        Task(**GIVEN, output_type=Annotated[int, ["a"]])
+
+
 def test_only_the_first_failure_is_told_when_several_checks_fail() -> None:
     """S-CONV-14: the order of the table, and the handler's check last."""
     wrong: dict[str, object] = {

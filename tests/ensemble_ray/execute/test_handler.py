@@ -22,6 +22,7 @@ from ensemble_ray import (
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import uuid_of
+from ensemble_ray.values.task_output import type_name
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, Search, WatchedJournal
 
 NAME = "count#0/0/handler"
@@ -137,6 +138,7 @@ INDEX = Index("tide")
         (b"\xff", r"b'\xff'", b"\xff"),
         (ToolResult.success("found", INDEX), "found", INDEX),
         (ToolResult.success("found"), "found", None),
+        (ToolResult.success({"a": 1}), '{"a":1}', {"a": 1}),
     ],
 )  # fmt: skip
 async def test_result_of_a_handler_is_text_and_object(returned: object, raw: str, parsed: object) -> None:
@@ -176,10 +178,19 @@ async def test_items_of_a_handler_are_collected(handler: object) -> None:
         (int | None, 42, 42),
         (Count, "no value", None),
         (dict[str, int], ToolResult.success("one", {"a": 1}), {"a": 1}),
+        (Index | None, INDEX, INDEX),
+        (Count, '{"number": 3, "day": "2026-01-02"}', Count(number=3, day=date(2026, 1, 2))),
+        (Leg | None, '{"start": "Bern"}', Leg("Bern")),
+        (list[int], "[1,2]", [1, 2]),
+        (Index, "no value", None),
+        (str, {"a": 1}, '{"a":1}'),
+        (str, 5, "5"),
+        (str, Leg("Bern"), '{"start":"Bern"}'),
+        (dict, Count(number=3, day=date(2026, 1, 2)), {"number": 3, "day": "2026-01-02"}),
     ],
 )
 async def test_result_of_a_handler_is_of_the_output_type(output_type: object, returned: object, parsed: object) -> None:
-    """S-DET-6: what fits is made one of that type; a text is no value of a type that takes no text."""
+    """S-DET-6: the value if it fits, else what its text is parsed into; None for a text that does not fit."""
     bench, _ = bench_of(Counting(returned), output_type=output_type)
     output = (await bench.run("count")).output
     assert output is not None
@@ -188,14 +199,36 @@ async def test_result_of_a_handler_is_of_the_output_type(output_type: object, re
 
 @pytest.mark.parametrize(
     ("output_type", "returned"),
-    [(Count, {"day": 1}), (list[int], ["a"]), (Index, 5), (str, ToolResult.success("x", 5))],
+    [
+        (Count, {"day": 1}),
+        (list[int], ["a"]),
+        (Index, 5),
+        (list[Index], [INDEX]),
+        (list["Citty"], ["x"]),  # type: ignore[name-defined]  # noqa: F821  a class that is not there
+    ],
 )
 async def test_task_fails_when_the_handlers_result_is_of_another_type(output_type: object, returned: object) -> None:
     """S-DET-6."""
     bench, _ = bench_of(Counting(returned), output_type=output_type)
     failed = await bench.run("count")
     assert str(failed.error).startswith("Deterministic task handler returned a ")
-    assert ", which is no " in str(failed.error)
+    assert f", which is no {type_name(output_type)}: " in str(failed.error)
+    assert "errors.pydantic.dev" not in str(failed.error)
+
+
+async def test_recorded_object_stays_data_when_pydantic_does_not_know_its_class(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """S-DET-6, S-DUR-36: the run can be read and resumed; with a warning."""
+    bench, journal = bench_of(Counting(INDEX), output_type=Index)
+    await bench.run("count")
+    for known in (journal.facts()[:2], journal.facts()):
+        caplog.clear()
+        other, _ = bench_of(Counting("never"), known=known, output_type=Index)
+        output = (await other.run("count", epoch=1)).output
+        assert output is not None
+        assert str(output.parsed_output).startswith(f"<{__name__}.Index object")
+        assert "is no Index any more" in caplog.text
 
 
 async def test_recorded_result_without_a_type_is_data() -> None:

@@ -14,10 +14,12 @@ from tests.ensemble_ray.loader.conftest import Load, Refused
 
 OWN = '''
 import functools
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 from datetime import date
-from typing import Literal
-from pydantic import BaseModel
+from typing import Annotated, Literal, NewType
+from typing_extensions import TypeAliasType
+from pydantic import BaseModel, Field
 from ensemble_ray import tool
 from parts.inner import imported
 import vendored
@@ -67,6 +69,14 @@ Days = Sequence[date]
 
 class Answer(BaseModel):
     value: int
+
+Size = Annotated[int, Field(gt=5)]
+Page = NewType("Page", Line)
+Pages = TypeAliasType("Pages", list[Page])
+Sizes = dict[str, Size] | None
+Maker = Callable[[int], str]
+Sep = NewType("Sep", subprocess.Popen)
+Seps = Annotated[list[subprocess.Popen], "s"]
 '''
 VENDORED = '''
 from pydantic import BaseModel
@@ -139,7 +149,10 @@ def modules(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pyt
         *(("tool", name) for name in ("vendored:VendorTool", "{vendored:VendorTool: {size: 2}}")),
         *(("tool", name) for name in ("ensemble_ray:CalculatorTool", "ensemble_ray.tools:DateTimeTool")),
         *(("kind", name) for name in ("vendored:Answer", "builtins:str", "datetime:date", "decimal:Decimal")),
-        *(("kind", f"own_code:{name}") for name in ("Lines", "Choice", "Answers", "Days")),
+        *(
+            ("kind", f"own_code:{name}")
+            for name in ("Lines", "Choice", "Answers", "Days", "Size", "Page", "Pages", "Sizes", "Maker")
+        ),
         *(("kind", name) for name in ("str", "int", "float", "bool", "list", "dict")),
     ],
 )
@@ -163,12 +176,21 @@ def test_code_that_is_meant_for_teams_is_taken(load: Load, place: str, named: st
         ("tool", "{own_code:stock.count: {item: tea}}", "is a tool already"),
         ("kind", "pathlib:Path", "it belongs to the standard library"),
         ("kind", "__main__:Answer", "begins with '_'"),
+        ("kind", "own_code:Sep", "of the standard library"),
+        ("kind", "own_code:Seps", "of the standard library"),
     ],
 )
 def test_reason_is_told_when_code_is_refused(refused: Refused, place: str, named: str, expected: str) -> None:
     """S-SEC-70: what it is, and where it comes from."""
     message = "\n".join(refused(TEAM.format(**{**_DEFAULTS, place: named})))
     assert expected in message
+
+
+def test_type_is_refused_when_it_cannot_be_hashed(refused: Refused, folder: Path) -> None:
+    """S-DOM-27, S-SEC-72: with a message of the file."""
+    (folder / "own_code.py").write_text(OWN + "\nListed = Annotated[int, [1]]\n", encoding="utf-8")
+    message = "\n".join(refused(TEAM.format(**{**_DEFAULTS, "kind": "own_code:Listed"})))
+    assert "Task output_type must be hashable" in message
 
 
 def test_modules_of_the_file_s_folder_are_own_also_among_installed_packages(folder: Path) -> None:

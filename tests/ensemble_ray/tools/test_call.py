@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -207,6 +208,20 @@ async def test_time_limit_of_the_call_holds_for_a_generator() -> None:
     outcome = await call(count)
     asked.set()
     assert (outcome.outcome, "timed out after 0.05 s" in outcome.text) == ("error", True)
+
+
+async def test_items_are_made_in_the_thread_of_their_iterator_when_calls_are_many() -> None:
+    """S-LLM-46: a `sqlite3.Cursor` belongs to the thread that made it."""
+    both = threading.Barrier(4)
+
+    def rows() -> Iterator[object]:
+        connection = sqlite3.connect(":memory:")
+        both.wait(20)
+        return connection.execute("SELECT 1 UNION SELECT 2")
+
+    for kind in (tool("Reads rows")(rows), Plain(lambda _: rows()), Safe(lambda _: rows())):
+        found = await asyncio.gather(*(call(kind, "{}") for _ in range(4)))
+        assert [each.text for each in found] == ["[[1],[2]]"] * 4
 
 
 async def test_function_is_not_reached_when_arguments_do_not_fit() -> None:

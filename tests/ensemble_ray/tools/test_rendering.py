@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
+import pydantic.dataclasses
 import pytest
 from pydantic import BaseModel
 
@@ -41,6 +42,27 @@ class Pair(NamedTuple):
 class Leg:
     start: str
     color: Color
+
+
+@dataclasses.dataclass
+class Track:
+    ends: Pair
+    marks: set[str]
+
+
+@dataclasses.dataclass
+class Named:
+    """A dataclass with a text of its own."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"the place {self.name}"
+
+
+@pydantic.dataclasses.dataclass
+class Wrapped:
+    inner: object
 
 
 class Bare:
@@ -92,6 +114,16 @@ def test_text_is_json_when_the_value_is_data(value: object) -> None:
         (MappingProxyType({"legs": [Leg("Bern", Color.RED)]}), '{"legs":[{"start":"Bern","color":"red"}]}'),
         ({"rows": (each for each in "ab"), "at": date(2026, 1, 2), "keys": {1: 2}.keys()},
          '{"rows":["a","b"],"at":"2026-01-02","keys":[1]}'),
+        ([Pair(1, 2)], '[{"left":1,"right":2}]'),
+        ({"legs": [Track(Pair(1, 2), {"b", "a", "c"})]}, '{"legs":[{"ends":{"left":1,"right":2},"marks":["a","b","c"]}]}'),
+        ({3, 10, 2}, "[2,3,10]"),
+        ([{"b", 10, 9, "a"}, frozenset({(2, 1)})], '[[9,10,"a","b"],[[2,1]]]'),
+        (UserList(["a"]), '["a"]'),
+        ([UserList([1]), UserDict(a=1)], '[[1],{"a":1}]'),
+        (Named("Bern"), "the place Bern"),
+        ([Named("Bern")], '["the place Bern"]'),
+        (Track, f"<class '{__name__}.Track'>"),
+        (Wrapped(UserList([Pair(1, 2)])), '{"inner":[{"left":1,"right":2}]}'),
     ],
 )  # fmt: skip
 def test_text_is_json_when_the_value_is_a_container(value: object, text: str) -> None:

@@ -40,6 +40,12 @@ def test_result_tells_success_when_made_by_success() -> None:
     assert result.is_success
     assert (result.output, result.error_message, result.structured_output) == ("done", None, {"n": 1})
     assert ToolResult.success(None).output == ""
+    assert ToolResult.success({"n": 1}) == ToolResult('{"n":1}', None, {"n": 1})
+    assert ToolResult.success([1], {"n": 1}).structured_output == {"n": 1}
+    for plain in ("text", 5, b"text", ToolResult):
+        assert ToolResult.success(plain).structured_output is None
+    with pytest.raises(TypeError, match=r"object, which has no text.*ToolResult.success\(text, value\)"):
+        ToolResult.success(object())
 
 
 def test_result_tells_failure_when_made_by_failure() -> None:

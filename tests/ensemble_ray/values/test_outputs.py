@@ -1,11 +1,14 @@
 """What tasks and runs give back."""
 
+import json
+import math
 import pickle
 from datetime import UTC, datetime, timedelta, timezone
-from typing import cast
+from typing import Annotated, Any, Literal, NewType, cast
 
 import pytest
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, Field
+from typing_extensions import TypeAliasType
 
 from ensemble_ray import (
     EnsembleOutput,
@@ -86,6 +89,56 @@ def test_parsed_output_is_none_when_the_type_takes_it() -> None:
     assert output.get_parsed_output(cast("type[object]", Report | None)) is None
     with pytest.raises(IllegalStateError, match=r"^No parsed output available\."):
         output.get_parsed_output(Report)
+
+
+Maybe = TypeAliasType("Maybe", int | None)
+
+
+@pytest.mark.parametrize(
+    "output_type",
+    [Annotated[int | None, Field(gt=5)], Any, object, Maybe, Literal["a"] | None, NewType("Page", Maybe)],  # type: ignore[valid-newtype]
+)
+def test_parsed_output_is_none_when_a_type_of_another_form_takes_it(output_type: object) -> None:
+    """S-LLM-55."""
+    assert TaskOutput(**REQUIRED, output_type=output_type).parsed is None
+
+
+@pytest.mark.parametrize("output_type", [dict[str, None], list[None], Report, Annotated[int, Field(gt=5)], Named])
+def test_parsed_output_is_refused_when_none_is_no_value_of_the_type(output_type: object) -> None:
+    """S-LLM-55, S-DOM-75."""
+    with pytest.raises(IllegalStateError, match=r"^No parsed output available\."):
+        assert TaskOutput(**REQUIRED, output_type=output_type).parsed is None
+
+
+@pytest.mark.parametrize(
+    "output_type", [Annotated[int, Field(gt=5)], list[Annotated[int, Field(gt=5)]], Annotated[int, AfterValidator(int)]]
+)
+def test_parsed_output_is_given_when_the_type_comes_of_another_process(output_type: type[object]) -> None:
+    """S-DOM-42, S-LLM-55."""
+    output = TaskOutput(**REQUIRED, parsed_output=7, output_type=pickle.loads(pickle.dumps(output_type)))  # noqa: S301
+    assert output.get_parsed_output(output_type) == 7
+
+
+def test_type_has_one_name_when_it_holds_a_function() -> None:
+    """S-LLM-55: no address is in it."""
+    kind = Annotated[int, AfterValidator(lambda value: value)]
+    assert " at 0x" not in str(TaskOutput(**REQUIRED, output_type=kind).model_dump(mode="json")["output_type"])
+
+
+@pytest.mark.parametrize("value", [["\ud83d"], {"\ud83d": 1}, "\ud83d"])
+def test_output_has_json_when_its_value_holds_half_of_a_pair(value: object) -> None:
+    """S-TRC-52."""
+    assert "\ufffd" in TaskOutput(**REQUIRED, parsed_output=value).model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("value", "data"), [(math.inf, "Infinity"), ([-math.inf], ["-Infinity"]), ({"a": math.nan}, {"a": "NaN"})]
+)
+def test_number_that_json_does_not_know_is_a_text(value: object, data: object) -> None:
+    """S-TRC-52: the record keeps it; a float is read of it again."""
+    output = TaskOutput(**REQUIRED, parsed_output=value)
+    assert output.model_dump(mode="json")["parsed_output"] == data
+    assert json.loads(output.model_dump_json())["parsed_output"] == data
 
 
 def test_types_that_are_no_classes_are_named_as_they_are_written() -> None:

@@ -182,7 +182,7 @@ class Verdict(Enum):
     ],
 )
 def test_answer_without_json_is_read_when_the_type_needs_none(raw: str, kind: type[object], value: object) -> None:
-    """S-LLM-50, S-LLM-51, S-LLM-52: texts, choices, numbers and alternatives, as models write them."""
+    """S-LLM-50, S-LLM-51, S-LLM-52, S-OUT-39: texts, choices, numbers, collections and alternatives, as models write them."""
     assert parse_output(raw, kind) == ParseResult(value=value)
 
 

@@ -54,23 +54,34 @@ class Title(BaseModel):
     title: str
 
 
-async def test_an_edit_takes_the_place_of_the_output() -> None:
-    """S-REV-31, S-REV-38, S-EVT-18: raw is the new text, nothing is parsed of it; the complete event and the record say so."""
+@pytest.mark.parametrize(
+    ("output_type", "text", "parsed", "recorded_parsed"),
+    [
+        (Title, "New", None, None),
+        (Title, '{"title": "New"}', Title(title="New"), {"title": "New"}),
+        (Title | None, '{"title": "New"}', Title(title="New"), {"title": "New"}),
+        (object, "{}", {}, {}),
+    ],
+)
+async def test_an_edit_takes_the_place_of_the_output(
+    output_type: type[object], text: str, parsed: object, recorded_parsed: object
+) -> None:
+    """S-REV-31, S-REV-38, S-EVT-18: raw is the new text, parsed if it fits; the complete event and the record say so."""
     bench = Bench(
         agents={"draft": writer(ScriptedModel('{"title": "Old"}'))},
         context=CONTEXT,
-        reviewer=LocalReviewer(Deciding(ReviewDecision.edit("New"))),
+        reviewer=LocalReviewer(Deciding(ReviewDecision.edit(text))),
     )
-    bench.tasks["draft"] = bench.tasks["draft"].replace(output_type=Title, review=Review())
+    bench.tasks["draft"] = bench.tasks["draft"].replace(output_type=output_type, review=Review())
     result = await bench.run()
     output = result.output
     assert output is not None
-    assert (output.raw, output.parsed_output, result.status) == ("New", None, "completed")
+    assert (output.raw, output.parsed_output, result.status) == (text, parsed, "completed")
     assert output.trace is not None
-    assert (output.trace.final_output, output.trace.parsed_output) == ("New", None)
+    assert (output.trace.final_output, output.trace.parsed_output) == (text, parsed)
     assert [event.task_output for event in bench.sink.of(TaskCompleteEvent)] == [output]
     (recorded,) = [fact.data.output_data() for fact in bench.journal.facts() if isinstance(fact.data, OutputRecorded)]
-    assert (recorded["raw"], recorded["parsed_output"]) == ("New", None)
+    assert (recorded["raw"], recorded["parsed_output"]) == (text, recorded_parsed)
 
 
 @pytest.mark.parametrize("text", ["", "New"])

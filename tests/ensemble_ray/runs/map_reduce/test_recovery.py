@@ -74,8 +74,10 @@ def test_output_has_its_type_where_the_definition_declares_it() -> None:
 
 
 @pytest.mark.parametrize("kind", [f"{__name__}.Trap", "trap_module.Trap", "subprocess.Popen", "antigravity.geohash"])
-def test_class_that_a_record_names_is_neither_imported_nor_used(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """S-DUR-6: a record is data; whoever can write to it chooses no class, loaded or not."""
+def test_class_that_a_record_names_is_neither_imported_nor_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """S-DUR-6: a record is data; whoever can write to it chooses no class, loaded or not. One line says so (S-LLM-56)."""
     loaded = ModuleType("trap_module")
     loaded.Trap = Trap  # type: ignore[attr-defined]  as a module of the program has it
     monkeypatch.setitem(sys.modules, "trap_module", loaded)
@@ -84,4 +86,6 @@ def test_class_that_a_record_names_is_neither_imported_nor_used(monkeypatch: pyt
 
     found = bodies.output(0, 0)
     assert (found.parsed_output, found.output_type) == ({"name": "fig"}, None)
+    (line,) = caplog.messages
+    assert line.startswith(f"Recorded outputs of type {kind} stay JSON data")
     assert set(sys.modules) == before
