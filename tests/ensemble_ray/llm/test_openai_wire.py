@@ -6,7 +6,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -359,6 +359,32 @@ def test_a_whole_message_is_read_when_it_is_the_only_piece() -> None:
     assert assembler.finish() == ChatResponse("hi", finish_reason="stop")
 
 
+def test_a_message_at_the_end_adds_only_what_no_piece_had() -> None:
+    """S-LLM-12: reasoning, members, text and calls that pieces had are not added again."""
+    whole = {"content": "hi", "reasoning_content": "think", "audience": "me", "tool_calls": [LOOK]}
+    for name, streamed in whole.items():
+        assembler = StreamAssembler(origin=HERE)
+        assembler.feed(chunk({name: streamed}))
+        assembler.feed({"choices": [{"message": whole, "finish_reason": "stop"}]})
+        found = assembler.finish()
+        assert (found.text, found.reasoning, len(found.tool_calls)) == ("hi", "think", 1), name
+        sent = cast("dict[str, object]", sent_back(found, HERE))
+        assert (sent["audience"], sent["reasoning_content"]) == ("me", "think"), name
+    assembler = StreamAssembler()
+    assembler.feed(chunk({"reasoning": "think"}))
+    assembler.feed({"choices": [{"message": {"content": "hi", "reasoning_content": "think"}}]})
+    assert (assembler.finish().reasoning, assembler.thought) == ("think", "")
+
+
+@pytest.mark.parametrize("data", [b'{"type": "ping"}', b"{}", b"null", b"[DONE]", b'{"choices": []}'])
+def test_a_thought_is_sent_once_when_an_event_without_one_follows(data: bytes) -> None:
+    """S-LLM-3, S-LLM-13: whatever the next event is."""
+    assembler = StreamAssembler()
+    assembler.feed(chunk({"reasoning_content": "think"}))
+    assembler.feed_data(data)
+    assert assembler.thought == ""
+
+
 def test_one_answer_is_read_when_the_request_asked_for_several() -> None:
     """S-LLM-13: pieces of two answers are not mixed."""
     assembler = StreamAssembler()
@@ -517,6 +543,17 @@ def test_members_are_merged_when_they_are_streamed() -> None:
         "tool_calls": [{**LOOK, "function": {"name": "t", "arguments": "{}", "signature": "st"}}],
     }
     assert sent_back(assembler.finish(), HERE) == expected
+
+
+def test_a_member_is_kept_once_when_each_piece_repeats_it() -> None:
+    """S-LLM-9: a constant is no text in pieces; pieces of reasoning may be equal."""
+    assembler = StreamAssembler(origin=HERE)
+    for _ in range(3):
+        call = {"index": 0, **LOOK, "group": {"lane": "a"}}
+        assembler.feed(chunk({"channel": "analysis", "reasoning_content": "ha", "tool_calls": [call]}))
+    sent = cast("dict[str, Any]", sent_back(assembler.finish(), HERE))
+    assert (sent["channel"], sent["reasoning_content"]) == ("analysis", "hahaha")
+    assert sent["tool_calls"][0]["group"] == {"lane": "a"}
 
 
 def test_members_are_refused_when_they_are_longer_than_an_answer() -> None:
