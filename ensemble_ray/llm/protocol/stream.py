@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.wire import (
     FORM_ERRORS,
@@ -286,7 +287,8 @@ class StreamAssembler:
         if not isinstance(chunk, dict):
             raise not_a_completion(chunk, _PIECE)
         body = cast("dict[str, Any]", chunk)
-        if body.get("error") or has_failed(body):
+        # A piece is no whole answer: an error beside it needs no status.
+        if has_failed(body) or (body.get("error") and read_error_body(body["error"]).message):
             raise not_a_completion(body)
         if "choices" not in body and "usage" not in body:
             if not _is_ping(body):

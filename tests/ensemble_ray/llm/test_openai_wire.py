@@ -138,6 +138,10 @@ def test_any_text_survives_when_sent(content: str, arguments: str) -> None:
         (answer({}), ChatResponse(None)),
         (answer({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}), ChatResponse("ab")),
         (answer({"content": None, "refusal": "I will not"}), ChatResponse("I will not")),
+        (answer({"content": "", "refusal": "I will not"}), ChatResponse("I will not")),
+        (answer({"content": [], "refusal": "I will not"}), ChatResponse("I will not")),
+        (answer({"content": "yes", "refusal": "no"}), ChatResponse("yes")),
+        (answer({"content": "", "refusal": None}), ChatResponse("")),
         (answer({"content": "x"}, usage={"prompt_tokens": None}), ChatResponse("x", (), TokenUsage(-1, -1))),
         (
             answer({"content": "", "tool_calls": [{"id": "1", "function": {"name": "t", "arguments": "{oops"}}]}),
@@ -318,6 +322,30 @@ def test_the_error_says_what_came_when_a_piece_is_no_chunk(data: bytes, text: st
     with pytest.raises(WireError) as caught:
         StreamAssembler().feed_data(data)
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("said", ["message", "delta"])
+def test_an_error_in_a_choice_that_failed_is_worth_another_attempt(said: str) -> None:
+    """S-LLM-7, S-LLM-20: also where it has no code; the text is the provider's."""
+    choice = {said: {"content": ""}, "finish_reason": "error", "error": {"message": "upstream broke"}}
+    raw = json.dumps({"choices": [choice]}).encode()
+    with pytest.raises(AnswerFailedError, match="^upstream broke$"):
+        _ = decode_completion(raw) if said == "message" else StreamAssembler().feed_data(raw)
+    refused = json.dumps({"choices": [{**choice, "finish_reason": "stop"}]}).encode()
+    with pytest.raises(WireError, match="^upstream broke$") as caught:
+        decode_completion(refused)
+    assert not isinstance(caught.value, AnswerFailedError)
+
+
+def test_an_error_beside_a_piece_counts_when_it_says_something() -> None:
+    """S-LLM-20: a piece is no whole answer; an error without status and message is none."""
+    assembler = StreamAssembler()
+    for empty in (None, {}, "", {"code": None, "message": ""}):
+        assert assembler.feed(chunk({"content": "x"}, error=empty)) == "x"
+    with pytest.raises(WireError, match="^upstream broke$"):
+        assembler.feed(chunk({"content": "x"}, error={"message": "upstream broke"}))
+    with pytest.raises(WireError):
+        assembler.feed(chunk({"content": "x"}, error={"code": 502}))
 
 
 def test_an_empty_stream_is_an_error_when_nothing_of_an_answer_came() -> None:
