@@ -55,7 +55,7 @@ def begin_of_body(received: bytes) -> bytes:
 
 
 def is_event_stream(begin: bytes) -> bool | None:
-    """Whether a body that begins so is an event stream, whatever its content type says; None: too little has come."""
+    """Return whether a body that begins so is an event stream; None: more bytes decide."""
     if begin.startswith(_FIELDS):
         return True
     return None if any(name.startswith(begin) for name in (*_FIELDS, _BOM)) else False
@@ -332,7 +332,7 @@ class StreamAssembler:
     def _missing_in(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the members of a whole message that no piece before it had."""
         read = {"content": self._text, "refusal": self._text, "tool_calls": self._calls}
-        return {n: value for n, value in message.items() if not (read[n] if n in read else n in self._members)}
+        return {n: value for n, value in message.items() if not read.get(n, n in self._members)}
 
     def _add_call(self, entry: Mapping[str, Any], position: int) -> None:
         """Take one piece of a tool call: id and name come first, arguments in pieces after."""

@@ -23,7 +23,6 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, ProviderFiel
 __all__ = [
     "FORM_ERRORS",
     "AnswerFailedError",
-    "EncodedPieces",
     "WireError",
     "check_end",
     "completion_of",
@@ -39,7 +38,6 @@ __all__ = [
     "parse_json",
     "provider_fields",
     "reasoning_in",
-    "shown_data",
     "text_in",
     "text_of_arguments",
     "usage_in",
@@ -159,7 +157,7 @@ def _forms(messages: Sequence[ChatMessage], origin: str) -> list[tuple[tuple[str
     """
     forms: list[tuple[tuple[str, ...], bool]] = []
     used: set[str] = set()
-    #: by the model's own id: the ids of its newest calls, as they are sent, that have no result yet
+    #: the ids sent for calls without a result, by the model's own id
     waiting: dict[str, deque[str]] = {}
     replaced = 0
     for message in messages:

@@ -112,7 +112,12 @@ def test_an_account_without_credit_is_recognised(status: int | None, body: objec
         (500, error(message="the prompt says: my credit balance is too low")),
         (403, error(message="no access to this model")),
         (400, error(message="flagged 'we are out of credits at the bank'", code="content_policy_violation")),
-        (400, error(message="flagged 'your credit balance is too low'", innererror={"code": "ResponsibleAIPolicyViolation"})),
+        (
+            400,
+            error(
+                message="flagged 'your credit balance is too low'", innererror={"code": "ResponsibleAIPolicyViolation"}
+            ),
+        ),
         (403, error(message="flagged: insufficient credits", type="invalid_request_error", code="moderation_blocked")),
         (400, error(message="too long: insufficient balance", code="context_length_exceeded")),
         (400, error(message="the prompt says: we have run out of credits")),

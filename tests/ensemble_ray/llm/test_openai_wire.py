@@ -329,10 +329,10 @@ def test_an_error_in_a_choice_that_failed_is_worth_another_attempt(said: str) ->
     """S-LLM-7, S-LLM-20: also where it has no code; the text is the provider's."""
     choice = {said: {"content": ""}, "finish_reason": "error", "error": {"message": "upstream broke"}}
     raw = json.dumps({"choices": [choice]}).encode()
-    with pytest.raises(AnswerFailedError, match="^upstream broke$"):
+    with pytest.raises(AnswerFailedError, match=r"^upstream broke$"):
         _ = decode_completion(raw) if said == "message" else StreamAssembler().feed_data(raw)
     refused = json.dumps({"choices": [{**choice, "finish_reason": "stop"}]}).encode()
-    with pytest.raises(WireError, match="^upstream broke$") as caught:
+    with pytest.raises(WireError, match=r"^upstream broke$") as caught:
         decode_completion(refused)
     assert not isinstance(caught.value, AnswerFailedError)
 
@@ -342,7 +342,7 @@ def test_an_error_beside_a_piece_counts_when_it_says_something() -> None:
     assembler = StreamAssembler()
     for empty in (None, {}, "", {"code": None, "message": ""}):
         assert assembler.feed(chunk({"content": "x"}, error=empty)) == "x"
-    with pytest.raises(WireError, match="^upstream broke$"):
+    with pytest.raises(WireError, match=r"^upstream broke$"):
         assembler.feed(chunk({"content": "x"}, error={"message": "upstream broke"}))
     with pytest.raises(WireError):
         assembler.feed(chunk({"content": "x"}, error={"code": 502}))
