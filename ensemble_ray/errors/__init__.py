@@ -187,6 +187,9 @@ class ConstraintViolationError(EnsembleError):
 class AgentExecutionError(EnsembleError):
     """The model, the handler, the tool batch or the agent's process failed (S-ERR-15)."""
 
+    #: whether a guardrail failed; what it called is no model of the run (S-MR-155)
+    is_of_callable = False
+
     def __init__(self, message: str, agent_role: str = "", task_description: str = "") -> None:
         super().__init__(message)
         self.agent_role = agent_role

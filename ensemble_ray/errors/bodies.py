@@ -1,4 +1,4 @@
-"""What a provider's error body means: its status, its wish for patience, its innermost message. Package: errors; pure.
+"""What a provider's error body means: its status, the delay that it asks for, its innermost message. Package: errors; pure.
 
 In: the body of an error as bytes, text or decoded JSON, of any provider. Out: an `ErrorBody`. Imports nothing of ours.
 Never: an exception because of what a body holds.
@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import isfinite
 from typing import cast
 
@@ -34,20 +35,22 @@ _OUT_OF_CREDIT_CODES = frozenset({
     "billing_hard_limit_reached", "billing_not_active", "billing_limit_reached", "credit_limit_exceeded",
     "credits_exhausted", "payment_required",
 })  # fmt: skip
-#: What accounts without credit are told by providers whose codes do not name it.
+#: What providers without such a code write.
 _OUT_OF_CREDIT = re.compile(
-    r"insufficient_quota|insufficient (?:account )?(?:balance|credits?|quota)|credit balance is too low"
-    r"|requires more credits|(?:run |)out of credits|used all available credits|does ?n[o']t have any credits"
+    r"insufficient_quota|insufficient (?:account )?(?:balance|credits?)|credit balance is too low"
+    r"|requires more credits|you(?: have| are|'ve|'re) (?:run )?out of credits|used all available credits|does ?n[o']t have any credits"
     r"|exceeded your current quota, please check your plan|billing (?:hard )?limit has been reached"
     r"|reached (?:your|its) (?:monthly )?spending limit"
 )
+#: Parts of codes of refusals whose texts may quote the prompt, or name another limit.
+_OTHER_CAUSE = re.compile(r"policy|policies|filter|safety|moderation|flagged|prompt|context_length|rate_limit")
 _BAD_GENERATION_CODES = frozenset({"tool_use_failed", "json_validate_failed", "output_parse_failed"})
 #: How endpoints name a tool call of the model that they cannot read.
 _BAD_GENERATION = re.compile(
     r"failed to parse tool call|failed to call a function|tool call validation failed|tool_use_failed|json_validate_failed"
 )
 #: `try again in 6m0.5s`, `retry after 26 seconds`
-_WISH = re.compile(r"(?:try again|retry) (?:in|after):? ((?:\d{1,9}(?:\.\d{1,9})? ?[a-z]{1,12}[ ,]{0,2}){1,4})")
+_DELAY = re.compile(r"(?:try again|retry) (?:in|after):? ((?:\d{1,9}(?:\.\d{1,9})? ?[a-z]{1,12}[ ,]{0,2}){1,4})")
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([a-z]{1,12})")
 #: By the unit, or its first three letters.
 _UNITS_S = {
@@ -100,7 +103,7 @@ def read_error_body(body: object, status: int | None = None) -> ErrorBody:
         body: Bytes, text, or decoded JSON: the whole body or the object under `error`.
         status: The HTTP status that it came with; None: there is none that says something.
     """
-    parts = list(_parts(body, _DEEPEST))[:_MOST_PARTS]
+    parts = list(islice(_parts(body, _DEEPEST), _MOST_PARTS))
     objects = [part for part in parts if isinstance(part, Mapping)]
     codes = {code for each in objects for code in _codes(each)}
     texts = list(dict.fromkeys(_texts(parts)))
@@ -113,17 +116,23 @@ def read_error_body(body: object, status: int | None = None) -> ErrorBody:
     is_bad = seen in _MAYBE_BAD_GENERATION and bool(
         codes & _BAD_GENERATION_CODES or generation or _BAD_GENERATION.search(said)
     )
-    # Gemini says the same of a limit per minute, and adds when to ask again.
-    has_told = delay_s is None and seen in _MAYBE_OUT_OF_CREDIT and _OUT_OF_CREDIT.search(said) is not None
-    is_broke = bool(codes & _OUT_OF_CREDIT_CODES) or seen == _PAYMENT_REQUIRED or has_told
+    has_other_cause = any(_OTHER_CAUSE.search(code) for code in codes)
+    # Gemini uses the same words for a limit per minute, and adds a delay.
+    is_in_text = (
+        delay_s is None
+        and seen in _MAYBE_OUT_OF_CREDIT
+        and not has_other_cause
+        and _OUT_OF_CREDIT.search(said) is not None
+    )
+    is_out_of_credit = bool(codes & _OUT_OF_CREDIT_CODES) or seen == _PAYMENT_REQUIRED or is_in_text
     if named is None:
-        named = 400 if is_bad else 429 if is_broke else None
+        named = 400 if is_bad else 429 if is_out_of_credit else None
     return ErrorBody(
         status=named,
         message=": ".join(texts),
         retry_after_s=delay_s,
         failed_generation=generation[:_LONGEST_TEXT],
-        is_out_of_credit=is_broke and not is_bad,
+        is_out_of_credit=is_out_of_credit and not is_bad,
         is_bad_generation=is_bad,
     )
 
@@ -196,11 +205,11 @@ def _delay_s(objects: Sequence[Mapping[str, object]], said: str) -> float | None
             found = None if unit_s is None else _number(value)
             if unit_s is not None and found is not None:
                 return found * unit_s
-    wish = _WISH.search(said)
-    if wish is None:
+    asked = _DELAY.search(said)
+    if asked is None:
         return None
     total_s = 0.0
-    for number, unit in _SPAN.findall(wish[1]):
+    for number, unit in _SPAN.findall(asked[1]):
         unit_s = _UNITS_S.get(unit) or _UNITS_S.get(unit[:3])
         if unit_s is None:
             return total_s or None

@@ -58,10 +58,10 @@ def told_by(error: BaseException) -> ErrorBody:
 def is_refusal(error: BaseException | None) -> bool:
     """Return whether a provider refused a call as it would refuse every other call of that model.
 
-    A status of 401, 403 or 404, or an account without credit (S-LLM-21).
+    A status of 401, 403 or 404, or an account without credit (S-LLM-21). The causes of an error of a callable do not count.
     """
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
+    while error is not None and id(error) not in seen and not getattr(error, "is_of_callable", False):
         if type(error).__name__ in _REFUSALS and type(error).__module__.partition(".")[0] == _PACKAGE:
             return True
         if told_by(error).is_out_of_credit:
@@ -78,6 +78,9 @@ def is_refusal_data(data: object) -> bool:
         link = cast("Mapping[str, object]", data)
         provider = link.get("provider")
         found = cast("Mapping[str, object]", provider) if isinstance(provider, Mapping) else {}
+        fields = link.get("fields")
+        if isinstance(fields, Mapping) and cast("Mapping[str, object]", fields).get("is_of_callable"):
+            return False
         if found.get("class") in _REFUSALS or _is_out_of_credit({**link, **found}):
             return True
         data, depth = link.get("cause"), depth + 1

@@ -1,6 +1,6 @@
 """What is wrong where TLS cannot be agreed on, in words that help. Package: errors; imports nothing of ours.
 
-In: the error of any HTTP client. Out: a text about a certificate, or a port, that another attempt meets again.
+In: the error of any HTTP client. Out: a text about a certificate or a port, where another attempt would fail too.
 """
 
 from __future__ import annotations

@@ -96,7 +96,9 @@ async def _verdict(guardrail: Callable[[object], object], subject: GuardrailInpu
         return GuardrailResult(is_success=False, message=str(again), asks_again=True)
     except USER_ERRORS as error:
         text = f"Agent '{brief(role)}': guardrail '{name}' raised {brief(format_with_class(error))}"
-        raise AgentExecutionError(text, role, subject.task_description) from error
+        failure = AgentExecutionError(text, role, subject.task_description)
+        failure.is_of_callable = True
+        raise failure from error
     try:
         return check_verdict(returned, name)
     except TypeError as error:

@@ -300,6 +300,7 @@ class TaskRunner:
             trace=result.trace,
             error=error_data(error),
             attempts=result.attempts,
+            is_of_callable=scope.order.task.handler is not None,
         )
         try:
             await scope.note_end(failure)

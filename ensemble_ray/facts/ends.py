@@ -75,6 +75,7 @@ class FailureRecorded(FactData):
         "trace": Key(optional(type_of("an object", Mapping, TaskTrace))),
         "error": Key(optional(OBJECT)),
         "attempts": Key(NUMBER, 0, is_optional=True),
+        "is_of_callable": Key(type_of("a truth value", bool), default=False, is_optional=True),
     }
 
     error_type: str
@@ -86,6 +87,8 @@ class FailureRecorded(FactData):
     error: Mapping[str, object] | None = None
     #: requests that its last model call took; 0: it did not end with one
     attempts: int = 0
+    #: whether a handler or a predicate of the user's failed, and no agent
+    is_of_callable: bool = False
 
     @property
     def error_data(self) -> Mapping[str, object]:

@@ -20,7 +20,7 @@ from ensemble_ray.llm.retry import is_worth_repeating, retry_after_in
 __all__ = ["ProviderFault", "fault_of"]
 
 _TOO_MANY_REQUESTS = 429
-_WISHES = ("retry-after", "retry-after-ms")
+_DELAY_HEADERS = ("retry-after", "retry-after-ms")
 #: Classes of errors that mean no connection, a broken one, or no answer in time; by package, since names are shared.
 _CONNECTION_ERRORS = {
     "builtins": frozenset({"ConnectionError", "TimeoutError"}),
@@ -46,11 +46,11 @@ class ProviderFault:
     text: str
     #: None when there was no answer at all
     status: int | None = None
-    #: the answer's wish for patience
+    #: the delay that the answer asks for
     retry_after: str | None = None
     #: how long ago it arrived, s: naming it may have waited for a package to be imported
     ago_s: float = 0.0
-    #: the endpoint is well, and refused what its model wrote (S-LLM-22)
+    #: the endpoint works, but cannot parse the output of its model (S-LLM-22)
     is_bad_generation: bool = False
 
     @property
@@ -99,7 +99,7 @@ def _headers(error: BaseException) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for holder in (error, getattr(error, "response", None)):
         get: object = getattr(getattr(holder, "headers", None), "get", None)
-        for name in _WISHES if callable(get) else ():
+        for name in _DELAY_HEADERS if callable(get) else ():
             # Plain dicts know a header under one spelling only.
             value: object = cast("Callable[[str], object]", get)(name) or cast("Callable[[str], object]", get)(
                 name.title()

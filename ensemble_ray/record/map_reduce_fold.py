@@ -245,7 +245,7 @@ class MapReduceRecovery:
                     self._keep(key, end)
             case FailureRecorded():
                 self._set(key, RecordedOutcome.FAILED)
-                if is_refusal_data(end.error):
+                if not end.is_of_callable and is_refusal_data(end.error):
                     self._refused.append(key)
                 if self._keep_failure is not None:
                     self._keep_failure(key, cast("Fact[FailureRecorded]", fact))

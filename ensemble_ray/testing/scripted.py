@@ -14,8 +14,8 @@ import pickle
 import re
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, cast
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar, cast
 
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
@@ -24,13 +24,25 @@ from ensemble_ray.process.forks import new_lock
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.testing.model_server.script import Reply
 from ensemble_ray.values.ids import new_object_id
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, Reasoning, Role, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.messages import (
+    ChatMessage,
+    ChatResponse,
+    ProviderFields,
+    Reasoning,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+)
 
 __all__ = ["ScriptedCall", "ScriptedModel", "ScriptedModelHandle", "answer_scripted", "live_double"]
 
 _WORDS = re.compile(r"\S+\s*|\s+")
 #: name under which a handle asks the owner of its script
 SERVICE = "scripted_model.chat"
+#: a response, and the fragments of its text; None: words
+_Scripted = tuple[ChatResponse, Sequence[str] | None]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +120,7 @@ class ScriptedModel:
         Raises:
             IllegalStateError: the script is used up.
         """
-        return _response(await self.reply(messages, tools))
+        return (await self.reply(messages, tools))[0]
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -118,14 +130,14 @@ class ScriptedModel:
         Raises:
             IllegalStateError: the script is used up.
         """
-        reply = await self.reply(messages, tools)
-        for fragment in _fragments(reply):
+        response, fragments = await self.reply(messages, tools)
+        for fragment in _fragments(response, fragments):
             yield fragment
             await asyncio.sleep(0)
-        yield _response(reply)
+        yield response
 
-    async def reply(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> Reply:
-        """Take the next entry, in its long form; `chat` and `stream` give it on.
+    async def reply(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> _Scripted:
+        """Return the response of the next entry, and the fragments of its text; None: words.
 
         Raises:
             IllegalStateError: the script is used up.
@@ -163,25 +175,25 @@ class ScriptedModelHandle:
         Raises:
             IllegalStateError: the owner cannot be reached from here.
         """
-        return _response(await self._ask(messages, tools))
+        return (await self._ask(messages, tools))[0]
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
         """Ask the owner of the script; the fragments come at once, in order."""
-        reply = await self._ask(messages, tools)
-        for fragment in _fragments(reply):
+        response, fragments = await self._ask(messages, tools)
+        for fragment in _fragments(response, fragments):
             yield fragment
             await asyncio.sleep(0)
-        yield _response(reply)
+        yield response
 
-    async def _ask(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Reply:
+    async def _ask(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> _Scripted:
         here = services()
         if here is None or here.driver is None:
             raise IllegalStateError("ScriptedModel: this copy is outside the run of the process that owns the script")
         payload = {
             "id": self.double_id,
-            "messages": [_message_data(message) for message in messages],
+            "messages": [asdict(message) for message in messages],
             "tools": [
                 {"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools
             ],
@@ -202,19 +214,12 @@ async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]
         gone = "ScriptedModel: its owner has let go of it; keep a reference for as long as the run lasts"
         return {"error": _error_data(IllegalStateError(gone))}
     try:
-        messages = [_message_of(data) for data in cast("Sequence[Mapping[str, Any]]", payload["messages"])]
+        messages = [_rebuild(ChatMessage, data) for data in cast("Sequence[Mapping[str, Any]]", payload["messages"])]
         tools = [ToolSpec(**data) for data in cast("Sequence[dict[str, Any]]", payload["tools"])]
-        reply = await double.reply(messages, tools)
+        response, fragments = await double.reply(messages, tools)
     except Exception as error:  # noqa: BLE001  whatever the script raises belongs to the caller
         return {"error": _error_data(error)}
-    return {
-        "text": reply.text,
-        "tool_calls": [[call.id, call.name, call.arguments] for call in reply.tool_calls],
-        "usage": None if reply.usage is None else astuple(reply.usage),
-        "fragments": None if reply.fragments is None else list(reply.fragments),
-        "finish_reason": reply.finish_reason,
-        "reasoning": reply.reasoning,
-    }
+    return {"response": asdict(response), "fragments": None if fragments is None else list(fragments)}
 
 
 #: Doubles alive in this process; weak, since a test's model ends with the test.
@@ -238,63 +243,52 @@ def _double_or_handle(double_id: str) -> ScriptedModel | ScriptedModelHandle:
     return live_double(double_id) or ScriptedModelHandle(double_id)
 
 
-async def _resolve(entry: object, call: ScriptedCall) -> Reply:
+async def _resolve(entry: object, call: ScriptedCall) -> _Scripted:
     if isinstance(entry, type) and issubclass(entry, BaseException):
         raise entry
     if isinstance(entry, BaseException):
         raise entry
     if isinstance(entry, str):
-        return Reply(text=entry, usage=None)
+        return ChatResponse(entry), None
     if isinstance(entry, Reply):
-        return entry
+        if entry.members or not entry.is_ended or entry.cut_after is not None:
+            raise IllegalStateError(
+                "ScriptedModel: a Reply with members, cut_after or is_ended=False needs a ModelServer; "
+                "a ChatResponse can have provider_fields, or the finish_reason 'stream_cut'"
+            )
+        calls = tuple(entry.tool_calls)
+        return ChatResponse(entry.text, calls, entry.usage, entry.finish_reason, entry.reasoning), entry.fragments
     if isinstance(entry, ToolCall):
-        return Reply(tool_calls=(entry,), usage=None)
+        return ChatResponse(tool_calls=(entry,)), None
     if isinstance(entry, ChatResponse):
-        return Reply(
-            text=entry.text,
-            tool_calls=tuple(entry.tool_calls),
-            usage=entry.usage,
-            finish_reason=entry.finish_reason,
-            reasoning=entry.reasoning,
-        )
+        return replace(entry, tool_calls=tuple(entry.tool_calls)), None
     if callable(entry):
         returned = await call_user(cast("Callable[[ScriptedCall], object | Awaitable[object]]", entry), call)
         return await _resolve(await returned if inspect.isawaitable(returned) else returned, call)
     if isinstance(entry, Sequence) and all(isinstance(item, ToolCall) for item in cast("Sequence[object]", entry)):
-        return Reply(tool_calls=tuple(cast("Sequence[ToolCall]", entry)), usage=None)
+        return ChatResponse(tool_calls=tuple(cast("Sequence[ToolCall]", entry))), None
     raise IllegalStateError(f"ScriptedModel: cannot answer with a {type(entry).__name__}")
 
 
-def _response(reply: Reply) -> ChatResponse:
-    return ChatResponse(reply.text, tuple(reply.tool_calls), reply.usage, reply.finish_reason, reply.reasoning)
+def _fragments(response: ChatResponse, fragments: Sequence[str] | None) -> Sequence[str]:
+    thoughts = [Reasoning(each) for each in _WORDS.findall(response.reasoning or "")]
+    return [*thoughts, *(_WORDS.findall(response.text or "") if fragments is None else fragments)]
 
 
-def _fragments(reply: Reply) -> Sequence[str]:
-    thoughts = [Reasoning(each) for each in _WORDS.findall(reply.reasoning or "")]
-    return [*thoughts, *(_WORDS.findall(reply.text or "") if reply.fragments is None else reply.fragments)]
-
-
-def _message_data(message: ChatMessage) -> Mapping[str, object]:
-    return {
-        "role": message.role,
-        "content": message.content,
-        "tool_calls": [[call.id, call.name, call.arguments] for call in message.tool_calls],
-        "tool_call_id": message.tool_call_id,
-        "name": message.name,
-    }
-
-
-def _message_of(data: Mapping[str, Any]) -> ChatMessage:
-    calls = tuple(ToolCall(*parts) for parts in data["tool_calls"])
-    return ChatMessage(cast("Role", data["role"]), data["content"], calls, data["tool_call_id"], data["name"])
+def _rebuild(kind: Callable[..., T], data: Mapping[str, Any]) -> T:
+    """Return the message or response whose `asdict` it was."""
+    calls = tuple(ToolCall(**each) for each in data["tool_calls"])
+    fields = data["provider_fields"]
+    known = None if fields is None else ProviderFields(**fields)
+    return kind(**{**data, "tool_calls": calls, "provider_fields": known})
 
 
 def _error_data(error: Exception) -> Mapping[str, str]:
     return {"text": message_of(error), "pickled": base64.b64encode(pickle.dumps(Chain(error))).decode()}
 
 
-def _reply_from(data: Mapping[str, Any]) -> Reply:
-    """Return the reply as the owner sent it, or raise its error as it was there, if its class can be had here."""
+def _reply_from(data: Mapping[str, Any]) -> _Scripted:
+    """Return what the script answers as the owner sent it, or raise its error as it was there, if its class can be had here."""
     failed = data.get("error")
     if failed is not None:
         try:
@@ -303,12 +297,6 @@ def _reply_from(data: Mapping[str, Any]) -> Reply:
         except Exception as missing:
             raise RuntimeError(failed["text"]) from missing
         raise error
-    usage = data["usage"]
-    return Reply(
-        text=data["text"],
-        tool_calls=tuple(ToolCall(*parts) for parts in data["tool_calls"]),
-        usage=None if usage is None else TokenUsage(*usage),
-        fragments=data["fragments"],
-        finish_reason=data["finish_reason"],
-        reasoning=data["reasoning"],
-    )
+    response = cast("Mapping[str, Any]", data["response"])
+    usage = None if response["usage"] is None else TokenUsage(**response["usage"])
+    return _rebuild(ChatResponse, {**response, "usage": usage}), data["fragments"]

@@ -103,8 +103,10 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
         return None, text
     splitter = ReasoningSplitter()
     parts = splitter.feed(text)
-    for held, is_reasoning in splitter.finish():  # belongs to the last part
-        parts[-1:] = [("".join([*(part for part, _ in parts[-1:]), held]), is_reasoning)]
+    for held, is_reasoning in splitter.finish():
+        # Reasoning that is not closed is one block with the part before it.
+        before = parts.pop()[0] if is_reasoning and parts and parts[-1][1] else ""
+        parts.append((before + held, is_reasoning))
     if not splitter.has_tag:
         found = _TAG.search(text)
         if found is None or not found[1] or _is_mentioned(text, found):

@@ -34,7 +34,7 @@ class SaidText:
 
     def rest(self, answer: str) -> str | None:
         """Return what is left to be sent of the answer; None: what was sent is another text."""
-        # A closing tag without an opening one tells late that what was sent before it is reasoning (S-LLM-2).
+        # Text that was sent is reasoning if a closing tag without an opening one follows it (S-LLM-2).
         for said in (self._said, split_reasoning(self._said)[1]):
             if answer.startswith(said):
                 return answer[len(said) :]

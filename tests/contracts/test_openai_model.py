@@ -17,7 +17,7 @@ from aiohttp import web
 
 from ensemble_ray import ChatMessage, ChatResponse, OpenAIChatModel, TokenUsage
 from ensemble_ray.process.context import use_effect_key
-from ensemble_ray.testing import Fault, ModelServer, Reply
+from ensemble_ray.testing import Fault, ModelServer, RawAnswer, Reply
 from ensemble_ray.values.messages import incomplete_reason
 
 from .web_server import closed_port, handling
@@ -273,6 +273,8 @@ EVENTS = b'data: {"choices": [{"delta": {"content": "hi"}}]}\n\ndata: [DONE]'
         ("text/plain", EVENTS),
         ("application/json", b"\xef\xbb\xbf: OPENROUTER PROCESSING\n\n" + EVENTS + b" \r\n\r\n"),
         ("application/octet-stream", b"\n\nevent: ping\ndata: \n\n" + EVENTS),
+        ("text/event-stream", EVENTS + b'\n\ndata: {"choices": [{"delta": {"content": "LATE"}}]}\n\n'),
+        ("text/event-stream", EVENTS + b"\n\ndata: garbage\n\n"),
     ],
 )
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
@@ -290,6 +292,29 @@ async def test_the_answer_is_whole_when_the_server_streams_in_its_own_way(
         *fragments, whole = [part async for part in model.stream(HELLO)] if stream else ["hi", await model.chat(HELLO)]
         assert isinstance(whole, ChatResponse)
         assert (fragments, whole.text, incomplete_reason(whole)) == (["hi"], "hi", None)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'[{"error": {"code": 429, "message": "limited"}}]', openai.RateLimitError),
+        (b"<html>Bad gateway</html>", openai.APIResponseValidationError),
+        (b"dat", openai.APIResponseValidationError),
+        (b"", openai.APIConnectionError),
+        (b"\n \n", openai.APIConnectionError),
+    ],
+)
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
+async def test_the_error_is_the_same_for_a_body_however_it_was_asked_for(
+    way: Way, body: bytes, kind: type[Exception], content_type: str, *, stream: bool
+) -> None:
+    """S-LLM-12, S-LLM-8: the body decides, whatever its content type says."""
+    with ModelServer(RawAnswer(body=body, content_type=content_type)) as server:
+        model = OpenAIChatModel("m", base_url=server.base_url, api_key=KEY, client_options=way)
+        with pytest.raises(kind) as caught:
+            _ = [part async for part in model.stream(HELLO)] if stream else await model.chat(HELLO)
+    assert type(caught.value) is kind
 
 
 async def test_the_request_is_dropped_when_the_caller_is_cancelled(way: Way) -> None:

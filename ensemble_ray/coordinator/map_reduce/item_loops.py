@@ -97,8 +97,13 @@ class LoopEnd:
 
     def failure_fact(self, error: BaseException) -> FailureRecorded:
         """Return the same for the record; what its tasks did is there already."""
-        name, data = type(error).__name__, error_data(error)
-        return FailureRecorded(error_type=name, message=message_of(error), error=data, attempts=self.attempts)
+        return FailureRecorded(
+            error_type=type(error).__name__,
+            message=message_of(error),
+            error=error_data(error),
+            attempts=self.attempts,
+            is_of_callable=self.failed is None or self.failed.task.handler is not None,
+        )
 
 
 @dataclass(slots=True, kw_only=True)

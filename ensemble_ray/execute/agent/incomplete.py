@@ -1,7 +1,7 @@
 """Incomplete answers: what is said of them; how several requests for one answer appear as one. Package: execute. Pure.
 
 Rules:
-1. An answer is incomplete where it comes to no good end, or where it is empty (S-ENG-36).
+1. An answer is incomplete if its `finish_reason` is not a known good end, or if it is empty (S-ENG-36).
 2. One that is not accepted is asked for again `MOST_REPEATS` times at most, with the same conversation (S-ENG-38).
 3. What all requests for an answer spent is spent: tokens are added up.
 """
@@ -71,7 +71,7 @@ def _explain(reason: str) -> tuple[str, str]:
         return "the model's answer is empty", _EMPTY_ADVICE
     if reason == STREAM_CUT:
         return f"the stream of the model's answer ended before the answer did ('{STREAM_CUT}')", _STREAM_ADVICE
-    other = "the model's answer came to no good end", _OTHER_ADVICE
+    other = "the model stopped for an unknown reason", _OTHER_ADVICE
     what, advice = next(((what, advice) for word, what, advice in _CAUSES if word in reason), other)
     return f"{what} (finish_reason '{reason}')", advice
 

@@ -22,7 +22,7 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.ids import effect_name
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, Reasoning, TokenUsage, ToolSpec
 from ensemble_ray.values.task_output import OutputType
 from ensemble_ray.values.task_request import TaskAnswer, TaskRequest
 
@@ -153,15 +153,16 @@ class RunnerModel:
     async def _ask(self, messages: Sequence[ChatMessage], *, is_streaming: bool) -> AsyncGenerator[str | ChatResponse]:
         returned = await call_user(self._runner.run, self._request(messages, is_streaming=is_streaming))
         parts: list[str] = []
+        thoughts: list[str] = []
         last: TaskAnswer | None = None
         async with aclosing(_pieces(returned)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, TaskAnswer):
                     last = piece
                 else:
-                    parts.append(piece)
+                    (thoughts if isinstance(piece, Reasoning) else parts).append(piece)
                     yield piece
-        yield self._response("".join(parts), last or TaskAnswer())
+        yield self._response("".join(parts), last or TaskAnswer(), "".join(thoughts))
 
     def _request(self, messages: Sequence[ChatMessage], *, is_streaming: bool) -> TaskRequest:
         order = self._scope.order
@@ -182,12 +183,12 @@ class RunnerModel:
             is_streaming=is_streaming,
         )
 
-    def _response(self, pieces: str, answer: TaskAnswer) -> ChatResponse:
+    def _response(self, pieces: str, answer: TaskAnswer, reasoning: str) -> ChatResponse:
         text, structured = answer.text or pieces, answer.structured_output
         if structured is not None and (self._scope.order.task.output_type is not None or not text.strip()):
             text = structured if isinstance(structured, str) else adapter_of(object).dump_json(structured).decode()
         usage = TokenUsage(answer.input_tokens, answer.output_tokens)
-        return ChatResponse(text=text, usage=usage, finish_reason=answer.finish_reason)
+        return ChatResponse(text=text, usage=usage, finish_reason=answer.finish_reason, reasoning=reasoning or None)
 
 
 async def _pieces(returned: object) -> AsyncGenerator[str | TaskAnswer]:

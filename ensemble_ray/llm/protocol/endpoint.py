@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from ensemble_ray.llm.protocol import transport as lean_transport
@@ -190,8 +191,10 @@ class Endpoint:
             if not is_event_stream(begin_of_body(answered.body)):
                 return decode_completion(answered.body, self.limits, self.sender)
             assembler, parser = StreamAssembler(self.limits, self.sender), SseParser(self.limits)
-            for data in (*parser.feed(answered.body), *parser.finish()):
+            for data in chain(parser.feed(answered.body), parser.finish()):
                 assembler.feed_data(data)
+                if data.strip() == STREAM_END:
+                    break
             return assembler.finish()
         except (WireError, TooMuchError) as error:
             raise CallFailedError(_unusable(answered, error)) from None
@@ -239,8 +242,7 @@ class Endpoint:
                 is_stream = is_event_stream(begin)
                 if is_stream is not None:
                     break
-            is_named_so = "event-stream" in answered.headers.get("content-type", "")
-            if is_stream is not False or (is_named_so and not begin.startswith(b"{")):
+            if is_stream:
                 return answered, _joined(begin, pieces)
             received = bytearray(begin)
             self.limits.check_body(len(received))

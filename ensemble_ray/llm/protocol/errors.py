@@ -85,7 +85,7 @@ class CallFailure:
 
     @property
     def retry_after(self) -> str | None:
-        """The answer's wish for patience."""
+        """The delay that the answer asks for."""
         return retry_after_in(self.headers, self.told)
 
 
@@ -217,7 +217,10 @@ def _verdict(status: int, told: ErrorBody) -> str:
 
 def _advice(failure: CallFailure, origin: CallOrigin) -> str:
     if failure.told.is_out_of_credit:
-        return "It is not asked again: add credit or raise the limit at the provider, then resume the run, or fork it if it failed."
+        return (
+            "The call is not repeated. Add credit or raise the limit at the provider, then resume the run; "
+            "fork it if it has failed."
+        )
     if failure.status == 401:  # noqa: PLR2004  HTTP's own number
         sent = "A key was sent" if origin.key else "No key was sent"
         return f"{sent}; set OPENAI_API_KEY, or pass `api_key`, to one that is valid there."

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.wire import (
     FORM_ERRORS,
@@ -54,7 +55,7 @@ def begin_of_body(received: bytes) -> bytes:
 
 
 def is_event_stream(begin: bytes) -> bool | None:
-    """Whether a body that begins so is an event stream, whatever its content type says; None: too little has come."""
+    """Return whether a body that begins so is an event stream; None: more bytes decide."""
     if begin.startswith(_FIELDS):
         return True
     return None if any(name.startswith(begin) for name in (*_FIELDS, _BOM)) else False
@@ -192,6 +193,11 @@ class _Call:
 
 #: Members whose later texts take the place of earlier ones; those of other members are continued.
 _WHOLE_MEMBERS = frozenset({"type", "format", "id", "name", "role", "object", "status"})
+#: Members whose text may continue with a piece that is equal to the first one. Other texts that repeat are constants.
+_TEXT_MEMBERS = frozenset({
+    "text", "summary", "data", "signature", "thinking", "thought", "thought_signature", "reasoning", "reasoning_content",
+    "reasoning_text",
+})  # fmt: skip
 
 
 def _merge(before: object, piece: object) -> object:
@@ -203,8 +209,10 @@ def _merge(before: object, piece: object) -> object:
     if isinstance(piece, dict) and isinstance(before, dict):
         data = before if isinstance(before, _Object) else _Object(cast("dict[str, object]", before))
         for name, value in cast("dict[str, object]", piece).items():
-            if value is not None:
-                data[name] = value if name in _WHOLE_MEMBERS else _merge(data.get(name), value)
+            if value is None:
+                continue
+            is_constant = isinstance(value, str) and name not in _TEXT_MEMBERS and value == data.get(name)
+            data[name] = value if is_constant or name in _WHOLE_MEMBERS else _merge(data.get(name), value)
         return data
     if isinstance(piece, list) and isinstance(before, list) and not isinstance(before, _Text):
         items = before if isinstance(before, _Items) else _Items(cast("list[object]", before))
@@ -262,7 +270,7 @@ class StreamAssembler:
             TooMuchError: the answer asks for too many tool calls.
         """
         if data.strip() == STREAM_END:
-            self._is_ended = True
+            self._is_ended, self.thought = True, ""
             return ""
         return self.feed(parse_json(data, _PIECE))
 
@@ -273,12 +281,14 @@ class StreamAssembler:
             WireError: it is no chunk of the protocol.
             TooMuchError: the answer asks for too many tool calls.
         """
+        self.thought = ""
         if chunk is None:
             return ""
         if not isinstance(chunk, dict):
             raise not_a_completion(chunk, _PIECE)
         body = cast("dict[str, Any]", chunk)
-        if body.get("error") or has_failed(body):
+        # A piece is no whole answer: an error beside it needs no status.
+        if has_failed(body) or (body.get("error") and read_error_body(body["error"]).message):
             raise not_a_completion(body)
         if "choices" not in body and "usage" not in body:
             if not _is_ping(body):
@@ -292,7 +302,6 @@ class StreamAssembler:
             raise not_a_completion(body) from None
 
     def _read_chunk(self, body: Mapping[str, Any]) -> str:
-        self.thought = ""
         self._usage = usage_in(body.get("usage")) or self._usage
         choices = body.get("choices")
         if not choices:
@@ -305,9 +314,9 @@ class StreamAssembler:
         self._spoke = True
         self._finish_reason = finish_reason_in(choice) or self._finish_reason
         # Some servers send the whole message as the only piece, others once more at the end.
-        is_first = not self._text and not self._calls
-        delta = choice.get("delta") or (is_first and choice.get("message")) or {}
-        self.thought = reasoning_in(delta) or ""
+        is_whole = not choice.get("delta")
+        delta = self._missing_in(choice.get("message") or {}) if is_whole else choice["delta"]
+        self.thought = "" if is_whole and self._reasoning else reasoning_in(delta) or ""
         if self.thought:
             self._reasoning.append(self.thought)
         self._add_members(members_of_message(delta, has_calls=True), self._members)
@@ -319,6 +328,11 @@ class StreamAssembler:
         if fragment:
             self._text.append(fragment)
         return fragment
+
+    def _missing_in(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the members of a whole message that no piece before it had."""
+        read = {"content": self._text, "refusal": self._text, "tool_calls": self._calls}
+        return {n: value for n, value in message.items() if not read.get(n, n in self._members)}
 
     def _add_call(self, entry: Mapping[str, Any], position: int) -> None:
         """Take one piece of a tool call: id and name come first, arguments in pieces after."""

@@ -23,7 +23,6 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, ProviderFiel
 __all__ = [
     "FORM_ERRORS",
     "AnswerFailedError",
-    "EncodedPieces",
     "WireError",
     "check_end",
     "completion_of",
@@ -39,7 +38,6 @@ __all__ = [
     "parse_json",
     "provider_fields",
     "reasoning_in",
-    "shown_data",
     "text_in",
     "text_of_arguments",
     "usage_in",
@@ -159,7 +157,7 @@ def _forms(messages: Sequence[ChatMessage], origin: str) -> list[tuple[tuple[str
     """
     forms: list[tuple[tuple[str, ...], bool]] = []
     used: set[str] = set()
-    #: by the model's own id: the ids of its newest calls, as they are sent, that have no result yet
+    #: the ids sent for calls without a result, by the model's own id
     waiting: dict[str, deque[str]] = {}
     replaced = 0
     for message in messages:
@@ -303,8 +301,10 @@ def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = 
 
     Raises:
         WireError: it is not a chat completion; the text says what came.
-        AnswerFailedError: the provider failed while it answered.
+        AnswerFailedError: the provider failed while it answered, or sent nothing.
     """
+    if not raw.strip():
+        raise AnswerFailedError("the answer has no body")
     return completion_of(parse_json(raw), limits, origin)
 
 
@@ -354,8 +354,12 @@ def check_end(finish_reason: str | None) -> None:
     Raises:
         AnswerFailedError: it does.
     """
-    if (finish_reason or "").rpartition(":")[2].strip().lower() in _FAILURES:
+    if _is_failure(finish_reason):
         raise AnswerFailedError(f"the answer ended with finish_reason '{finish_reason}'")
+
+
+def _is_failure(finish_reason: object) -> bool:
+    return isinstance(finish_reason, str) and finish_reason.rpartition(":")[2].strip().lower() in _FAILURES
 
 
 def has_failed(body: Mapping[str, Any]) -> bool:
@@ -369,11 +373,16 @@ def _error_in(body: Mapping[str, Any]) -> object:
     """Return the provider's error in an answer, or in its first choice; None where there is none."""
     if body.get("error"):
         return cast("object", body["error"])
-    choices = body.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        return cast("Mapping[str, object]", choices[0]).get("error") or None
+    if body.get("choices") is not None:
+        return _first_choice(body).get("error") or None
     # Some servers send the members of the error without an object around them.
-    return body if choices is None and read_error_body(body).status is not None else None
+    return body if read_error_body(body).status is not None else None
+
+
+def _first_choice(body: Mapping[str, Any]) -> Mapping[str, object]:
+    choices = body.get("choices")
+    is_there = isinstance(choices, list) and choices and isinstance(choices[0], dict)
+    return cast("Sequence[Mapping[str, object]]", choices)[0] if is_there else {}
 
 
 def not_a_completion(data: object, what: str = "it") -> WireError:
@@ -386,8 +395,11 @@ def not_a_completion(data: object, what: str = "it") -> WireError:
     entries = cast("Sequence[object]", data) if isinstance(data, list) else [data]
     body = cast("Mapping[str, Any]", entries[0]) if entries and isinstance(entries[0], dict) else None
     found = None if body is None else _error_in(body)
-    if found:
-        error = WireError(format_foreign(read_error_body(found).message) or shown_data(found))
+    if body is not None and found:
+        told = read_error_body(found)
+        has_ended = told.status is None and _is_failure(_first_choice(body).get("finish_reason"))
+        kind = AnswerFailedError if has_ended else WireError
+        error = kind(format_foreign(told.message) or shown_data(found))
         try:
             error.provider_error = json_bytes({"error": found})
         except (RecursionError, ValueError):  # as in `shown_data`
@@ -428,10 +440,9 @@ def format_foreign(text: str, limit: int = _SHOWN, *, whole: int | None = None) 
 def text_in(message: Mapping[str, Any]) -> str | None:
     """Return the text; some servers send it in parts, and a refusal beside an empty text."""
     content: object = message.get("content")
-    if content is None:
-        refusal: object = message.get("refusal")
-        return None if refusal is None else str(refusal)
-    if isinstance(content, str):
+    if not content and message.get("refusal"):
+        return str(message["refusal"])
+    if content is None or isinstance(content, str):
         return content
     parts = cast("Sequence[Mapping[str, Any]]", content)
     return "".join(str(part.get("text") or "") for part in parts if part.get("type") not in _THOUGHTS)

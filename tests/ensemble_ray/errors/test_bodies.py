@@ -85,6 +85,8 @@ def test_the_delay_is_read_when_a_body_asks_for_one(body: object, delay_s: float
         (403, {"error": "Your team has used all available credits or reached its monthly spending limit."}),
         (None, error(message="This request requires more credits", code=402)),
         (200, error(message="quota", code="insufficient_credits")),
+        (400, error(message="You have run out of credits.", type="invalid_request_error")),
+        (429, error(message="You're out of credits")),
         (429, error(message="Error code: 429 - {'error': {'type': 'insufficient_quota'}}")),
     ],
 )
@@ -109,6 +111,18 @@ def test_an_account_without_credit_is_recognised(status: int | None, body: objec
         ),
         (500, error(message="the prompt says: my credit balance is too low")),
         (403, error(message="no access to this model")),
+        (400, error(message="flagged 'we are out of credits at the bank'", code="content_policy_violation")),
+        (
+            400,
+            error(
+                message="flagged 'your credit balance is too low'", innererror={"code": "ResponsibleAIPolicyViolation"}
+            ),
+        ),
+        (403, error(message="flagged: insufficient credits", type="invalid_request_error", code="moderation_blocked")),
+        (400, error(message="too long: insufficient balance", code="context_length_exceeded")),
+        (400, error(message="the prompt says: we have run out of credits")),
+        (429, error(message="insufficient quota for tokens per minute")),
+        (429, error(message="Insufficient quota for requests per minute", code="rate_limit_exceeded")),
         (429, b"busy"),
     ],
 )

@@ -124,6 +124,17 @@ class ForeignError(Exception):
         self.code = status
 
 
+@pytest.mark.parametrize("cause", [ForeignError("Payment Required", 402), refused(401)])
+def test_a_provider_that_a_callable_asked_refuses_no_model_call(cause: BaseException) -> None:
+    """S-MR-155: below the error of a guardrail, in the process and in its record."""
+    outer = AgentExecutionError("Agent 'Writer': guardrail 'check' raised")
+    outer.is_of_callable = True
+    outer.__cause__ = cause
+    travelled = pickle.loads(pickle.dumps(Chain(outer)))  # noqa: S301  our own bytes
+    assert not is_refusal(travelled)
+    assert not is_refusal_data(json.loads(json.dumps(error_data(travelled))))
+
+
 @pytest.mark.parametrize(
     ("error", "is_expected"),
     [

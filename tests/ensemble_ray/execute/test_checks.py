@@ -121,6 +121,7 @@ async def test_task_fails_closed_when_a_guardrail_raises() -> None:
         await check_guardrails(order, callables, stage="output", text="answer")
     assert str(failed.value) == "Agent 'Writer': guardrail 'broken' raised LookupError: no list of names"
     assert isinstance(failed.value.__cause__, LookupError)
+    assert failed.value.is_of_callable
 
 
 @pytest.mark.parametrize("returned", [None, True, "fine"])

@@ -19,6 +19,7 @@ from ensemble_ray import (
     UnknownEffect,
     UnknownOutcomeError,
 )
+from ensemble_ray.facts.ends import FailureRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import uuid_of
@@ -327,3 +328,11 @@ async def test_output_says_so_when_a_handler_is_confirmed_to_be_done() -> None:
     assert result.output.trace is not None
     assert result.output.trace.metadata == {"outcome": "unknown"}
     assert (await journal.lookup_recorded("count#0"))[NAME, "tool_result"].data.to_data()["outcome"] == "unknown"
+
+
+async def test_failure_of_a_handler_is_recorded_as_its_own() -> None:
+    """S-MR-155: a provider that a handler asked refused no model call of the run."""
+    bench, journal = bench_of(Counting(LookupError("no list")))
+    await bench.run("count")
+    failures = [fact.data for fact in journal.facts() if isinstance(fact.data, FailureRecorded)]
+    assert [failure.is_of_callable for failure in failures] == [True]

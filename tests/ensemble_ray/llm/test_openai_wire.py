@@ -6,7 +6,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -138,6 +138,10 @@ def test_any_text_survives_when_sent(content: str, arguments: str) -> None:
         (answer({}), ChatResponse(None)),
         (answer({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}), ChatResponse("ab")),
         (answer({"content": None, "refusal": "I will not"}), ChatResponse("I will not")),
+        (answer({"content": "", "refusal": "I will not"}), ChatResponse("I will not")),
+        (answer({"content": [], "refusal": "I will not"}), ChatResponse("I will not")),
+        (answer({"content": "yes", "refusal": "no"}), ChatResponse("yes")),
+        (answer({"content": "", "refusal": None}), ChatResponse("")),
         (answer({"content": "x"}, usage={"prompt_tokens": None}), ChatResponse("x", (), TokenUsage(-1, -1))),
         (
             answer({"content": "", "tool_calls": [{"id": "1", "function": {"name": "t", "arguments": "{oops"}}]}),
@@ -320,6 +324,30 @@ def test_the_error_says_what_came_when_a_piece_is_no_chunk(data: bytes, text: st
     assert str(caught.value) == text
 
 
+@pytest.mark.parametrize("said", ["message", "delta"])
+def test_an_error_in_a_choice_that_failed_is_worth_another_attempt(said: str) -> None:
+    """S-LLM-7, S-LLM-20: also where it has no code; the text is the provider's."""
+    choice = {said: {"content": ""}, "finish_reason": "error", "error": {"message": "upstream broke"}}
+    raw = json.dumps({"choices": [choice]}).encode()
+    with pytest.raises(AnswerFailedError, match=r"^upstream broke$"):
+        _ = decode_completion(raw) if said == "message" else StreamAssembler().feed_data(raw)
+    refused = json.dumps({"choices": [{**choice, "finish_reason": "stop"}]}).encode()
+    with pytest.raises(WireError, match=r"^upstream broke$") as caught:
+        decode_completion(refused)
+    assert not isinstance(caught.value, AnswerFailedError)
+
+
+def test_an_error_beside_a_piece_counts_when_it_says_something() -> None:
+    """S-LLM-20: a piece is no whole answer; an error without status and message is none."""
+    assembler = StreamAssembler()
+    for empty in (None, {}, "", {"code": None, "message": ""}):
+        assert assembler.feed(chunk({"content": "x"}, error=empty)) == "x"
+    with pytest.raises(WireError, match=r"^upstream broke$"):
+        assembler.feed(chunk({"content": "x"}, error={"message": "upstream broke"}))
+    with pytest.raises(WireError):
+        assembler.feed(chunk({"content": "x"}, error={"code": 502}))
+
+
 def test_an_empty_stream_is_an_error_when_nothing_of_an_answer_came() -> None:
     """S-STR-10 speaks of answers; a stream without any piece of one is none, and is worth another attempt (S-LLM-8)."""
     with pytest.raises(AnswerFailedError, match="without a single piece"):
@@ -357,6 +385,32 @@ def test_a_whole_message_is_read_when_it_is_the_only_piece() -> None:
     assert assembler.feed({"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}) == "hi"
     assembler.feed({"choices": [{"delta": {}, "message": {"content": "hi"}}]})
     assert assembler.finish() == ChatResponse("hi", finish_reason="stop")
+
+
+def test_a_message_at_the_end_adds_only_what_no_piece_had() -> None:
+    """S-LLM-12: reasoning, members, text and calls that pieces had are not added again."""
+    whole = {"content": "hi", "reasoning_content": "think", "audience": "me", "tool_calls": [LOOK]}
+    for name, streamed in whole.items():
+        assembler = StreamAssembler(origin=HERE)
+        assembler.feed(chunk({name: streamed}))
+        assembler.feed({"choices": [{"message": whole, "finish_reason": "stop"}]})
+        found = assembler.finish()
+        assert (found.text, found.reasoning, len(found.tool_calls)) == ("hi", "think", 1), name
+        sent = cast("dict[str, object]", sent_back(found, HERE))
+        assert (sent["audience"], sent["reasoning_content"]) == ("me", "think"), name
+    assembler = StreamAssembler()
+    assembler.feed(chunk({"reasoning": "think"}))
+    assembler.feed({"choices": [{"message": {"content": "hi", "reasoning_content": "think"}}]})
+    assert (assembler.finish().reasoning, assembler.thought) == ("think", "")
+
+
+@pytest.mark.parametrize("data", [b'{"type": "ping"}', b"{}", b"null", b"[DONE]", b'{"choices": []}'])
+def test_a_thought_is_sent_once_when_an_event_without_one_follows(data: bytes) -> None:
+    """S-LLM-3, S-LLM-13: whatever the next event is."""
+    assembler = StreamAssembler()
+    assembler.feed(chunk({"reasoning_content": "think"}))
+    assembler.feed_data(data)
+    assert assembler.thought == ""
 
 
 def test_one_answer_is_read_when_the_request_asked_for_several() -> None:
@@ -517,6 +571,17 @@ def test_members_are_merged_when_they_are_streamed() -> None:
         "tool_calls": [{**LOOK, "function": {"name": "t", "arguments": "{}", "signature": "st"}}],
     }
     assert sent_back(assembler.finish(), HERE) == expected
+
+
+def test_a_member_is_kept_once_when_each_piece_repeats_it() -> None:
+    """S-LLM-9: a constant is no text in pieces; pieces of reasoning may be equal."""
+    assembler = StreamAssembler(origin=HERE)
+    for _ in range(3):
+        call = {"index": 0, **LOOK, "group": {"lane": "a"}}
+        assembler.feed(chunk({"channel": "analysis", "reasoning_content": "ha", "tool_calls": [call]}))
+    sent = cast("dict[str, Any]", sent_back(assembler.finish(), HERE))
+    assert (sent["channel"], sent["reasoning_content"]) == ("analysis", "hahaha")
+    assert sent["tool_calls"][0]["group"] == {"lane": "a"}
 
 
 def test_members_are_refused_when_they_are_longer_than_an_answer() -> None:

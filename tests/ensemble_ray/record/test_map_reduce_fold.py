@@ -113,6 +113,17 @@ def test_later_execution_counts() -> None:
     assert again.instance("map-1") == "map-1#2"
 
 
+@pytest.mark.parametrize("is_of_callable", [False, True])
+def test_refused_item_is_repeated_unless_its_handler_was_refused(*, is_of_callable: bool) -> None:
+    """S-MR-155: a handler may have done its work once; a resume takes its failure as the run did."""
+    error = {"type": "PaymentError", "text": "no credit", "fields": {"status": 402}}
+    more = {"is_of_callable": True} if is_of_callable else {}
+    failure = fact("task_failed", "map-0#0", 105.0, error_type="PaymentError", message="", error=error, **more)
+    found = fold(begun("collect"), pulled(1), failure)
+    found.go_on()
+    assert found.outcome("map-0") is (RecordedOutcome.FAILED if is_of_callable else RecordedOutcome.UNKNOWN)
+
+
 def test_restart_of_a_scheduler_forgives_nothing() -> None:
     """S-MR-163: nobody wished to go on after the failure."""
     restart = fact("resume", "run", 104.0, is_restart=True)

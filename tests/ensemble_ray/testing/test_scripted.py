@@ -7,6 +7,7 @@ import gc
 import json
 import pickle
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from ensemble_ray import (
     ChatModel,
     ChatResponse,
     IllegalStateError,
+    ProviderFields,
     StreamingChatModel,
     TokenUsage,
     ToolCall,
@@ -121,6 +123,29 @@ async def test_a_copy_is_the_script_itself_when_it_comes_home() -> None:
     """S-SET-38: one script is one script; at home the pickled copy is the object itself."""
     model = ScriptedModel("a", "b")
     assert pickle.loads(pickle.dumps(model)) is model  # noqa: S301  our own bytes
+
+
+@pytest.mark.parametrize("fields", [{"members": {"a": 1}}, {"is_ended": False}, {"cut_after": 1}])
+async def test_the_call_fails_when_only_a_server_can_express_the_reply(fields: dict[str, Any]) -> None:
+    """S-SET-38: a member that has no effect would make a test pass that tests nothing."""
+    with pytest.raises(IllegalStateError, match="ModelServer"):
+        await ScriptedModel(Reply(text="a", **fields)).chat(HELLO)
+
+
+async def test_members_of_the_provider_are_the_same_here_and_from_a_handle() -> None:
+    """S-LLM-9, S-SET-38: of answers, and of messages in `calls`."""
+    fields = ProviderFields(origin="here", message='{"a":1}', tool_calls=('{"signature":"s"}',))
+    answer = ChatResponse(
+        "x", (ToolCall("1", "t"),), TokenUsage(1, 2, 1), "tool_calls", reasoning="r", provider_fields=fields
+    )
+    model = ScriptedModel(*[answer] * 4)
+    handle = ScriptedModelHandle(_id_of(model))
+    messages = [ChatMessage("assistant", "x", (ToolCall("1", "t"),), provider_fields=fields)]
+    with use_services(services_with(LoopbackDriver())):
+        for each in (model, handle):
+            assert await each.chat(messages) == answer
+            assert [part async for part in each.stream(messages)] == ["r", "x", answer]
+    assert [call.messages for call in model.calls] == [tuple(messages)] * 4
 
 
 @pytest.fixture

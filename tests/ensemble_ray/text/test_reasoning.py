@@ -20,6 +20,10 @@ _SPLIT = (
     ("<think>", None, ""),
     ("<think>a</think>", "a", ""),
     ("</think>\n\nc", None, "c"),
+    ("<think>secret plan</think>\n<", "secret plan", "<"),
+    ("<think>a</think></", "a", "</"),
+    ("<think>a</think>\n<think>b</think> <t", "a\n\nb", "<t"),
+    ("<think>a</think><think></th", "a</th", ""),
     ("<think>a</think>```\n<think>b</think>\n```", "a", "```\n<think>b</think>\n```"),
 )
 _LONE = (

@@ -29,6 +29,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.values.messages import Reasoning
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench
 from tests.ensemble_ray.values.test_joined import output
 
@@ -94,6 +95,11 @@ class Generator:
         yield "streamed"
 
 
+async def _thinking() -> AsyncIterator[str]:
+    yield Reasoning("secret thought ")
+    yield "42"
+
+
 class Plain:
     def run(self, request: TaskRequest) -> str:
         return request.description.upper()
@@ -108,9 +114,10 @@ class Plain:
         (Answers(TaskAnswer(structured_output={"a": [1]})), '{"a":[1]}', -1),
         (Answers(TaskAnswer(text="told", structured_output={"a": 1})), "told", -1),
         (Generator(), "draft streamed", -1),
+        (Answers(_thinking()), "42", -1),
         (Plain(), "DRAFT IT", -1),
     ],
-    ids=["text", "answer", "iterator", "structured", "both", "generator", "synchronous"],
+    ids=["text", "answer", "iterator", "structured", "both", "generator", "reasoning", "synchronous"],
 )
 async def test_answer_of_a_runner_has_one_of_these_forms(runner: object, text: str, tokens: int) -> None:
     """S-INT-52, S-INT-55: and its tokens are those of the task."""
@@ -138,6 +145,18 @@ async def test_pieces_are_tokens_when_the_task_streams() -> None:
     assert [each.token for each in bench.sink.of(TokenEvent)] == ["in ", "pieces", "whole"]
     assert (first.output.raw, first.output.metrics.total_tokens, second.output.raw) == ("in pieces", 9, "whole")
     assert all(request.is_streaming for request in runner.requests)
+
+
+async def test_reasoning_of_a_runner_is_no_part_of_its_answer_when_it_streams() -> None:
+    """S-LLM-3: it is recorded apart, and its tokens are marked."""
+    bench = bench_of(Answers(_thinking()))
+    result = await bench.run(is_streaming=True)
+    assert result.output is not None
+    assert (result.output.raw, result.output.trace.llm_interactions[0].reasoning) == ("42", "secret thought ")
+    assert [(each.token, each.is_reasoning) for each in bench.sink.of(TokenEvent)] == [
+        ("secret thought ", True),
+        ("42", False),
+    ]
 
 
 async def test_what_a_runner_raises_fails_the_task() -> None:
