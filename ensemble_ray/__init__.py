@@ -84,7 +84,7 @@ _EXPORTS = {
     "ensemble_ray.llm.rate_limited": "RateLimitedChatModel",
     "ensemble_ray.map_reduce": "MapEnsemble MapReduceEnsemble",
     "ensemble_ray.values.memory": "EmbeddingMatch EvictionPolicy MemoryEntry MemoryScope",
-    "ensemble_ray.values.messages": "ChatMessage ChatResponse Effect JsonSchema TokenUsage ToolCall ToolSpec",
+    "ensemble_ray.values.messages": "ChatMessage ChatResponse Effect JsonSchema ProviderFields Reasoning TokenUsage ToolCall ToolSpec",
     "ensemble_ray.values.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
     "ensemble_ray.values.outputs": "EnsembleOutput ExitReason FailedItem ItemResult RunState",
     "ensemble_ray.values.task_output": "TaskOutput",

@@ -200,6 +200,8 @@ from ensemble_ray.values.messages import ChatMessage as ChatMessage
 from ensemble_ray.values.messages import ChatResponse as ChatResponse
 from ensemble_ray.values.messages import Effect as Effect
 from ensemble_ray.values.messages import JsonSchema as JsonSchema
+from ensemble_ray.values.messages import ProviderFields as ProviderFields
+from ensemble_ray.values.messages import Reasoning as Reasoning
 from ensemble_ray.values.messages import TokenUsage as TokenUsage
 from ensemble_ray.values.messages import ToolCall as ToolCall
 from ensemble_ray.values.messages import ToolSpec as ToolSpec
@@ -414,11 +416,13 @@ __all__ = [
     "ProcessAgentTool",
     "ProcessControl",
     "PromptTemplateError",
+    "ProviderFields",
     "RateLimit",
     "RateLimitInterruptedError",
     "RateLimitTimeoutError",
     "RateLimitedChatModel",
     "RayRuntime",
+    "Reasoning",
     "RecordError",
     "ReflectionConfig",
     "ReflectionInput",

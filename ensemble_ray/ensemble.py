@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
@@ -22,6 +22,7 @@ from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
 from ensemble_ray.values.messages import ChatMessage
 from ensemble_ray.values.outputs import EnsembleOutput
+from ensemble_ray.values.task_output import OutputType
 
 __all__ = ["Ensemble", "Startable", "build_question", "join", "join_run", "run", "stream_run"]
 
@@ -186,7 +187,7 @@ async def join_run(begun: Run) -> EnsembleOutput:
 
 
 def build_question(
-    agent: Agent, description: str, *, output_type: type[Any] | None, history: Sequence[ChatMessage]
+    agent: Agent, description: str, *, output_type: OutputType | None, history: Sequence[ChatMessage]
 ) -> Ensemble:
     """Return the ensemble of one task that asks an agent; for `Agent.run`."""
     task = Task.of(description).replace(agent=agent, output_type=output_type, history=history)

@@ -5,7 +5,6 @@ python examples/handler_pipeline.py [LLM]
 
 from __future__ import annotations
 
-import json
 import sys
 
 from pydantic import BaseModel
@@ -31,16 +30,14 @@ class Measured(BaseModel):
     low_m: float
 
 
-def fetch(_: TaskHandlerContext) -> str:
+def fetch(_: TaskHandlerContext) -> dict[str, object]:
     """Stand for a call of a service; a handler may be `async` and may raise."""
-    return json.dumps({"gauges": [{"place": "Brest", "high_m": 6.9, "low_m": 1.4}]})
+    return {"gauges": [{"place": "Brest", "high_m": 6.9, "low_m": 1.4}]}
 
 
-def measure(context: TaskHandlerContext) -> ToolResult:
-    """Read the answer of the task before; its text is for models, the object for programs."""
-    first = json.loads(context.context_outputs[0].raw)["gauges"][0]
-    measured = Measured(**first)
-    return ToolResult.success(measured.model_dump_json(), structured_output=measured)
+def measure(context: TaskHandlerContext) -> Measured:
+    """Read the answer of the task before: programs get the object, and models its JSON."""
+    return Measured(**context.context_outputs[0].parsed["gauges"][0])
 
 
 class Difference(AbstractAgentTool):

@@ -21,6 +21,7 @@ from ensemble_ray.serve.openai_api.said_text import SaidText
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import RunStatus
 from ensemble_ray.values.ids import new_run_id
+from ensemble_ray.values.messages import Reasoning
 
 if TYPE_CHECKING:
     from starlette.types import Receive
@@ -44,6 +45,8 @@ class Token(BaseModel):
     token: str
     instance: str | None
     iteration_index: int
+    #: whether it is a piece of the model's reasoning
+    is_reasoning: bool = False
 
 
 class DoneTask(BaseModel):
@@ -135,7 +138,7 @@ class AskedRun:
             await self.leave()
 
     async def answer(self, streamed_task: str | None, said: SaidText) -> AsyncGenerator[str | RunDetail]:
-        """Yield pieces of the answer while it is said, then the run as `end` does.
+        """Yield pieces of the answer and of reasoning (`Reasoning`) while they are said, then the run as `end` does.
 
         Args:
             streamed_task: Instance of the task whose tokens they are; None: nothing is said before the end.
@@ -147,7 +150,10 @@ class AskedRun:
                 async with aclosing(self._events(ending)) as events:
                     async for event in events:
                         if (token := token_of(event)) is not None and token.instance == streamed_task:
-                            yield said.add(token.token, turn=token.iteration_index)
+                            if token.is_reasoning:
+                                yield Reasoning(token.token)
+                            else:
+                                yield said.add(token.token, turn=token.iteration_index)
             yield await ending
         finally:
             ending.cancel()

@@ -38,6 +38,14 @@ def _expressible(value: object) -> object:
     return whole_data(value)
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _is_zero(value: object) -> bool:
+    return value == 0
+
+
 #: Data that a client sent.
 Expressible = BeforeValidator(_expressible)
 #: A text of an answer: models write what they like.
@@ -73,11 +81,16 @@ class Cost(Wire):
 
 
 class Metrics(Wire):
-    """What a task or a run cost."""
+    """What a task or a run cost.
+
+    Attributes:
+        reasoning_tokens: Part of the output tokens that endpoints counted as reasoning; left out where there are none.
+    """
 
     input_tokens: int | None
     output_tokens: int | None
     total_tokens: int | None
+    reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
     llm_calls: int
     tool_calls: int
     llm_latency_s: float
@@ -91,6 +104,7 @@ class Metrics(Wire):
             input_tokens=_count_or_none(metrics.input_tokens),
             output_tokens=_count_or_none(metrics.output_tokens),
             total_tokens=_count_or_none(metrics.total_tokens),
+            reasoning_tokens=metrics.reasoning_tokens,
             llm_calls=metrics.llm_call_count,
             tool_calls=metrics.tool_call_count,
             llm_latency_s=metrics.llm_latency.total_seconds(),
@@ -105,6 +119,7 @@ class Metrics(Wire):
             input_tokens=_count_or_none(metrics.total_input_tokens),
             output_tokens=_count_or_none(metrics.total_output_tokens),
             total_tokens=_count_or_none(metrics.total_tokens),
+            reasoning_tokens=metrics.total_reasoning_tokens,
             llm_calls=metrics.total_llm_call_count,
             tool_calls=metrics.total_tool_calls,
             llm_latency_s=metrics.total_llm_latency.total_seconds(),
@@ -121,12 +136,14 @@ class FinishedTask(Wire):
         description: The task, with its variables filled in.
         text: The answer.
         structured: The answer as data, where the task declares a type.
+        reasoning: What its model thought, apart from the answer; left out where there is none.
     """
 
     role: Text
     description: Text
     text: Text
     structured: Data
+    reasoning: Text | None = Field(default=None, exclude_if=_is_none)
     completed_at: datetime
     duration_s: float
     metrics: Metrics
@@ -134,11 +151,13 @@ class FinishedTask(Wire):
     @classmethod
     def of(cls, output: TaskOutput) -> Self:
         """Return the task's output."""
+        answers = () if output.trace is None else output.trace.llm_interactions
         return cls(
             role=output.agent_role,
             description=output.task_description,
             text=output.raw,
             structured=output.model_dump(mode="json", include={"parsed_output"})["parsed_output"],
+            reasoning="\n\n".join([each.reasoning for each in answers if each.reasoning]) or None,
             completed_at=output.completed_at,
             duration_s=output.duration.total_seconds(),
             metrics=Metrics.of_task(output.metrics),

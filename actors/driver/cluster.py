@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import math
 import os
@@ -19,9 +20,10 @@ from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, patiently, reach
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import package_version
+from ensemble_ray.process.forks import after_fork, is_ray_inherited
 from ensemble_ray.values.ids import new_object_id
 
-__all__ = ["LOCAL", "PROGRAM", "ClusterHeartbeat", "check_version", "connection_id", "join_or_start"]
+__all__ = ["LOCAL", "PROGRAM", "ClusterHeartbeat", "check_fork", "check_version", "connection_id", "join_or_start"]
 
 Reply = TypeVar("Reply")
 _log = bounded_logger(__name__)
@@ -44,6 +46,7 @@ def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
     Raises:
         EnsembleError: the cluster cannot be joined or started; the message says what to look at.
     """
+    check_fork()
     if ray.is_initialized():
         return False
     options: dict[str, object] = {
@@ -62,6 +65,30 @@ def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
     except Exception as error:  # Ray raises no less than that itself, where its own processes take more than 30 s
         raise EnsembleError(_cannot_connect(address, error)) from error
     return True
+
+
+def check_fork() -> None:
+    """Refuse a process that was forked from one with a connection to a cluster.
+
+    Raises:
+        EnsembleError: it was; Ray's threads and sockets are its parent's.
+    """
+    if is_ray_inherited():
+        raise EnsembleError(
+            f"Process {os.getpid()} was forked from a process that was connected to Ray, and cannot use that connection or open "
+            "another one. Use Ray first after the fork (Celery: worker_process_init; gunicorn: post_fork, without --preload), "
+            "start processes with multiprocessing's 'spawn', or run here with runtime='inline'"
+        )
+
+
+@after_fork
+def _leave_instance() -> None:
+    """Have Ray end none of its parent's processes when the child ends."""
+    if is_ray_inherited():
+        worker = cast("Any", ray)._private.worker  # noqa: SLF001  Ray has no other way
+        atexit.unregister(worker.shutdown)
+        if worker._global_node is not None:  # noqa: SLF001
+            worker._global_node.all_processes.clear()  # noqa: SLF001
 
 
 def _join(address: str, options: Mapping[str, object]) -> None:

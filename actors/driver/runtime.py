@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import ray
 import ray.exceptions
 
-from ensemble_ray.actors.driver.cluster import LOCAL, PROGRAM, connection_id, join_or_start
+from ensemble_ray.actors.driver.cluster import LOCAL, PROGRAM, check_fork, connection_id, join_or_start
 from ensemble_ray.actors.driver.loading import check_loading
 from ensemble_ray.actors.driver.node_check import ask_nodes, question_about
 from ensemble_ray.actors.driver.packing import list_payloads, pack_submission
@@ -28,6 +28,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.placement import most_replicas
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import Settings
+from ensemble_ray.process.forks import abandon, track
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.stores import StoreAddress
@@ -92,6 +93,12 @@ class RayRuntime:
         self._connected_as = ""
         self._connecting: asyncio.Task[None] | None = None
         self._keeps_warm = False
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin without schedulers; those of the parent are its own."""
+        abandon(self._schedulers, self._connecting)
+        self._schedulers = self._connecting = None
 
     @property
     def store_address(self) -> StoreAddress:
@@ -221,6 +228,7 @@ class RayRuntime:
         Raises:
             CancelledError: the run was called off meanwhile. What is being started goes on, for the next run.
         """
+        check_fork()
         # A handle is good for one connection; `ray.shutdown` and another `ray.init` make it useless.
         if self._connecting is None and (self._schedulers is None or connection_id() != self._connected_as):
             self._connecting = asyncio.get_running_loop().create_task(self._reconnect())

@@ -49,7 +49,7 @@ def pack_event(event: Event) -> bytes:
             event = replace(event, cause=portable(event.cause))
         case ToolCallEvent() if not isinstance(event.structured_result, str | int | float | None):
             event = replace(event, structured_result=_Payload(event.structured_result))
-        case TaskCompleteEvent() if event.task_output.output_type is not None:
+        case TaskCompleteEvent() if (event.task_output.output_type, event.task_output.parsed_output) != (None, None):
             try:
                 return bytes(cloudpickle.dumps(event))
             except Exception as error:

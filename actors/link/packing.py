@@ -191,7 +191,7 @@ def cannot_leave(task: str, agent_role: str, error: Exception) -> AgentExecution
 
 def _dumps(value: TaskOutput | TaskFailure) -> bytes:
     """Pickle by reference where that works, by value where a class of the user's own script is in it."""
-    plain = isinstance(value, TaskOutput) and value.output_type is None
+    plain = isinstance(value, TaskOutput) and value.output_type is None and value.parsed_output is None
     return pickle.dumps(value, protocol=5) if plain else cloudpickle.dumps(value)
 
 

@@ -6,11 +6,11 @@ is one transaction. Every call blocks: it is for threads. Never: a password in a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ensemble_ray.errors import EnsembleError
+from ensemble_ray.process.forks import abandon, new_lock, track
 from ensemble_ray.process.postgres_server import (
     SESSION,
     SET_SESSION,
@@ -99,8 +99,14 @@ class EndpointDatabase:
         self._parameters = parameters_of(url, needed_by="An endpoint's keys and runs in PostgreSQL need")
         self.location = location_of(self._parameters)
         self._greet = greet
-        self._using = threading.Lock()
+        self._using = new_lock()
         self._connection: Connection | None = None
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin without a connection: closing the parent's would end its session."""
+        abandon(self._connection)
+        self._connection = None
 
     def run(
         self, operation: Callable[[Connection], T], *, is_repeatable: bool = True, patience_s: float = PATIENCE_S

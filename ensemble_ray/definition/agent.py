@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import aclosing
 from functools import partial
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, SkipValidation, model_validator
@@ -37,6 +38,7 @@ from ensemble_ray.values.agent_output import AgentOutput
 from ensemble_ray.values.messages import Effect, OnIncomplete
 from ensemble_ray.values.outputs import EnsembleOutput, Parsed
 from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.task_output import OutputType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -77,6 +79,8 @@ class Agent(Identified):
         on_incomplete: What becomes of an answer that was cut off or is empty: `"warn"`: it is used, with a warning;
             `"fail"`: the task fails; `"retry"`: the model is asked again, twice at most, then the task fails; None: as
             the ensemble says.
+        keep_reasoning: Whether the text of answers stays as it came, with reasoning in tags such as `<think>`. By default
+            reasoning is stored apart from the answer.
         isolation: `"process"`: always a process of its own on Ray, which no other agent and no other run has; `"shared"`: never
             one; None: the runtime decides.
         num_cpus: Processors of its node that each of its processes on Ray reserves; 0: none, since it waits for models.
@@ -98,6 +102,7 @@ class Agent(Identified):
     max_iterations: StrictInt = 25
     response_format: StrictText = ""
     on_incomplete: OnIncomplete | None = None
+    keep_reasoning: bool = False
     allow_delegation: bool = False
     rate_limit: RateLimit | None = None
     max_concurrency: StrictInt | None = None
@@ -148,7 +153,7 @@ class Agent(Identified):
         self,
         question: str,
         *,
-        output_type: type[Parsed] | None = None,
+        output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
@@ -175,7 +180,7 @@ class Agent(Identified):
         self,
         question: str,
         *,
-        output_type: type[Parsed] | None = None,
+        output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
@@ -189,7 +194,7 @@ class Agent(Identified):
         self,
         question: str,
         *,
-        output_type: type[Parsed] | None = None,
+        output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
@@ -209,7 +214,7 @@ class Agent(Identified):
         self,
         question: str,
         *,
-        output_type: type[Parsed] | None = None,
+        output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
@@ -223,7 +228,7 @@ class Agent(Identified):
                 yield build_answer(asked, each) if isinstance(each, EnsembleOutput) else each
 
     def to_ensemble(
-        self, question: str, *, output_type: type[Any] | None = None, history: History | None = None
+        self, question: str, *, output_type: OutputType | None = None, history: History | None = None
     ) -> Ensemble:
         """Return what is run when the agent is asked: an ensemble of one task.
 

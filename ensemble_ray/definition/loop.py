@@ -291,7 +291,7 @@ def _check_until(arguments: Mapping[str, Any]) -> None:
     if not callable(until):
         raise ValidationError(f"Loop '{name}' until must be a callable, got: {type(until).__name__}")
     last = cast("tuple[Task, ...]", arguments["body"])[-1]
-    if isinstance(until, Until) and until.kind == "parsed" and last.output_type is None:
+    if isinstance(until, Until) and until.kind == "parsed" and last.output_type is None and last.handler is None:
         raise ValidationError(
             f"Loop '{name}' until is Until.parsed, and its last body task '{body_key(last)}' has no output_type to parse"
         )

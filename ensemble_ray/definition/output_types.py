@@ -7,26 +7,33 @@ runs; what is not reached from a factory is not there, whatever the program has 
 
 from __future__ import annotations
 
+import ast
 import builtins
 import functools
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import cast
+from typing import Any, cast, get_args
 
 from ensemble_ray.definition.task import Task
-from ensemble_ray.values.task_output import full_name
+from ensemble_ray.values.task_output import OutputType, full_name
 
-__all__ = ["output_types_of"]
+__all__ = ["find_output_type", "output_types_of"]
 
 #: Objects that are looked at: a factory's module may refer to much, and an output whose type is not found stays JSON data.
 _MOST = 10_000
 #: Built-in types that JSON data can be.
-_PLAIN = frozenset({bool, dict, float, int, list, str, tuple})
+_PLAIN = frozenset({bool, dict, float, int, list, set, str, tuple})
+#: What types are made with, as their texts name it.
+_FORMS: Mapping[str, object] = {
+    **{each.__name__: each for each in _PLAIN},
+    **{f"typing.{each}": getattr(typing, each) for each in ("Any", "Dict", "List", "Literal", "Optional", "Union")},
+}
 
 
-def output_types_of(factories: Iterable[object]) -> Mapping[str, type[object]]:
-    """Return the classes that these factories refer to, also by way of functions and values of their modules."""
-    found: dict[str, type[object]] = {}
+def output_types_of(factories: Iterable[object]) -> Mapping[str, OutputType]:
+    """Return the classes and aliases that these factories refer to, also by way of functions and values of their modules."""
+    found: dict[str, OutputType] = {}
     seen: set[int] = set()
     waiting: list[object] = [each for each in factories if each is not None]
     while waiting and len(seen) < _MOST:
@@ -37,9 +44,42 @@ def output_types_of(factories: Iterable[object]) -> Mapping[str, type[object]]:
         if isinstance(each, type):
             if _can_be_output(each):
                 found.setdefault(full_name(each), each)
+        elif parts := get_args(each):  # `list[Report]`
+            found.setdefault(full_name(each), cast("OutputType", each))
+            waiting.extend(parts)
         else:
             waiting.extend(_references(each))
     return found
+
+
+def find_output_type(name: str, known: Mapping[str, OutputType]) -> OutputType | None:
+    """Return the type of that full name, also one such as `list[module.Report]` that is made of known classes.
+
+    Args:
+        name: As `full_name` writes it.
+        known: Of `output_types_of`.
+    """
+    if name in known:
+        return known[name]
+    try:
+        return cast("OutputType", _built(ast.parse(name, mode="eval").body, known))
+    except (SyntaxError, LookupError, TypeError, ValueError, RecursionError):  # it has classes that are not known
+        return None
+
+
+def _built(node: ast.expr, known: Mapping[str, OutputType]) -> Any:
+    match node:
+        case ast.Constant():  # `None`, or a value of a `Literal`
+            return node.value
+        case ast.Tuple():
+            return tuple(_built(each, known) for each in node.elts)
+        case ast.BinOp(op=ast.BitOr()):
+            return _built(node.left, known) | _built(node.right, known)
+        case ast.Subscript():
+            return _built(node.value, known)[_built(node.slice, known)]
+        case _:
+            name = ast.unparse(node)
+            return _FORMS[name] if name in _FORMS else known[name]
 
 
 def _can_be_output(output_type: type[object]) -> bool:

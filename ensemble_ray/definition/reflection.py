@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from pydantic import InstanceOf, PrivateAttr, SkipValidation, model_validator
@@ -15,6 +14,7 @@ from ensemble_ray.memory.reflections import REFLECTION_METHODS, InMemoryReflecti
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.ports.reflection import ReflectionStore
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.value import Value
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class _OwnStore:
     """The store of an ensemble that was given none; one for all copies of the ensemble, made when it is first needed."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = new_lock()
         self._store: InMemoryReflectionStore | None = None
 
     def get(self) -> InMemoryReflectionStore:

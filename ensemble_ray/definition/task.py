@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeAlias, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NewType, Self, TypeAlias, cast, get_args, get_origin
 
 from pydantic import InstanceOf, SkipValidation, model_validator
+from typing_extensions import TypeAliasType
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import (
@@ -48,8 +49,6 @@ else:
 __all__ = ["Handler", "Task"]
 
 _DEFAULT_EXPECTED_OUTPUT = "Produce a complete and accurate response to the task."
-_PRIMITIVES: tuple[object, ...] = (int, float, bool, complex, bytes)
-_ARRAYS: tuple[object, ...] = (list, tuple, set, frozenset)
 
 
 class Task(Identified, Generic[Parsed_co]):
@@ -63,7 +62,8 @@ class Task(Identified, Generic[Parsed_co]):
         expected_output: What the result looks like; a template as well.
         agent: Who does it; None: an agent is made for the run, unless a handler does the work.
         context: Tasks whose outputs it is given, in this order; `loop.output` and `phase.output` for those of a loop or phase.
-        output_type: Type that the answer is parsed into: a pydantic model, dataclass, TypedDict, enum, `str`, `dict`.
+        output_type: Type that the answer is parsed into: a pydantic model, dataclass, TypedDict or enum, `str`, `int`,
+            `list[X]`, `dict[str, X]`, `Literal[...]`, `X | None`, or whatever else pydantic reads.
         max_output_retries: Further answers asked for when one does not parse, or an output guardrail raises `TryAgain`.
         input_guardrails: Asked before anything else; each may refuse the task.
         output_guardrails: Asked about the answer; each may refuse it.
@@ -97,7 +97,7 @@ class Task(Identified, Generic[Parsed_co]):
     expected_output: StrictText
     agent: InstanceOf[Agent] | None = None
     context: Annotated[Sequence[Task | UnitOutput], SkipValidation] = ()
-    output_type: Annotated[type[Parsed_co] | None, SkipValidation] = None
+    output_type: Annotated[type[Parsed_co] | UnionType | None, SkipValidation] = None
     max_output_retries: StrictInt = 3
     input_guardrails: FrozenSequence[Callable[[Any], object]] = ()
     output_guardrails: FrozenSequence[Callable[[Any], object]] = ()
@@ -219,18 +219,14 @@ def _check_context(arguments: Mapping[str, Any]) -> object:
 
 
 def _check_output_type(output_type: object) -> None:
-    """Refuse what no answer can be parsed into (S-DOM-27 to S-DOM-29, S-DOM-32)."""
-    if output_type is None or output_type is str or output_type is dict or get_origin(output_type) is dict:
-        return
-    if output_type in _PRIMITIVES:
-        raise ValidationError(f"Task output_type must not be a primitive type: {cast('type', output_type).__name__}")
+    """Refuse what is no type (S-DOM-27, S-DOM-28, S-DOM-32)."""
     if output_type is type(None):
         raise ValidationError("Task output_type must not be Void")
-    if (get_origin(output_type) or output_type) in _ARRAYS:
-        raise ValidationError("Task output_type must not be an array type. Wrap the array in a record or class.")
-    of = output_type if isinstance(output_type, type) else get_origin(output_type)
-    if not isinstance(of, type) or of is UnionType:
-        raise ValidationError(f"Task output_type must be a class or dict[K, V], got: {output_type!r}")
+    is_alias = get_origin(output_type) is not None or isinstance(output_type, NewType | TypeAliasType)
+    if output_type is not None and not isinstance(output_type, type) and not is_alias:
+        raise ValidationError(
+            f"Task output_type must be a type, such as a pydantic model, str or list[int], got: {output_type!r}"
+        )
 
 
 def _check_handler(arguments: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ replaced by a stand-in of the same class name and text (S-ERR-31).
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors.root import EnsembleError
@@ -135,7 +135,7 @@ class OutputParsingError(TaskExecutionError):
         self,
         message: str,
         raw_output: str = "",
-        output_type: type[object] | None = None,
+        output_type: type[object] | UnionType | None = None,
         parse_errors: Sequence[str] = (),
         attempt_count: int = 0,
         task_description: str = "",

@@ -1,4 +1,4 @@
-"""Errors of model providers as plain data, and back. Package: errors; imports nothing of ours.
+"""Errors of model providers as plain data, and back. Package: errors; stands on `bodies` alone.
 
 In: an error of one of the listed classes of the `openai` package. Out: data that JSON has types for; and the error again,
 of the same class, with status, body and the few headers that are no secret (S-ERR-40, S-ERR-41).
@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-__all__ = ["is_refusal", "is_refusal_data", "pack_provider_error", "unpack_provider_error"]
+from ensemble_ray.errors.bodies import ErrorBody, read_error_body
+
+__all__ = ["is_refusal", "is_refusal_data", "pack_provider_error", "status_of", "told_by", "unpack_provider_error"]
 
 _PACKAGE = "openai"
 _CLASSES = frozenset({
@@ -25,6 +27,8 @@ _CLASSES = frozenset({
 })  # fmt: skip
 #: A wrong key, no right to the model, no such model: every other call of it will be refused too.
 _REFUSALS = frozenset({"AuthenticationError", "PermissionDeniedError", "NotFoundError"})
+#: Where packages keep an HTTP status: openai and anthropic, aiohttp and urllib, Google's clients.
+_STATUS_FIELDS = ("status_code", "status", "code")
 _FIELDS = ("message", "status_code", "code", "param", "type", "request_id", "body")
 _HEADERS = ("retry-after", "retry-after-ms", "x-request-id", "content-type")
 #: Errors of a recorded chain of causes that are looked at.
@@ -33,11 +37,34 @@ _MOST_LINKS = 32
 _MOST_BODY = 20_000
 
 
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status that the endpoint answered with; None when there was no answer, or none that is known."""
+    for holder in (error, getattr(error, "response", None)):
+        for field in _STATUS_FIELDS:
+            value: object = getattr(holder, field, None)
+            if isinstance(value, int) and 100 <= value <= 599:  # noqa: PLR2004  HTTP's own range
+                return int(value)
+    return None
+
+
+def told_by(error: BaseException) -> ErrorBody:
+    """Return what the answer behind an error means: by its body, else by the text of an error with a status."""
+    status, body = status_of(error), getattr(error, "body", None)
+    if body is None:
+        return ErrorBody() if status is None else read_error_body(str(error), status)
+    return read_error_body(body, status)
+
+
 def is_refusal(error: BaseException | None) -> bool:
-    """Return whether a provider refused a call as it would refuse every other call of that model (401, 403, 404)."""
+    """Return whether a provider refused a call as it would refuse every other call of that model.
+
+    A status of 401, 403 or 404, or an account without credit (S-LLM-21).
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if type(error).__name__ in _REFUSALS and type(error).__module__.partition(".")[0] == _PACKAGE:
+            return True
+        if told_by(error).is_out_of_credit:
             return True
         seen.add(id(error))
         error = error.__cause__
@@ -50,10 +77,20 @@ def is_refusal_data(data: object) -> bool:
     while isinstance(data, Mapping) and depth < _MOST_LINKS:
         link = cast("Mapping[str, object]", data)
         provider = link.get("provider")
-        if isinstance(provider, Mapping) and cast("Mapping[str, object]", provider).get("class") in _REFUSALS:
+        found = cast("Mapping[str, object]", provider) if isinstance(provider, Mapping) else {}
+        if found.get("class") in _REFUSALS or _is_out_of_credit({**link, **found}):
             return True
         data, depth = link.get("cause"), depth + 1
     return False
+
+
+def _is_out_of_credit(link: Mapping[str, object]) -> bool:
+    """Return whether an error of the record is that of an account without credit."""
+    fields = link.get("fields")
+    known = cast("Mapping[str, object]", fields) if isinstance(fields, Mapping) else {}
+    statuses = [each for name in _STATUS_FIELDS if isinstance(each := known.get(name), int)]
+    body = known.get("body") or (link.get("text") if statuses else None)
+    return body is not None and read_error_body(body, *statuses[:1]).is_out_of_credit
 
 
 def pack_provider_error(error: BaseException) -> dict[str, Any] | None:

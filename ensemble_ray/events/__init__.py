@@ -178,6 +178,8 @@ class LlmIterationCompletedEvent(Event):
     latency: timedelta
     #: why the model stopped, in the provider's word, `length` where it was cut off; None: unknown
     finish_reason: str | None = None
+    #: what the model thought, apart from its answer
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,8 @@ class TokenEvent(Event):
     agent_role: str
     task_description: str
     iteration: int = 0
+    #: whether it is a piece of the model's reasoning, and not of its answer (S-LLM-2)
+    is_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,6 +173,7 @@ def llm_iteration_completed(
     output_tokens: int,
     latency_s: float,
     instance: str,
+    reasoning: str | None = None,
 ) -> Message:
     """Return that a model answered; unknown token counts are 0 (S-EVT-16)."""
     data: dict[str, object] = {
@@ -186,6 +187,7 @@ def llm_iteration_completed(
         "output_tokens": max(0, output_tokens),
         "latency_ms": milliseconds(latency_s),
         "instance": instance,
+        **({} if reasoning is None else {"reasoning": reasoning}),
     }
     return Message("llm_iteration_completed", data)
 

@@ -6,7 +6,7 @@ where no event says so, since it failed. What a value has no JSON for is shown a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import (
@@ -33,6 +33,7 @@ from ensemble_ray.values.trace import jsonable
 
 if TYPE_CHECKING:
     from ensemble_ray.events import Event
+    from ensemble_ray.values.messages import ChatMessage
 
 __all__ = ["RunMessages"]
 
@@ -199,6 +200,14 @@ def _of_round(event: LoopIterationCompletedEvent | GraphStateCompletedEvent) -> 
             )
 
 
+def _message_data(message: ChatMessage) -> object:
+    """Return a message for pages, without what only its provider understands."""
+    data = jsonable(message)
+    if isinstance(data, dict):
+        cast("dict[str, object]", data).pop("provider_fields", None)
+    return data
+
+
 def _of_model(event: LlmIterationStartedEvent | LlmIterationCompletedEvent | TokenEvent, at: float) -> Message:
     match event:
         case LlmIterationStartedEvent():
@@ -206,7 +215,7 @@ def _of_model(event: LlmIterationStartedEvent | LlmIterationCompletedEvent | Tok
                 "agent_role": event.agent_role,
                 "task_description": event.task_description,
                 "iteration_index": event.iteration_index,
-                "messages": [jsonable(each) for each in event.messages],
+                "messages": [_message_data(each) for each in event.messages],
                 "total_message_count": len(event.messages),
                 "instance": event.instance,
             }
@@ -222,6 +231,7 @@ def _of_model(event: LlmIterationStartedEvent | LlmIterationCompletedEvent | Tok
                 output_tokens=event.output_tokens,
                 latency_s=event.latency.total_seconds(),
                 instance=event.instance,
+                reasoning=event.reasoning,
             )
         case TokenEvent():
             shown = render_token(event, at)

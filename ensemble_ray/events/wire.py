@@ -64,5 +64,6 @@ def render_token(event: TokenEvent, at: float) -> WireEvent:
         "iteration_index": event.iteration,
         "sent_at": instant(at),
         "instance": event.instance,
+        **({"is_reasoning": True} if event.is_reasoning else {}),
     }
     return WireEvent(type="token", data=data)

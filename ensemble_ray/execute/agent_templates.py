@@ -37,6 +37,7 @@ OVERRIDE_FIELDS = (
     "max_iterations",
     "response_format",
     "on_incomplete",
+    "keep_reasoning",
     "allow_delegation",
 )
 #: What agents of one kind have equal; tools, model and runner are compared as objects.

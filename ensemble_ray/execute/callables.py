@@ -17,6 +17,7 @@ from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, Gua
 from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.tools.approval import current_reviews
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
+from ensemble_ray.tools.waiting import call_to_end
 from ensemble_ray.values.delegation import DelegationPolicyResult, DelegationRequest
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class LocalCallables:
         function = self._find(path)
         if isinstance(argument, GuardrailInput | GuardrailOutput):
             return await _verdict(function, argument)
-        return await call_user(function, argument)
+        return await call_to_end(function, argument)
 
     def _find(self, path: str) -> Callable[[object], object]:
         key, category, position = path.rsplit("/", 2)
@@ -114,7 +115,7 @@ def _as_handler(tool: AgentTool) -> Callable[[object], Awaitable[object]]:
             )
             with use_tool_context(found):
                 return await tool.aexecute(text)
-        return await call_user(tool.execute, text)
+        return await call_to_end(tool.execute, text)
 
     return handle
 

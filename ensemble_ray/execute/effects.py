@@ -228,11 +228,12 @@ class TaskEffects:
         inputs: list[int] = []
         outputs: list[int] = []
         llm_s = tools_s = 0.0
-        incomplete = 0
+        incomplete = reasoning = 0
         for model in self.models:  # once: this is done for every task of every run
             usage = model.response.usage
             inputs.append(UNKNOWN_TOKENS if usage is None else usage.input_tokens)
             outputs.append(UNKNOWN_TOKENS if usage is None else usage.output_tokens)
+            reasoning += 0 if usage is None else max(0, usage.reasoning_tokens)
             llm_s += model.latency_s
             incomplete += incomplete_reason(model.response) is not None
             for tool in model.tools:
@@ -250,6 +251,7 @@ class TaskEffects:
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             total_tokens=add_tokens((input_tokens, output_tokens)),
+            reasoning_tokens=reasoning,
             llm_latency=timedelta(seconds=llm_s),
             tool_execution_time=timedelta(seconds=tools_s),
             prompt_build_time=timedelta(seconds=self.prompt_build_s),
@@ -330,8 +332,10 @@ class TaskEffects:
             latency=completed - started,
             input_tokens=UNKNOWN_TOKENS if usage is None else usage.input_tokens,
             output_tokens=UNKNOWN_TOKENS if usage is None else usage.output_tokens,
+            reasoning_tokens=UNKNOWN_TOKENS if usage is None else usage.reasoning_tokens,
             response_type="final_answer" if model.is_final else "tool_calls",
             response_text=model.response.text if model.is_final else None,
+            reasoning=model.response.reasoning,
             finish_reason=unusual_finish_reason(model.response),
             model=model.model,
             provider=model.provider,

@@ -1,18 +1,22 @@
 """Tasks without a model: the user's handler does the work. Package: execute.
 
-Rules: a handler may be a function of a `TaskHandlerContext` or an `AgentTool` (S-DET-1, S-DET-2); it returns a
-`ToolResult` or a string (S-DET-9); its structured output counts only with an output type (S-DET-6). It is an effect: a
-handler whose result is recorded is not called again (S-DUR-25).
+Rules: a handler may be a function of a `TaskHandlerContext` or an `AgentTool` (S-DET-1, S-DET-2). What it returns has a
+text, as a tool's result has (S-DET-9), and is itself the parsed output, of the output type if there is one (S-DET-6). It
+is an effect: a handler whose result is recorded is not called again (S-DUR-25).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, cast
+
+from pydantic.errors import PydanticUserError
 
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import brief, describe
-from ensemble_ray.execute.agent.structured import restore_output
+from ensemble_ray.execute.agent.structured import ParseResult, restore_output
+from ensemble_ray.execute.agent.type_adapters import adapter_of
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.execute.review.tool_reviews import stands_at_gate, tool_reviews
@@ -23,8 +27,11 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.approval import use_reviews
+from ensemble_ray.tools.rendering import ResultError, name_value, render_value
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.values.ids import effect_name
+from ensemble_ray.values.shown import Shown
+from ensemble_ray.values.task_output import OutputType, type_name
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.effects import CallOutcome
@@ -39,10 +46,10 @@ _LONGEST = 280
 
 
 async def run_handler(scope: TaskScope) -> tuple[str, object]:
-    """Call the handler, unless its result is recorded; text and structured output (None without an output type).
+    """Call the handler, unless its result is recorded; return text and structured output.
 
     Raises:
-        AgentExecutionError: it raised, returned None or a failure (S-DET-5).
+        AgentExecutionError: it raised, or returned None, a failure, or something of another type (S-DET-5, S-DET-6).
         ExitEarlyError: it asked to end the run (S-DET-10).
         ReviewOpenError: it waits at an open gate (S-REV-115).
         UnknownOutcomeError: it was begun before a crash, and nobody knows whether it was done (S-DUR-25).
@@ -106,17 +113,51 @@ async def _call(scope: TaskScope, name: str) -> tuple[str, object]:
     if returned is None:
         text = f"Deterministic task handler returned null for task: {brief(order.task.description)}"
         result = await _note(scope, name, "failure", text, began=began)
-    elif not isinstance(returned, ToolResult):
-        result = await _note(scope, name, "success", str(returned), began=began)
-    elif not returned.is_success:
+    elif isinstance(returned, ToolResult) and not returned.is_success:
         text = f"Deterministic task failed: {returned.error_message}"
         result = await _note(scope, name, "failure", text, began=began)
     else:
-        structured = returned.structured_output if order.task.output_type is not None else None
-        result = await _note(scope, name, "success", returned.output, structured, began=began)
+        text, value = _text_and_value(returned)
+        fitting = _fit(text, value, order.task.output_type)
+        if fitting.error_message is None:
+            result = await _note(scope, name, "success", text, fitting.value, began=began)
+        else:
+            text = f"Deterministic task handler returned {fitting.error_message}"
+            result = await _note(scope, name, "failure", text, began=began)
     if not result.is_success:
         raise _failure(order, result.text)
     return result.text, result.structured_output
+
+
+def _text_and_value(returned: object) -> tuple[str, object]:
+    """Return the text of what a handler returned, and what further handlers are given of it (S-DET-6, S-DET-9)."""
+    if isinstance(returned, ToolResult):
+        return returned.output, returned.structured_output
+    if isinstance(returned, str | Shown):
+        return render_value(returned), None
+    try:
+        return render_value(returned), returned
+    except ResultError:
+        return name_value(returned), returned
+
+
+def _fit(text: str, value: object, output_type: OutputType | None) -> ParseResult[object]:
+    """Return a handler's value as the type of its task; without a value its text, if the type takes that (S-DET-6)."""
+    if output_type is None:
+        return ParseResult(value=value)
+    try:
+        return ParseResult(
+            value=adapter_of(cast("Hashable", output_type)).validate_python(text if value is None else value)
+        )
+    except PydanticUserError:  # a class that pydantic does not know
+        if isinstance(value, output_type):
+            return ParseResult(value=value)
+        problem = ""
+    except ValueError as error:
+        problem = f": {brief(str(error))}"
+    if value is None:
+        return ParseResult()
+    return ParseResult(error_message=f"a {type(value).__name__}, which is no {type_name(output_type)}{problem}")
 
 
 async def _note(
@@ -142,13 +183,13 @@ def _result_of(scope: TaskScope, recorded: ToolReturned) -> tuple[str, object]:
     scope.effects.is_outcome_unknown = recorded.is_unknown
     output_type = scope.order.task.output_type
     if output_type is None or structured is None:
-        return text, None
+        return text, structured
     restored = restore_output(structured, output_type)
     if restored.is_success:
         return text, restored.value
     _log.warning(
         "Task '%s': its recorded structured output is no %s any more and stays data: %s",
-        scope.order.key, output_type.__name__, brief(restored.error_message or ""),
+        scope.order.key, type_name(output_type), brief(restored.error_message or ""),
     )  # fmt: skip
     return text, structured
 

@@ -20,7 +20,7 @@ from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.ids import delegated_instance
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.task_output import OutputType, TaskOutput, type_name
 from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ async def recorded_workers(journal: Journal, recorded: Mapping[tuple[str, str], 
 
 
 def recorded_output(
-    recorded: Mapping[tuple[str, str], Fact], instance: str, output_type: type[Any] | None = None
+    recorded: Mapping[tuple[str, str], Fact], instance: str, output_type: OutputType | None = None
 ) -> TaskOutput | None:
     """Return the recorded output of an instance; see `typed_output`. None where it has none.
 
@@ -103,7 +103,7 @@ def recorded_trace(recorded: Mapping[tuple[str, str], Fact], instance: str) -> T
     return None if fact is None else read_trace(fact)
 
 
-def typed_data(data: object, output_type: type[Any]) -> object:
+def typed_data(data: object, output_type: OutputType) -> object:
     """Return recorded JSON data as the type that it was recorded of.
 
     Raises:
@@ -113,7 +113,7 @@ def typed_data(data: object, output_type: type[Any]) -> object:
     return adapter_of(cast("Hashable", output_type)).validate_json(adapter_of(object).dump_json(whole_data(data)))
 
 
-def typed_output(data: Mapping[str, object], output_type: type[Any] | None = None) -> TaskOutput:
+def typed_output(data: Mapping[str, object], output_type: OutputType | None = None) -> TaskOutput:
     """Return a recorded output; its parsed output of that type, or JSON data where there is none.
 
     What does not fit the type any more is parsed from the raw text; where that fails too, it stays JSON data and a WARN
@@ -134,7 +134,7 @@ def typed_output(data: Mapping[str, object], output_type: type[Any] | None = Non
         raise RecordError(msg) from error
 
 
-def _parse(fields: Mapping[str, object], output_type: type[Any]) -> object:
+def _parse(fields: Mapping[str, object], output_type: OutputType) -> object:
     read = read_output(fields)
     data = read.parsed_output
     try:
@@ -143,9 +143,11 @@ def _parse(fields: Mapping[str, object], output_type: type[Any]) -> object:
         parsed = parse_output(read.raw, output_type)
         if parsed.is_success:
             return parsed.value
-        type_name = getattr(output_type, "__qualname__", output_type)
         _log.warning(
-            "The recorded output of task '%s' is no %s any more: %s", _task_of(read), type_name, brief(str(error))
+            "The recorded output of task '%s' is no %s any more: %s",
+            _task_of(read),
+            type_name(output_type),
+            brief(str(error)),
         )
         return data
 

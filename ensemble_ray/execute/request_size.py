@@ -18,6 +18,8 @@ def request_characters(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec
     """Characters of the messages of a request, and of its tool descriptions."""
     characters = sum(len(message.content or "") for message in messages)
     characters += sum(len(call.name) + len(call.arguments) for message in messages for call in message.tool_calls)
+    fields = (message.provider_fields for message in messages)
+    characters += sum(len(each.message) + sum(map(len, each.tool_calls)) for each in fields if each is not None)
     return characters + sum(len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters)) for tool in tools)
 
 

@@ -37,9 +37,11 @@ def spending_here(budget: RunBudget | None, costs: CostConfiguration | None) -> 
     return None if budget is None else Spending(LocalAccount(budget), costs)
 
 
-def answer_tokens(text: str | None, calls: Sequence[ToolCall]) -> int:
+def answer_tokens(text: str | None, calls: Sequence[ToolCall], reasoning: str | None = None) -> int:
     """Output tokens of an answer that nobody counted."""
-    return estimate_tokens(len(text or "") + sum(len(call.name) + len(call.arguments) for call in calls))
+    return estimate_tokens(
+        len(text or "") + len(reasoning or "") + sum(len(call.name) + len(call.arguments) for call in calls)
+    )
 
 
 def output_limit(model: object) -> int | None:
@@ -142,7 +144,7 @@ class Request:
         counted = (usage.input_tokens, usage.output_tokens)
         charged = (
             counted[0] if counted[0] >= 0 else self._input_tokens,
-            counted[1] if counted[1] >= 0 else answer_tokens(response.text, response.tool_calls),
+            counted[1] if counted[1] >= 0 else answer_tokens(response.text, response.tool_calls, response.reasoning),
         )
         if charged != counted:
             self.estimated = charged

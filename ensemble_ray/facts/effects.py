@@ -23,7 +23,7 @@ from ensemble_ray.facts.shapes import (
     type_of,
 )
 from ensemble_ray.values.delegation import DelegationRequest
-from ensemble_ray.values.messages import Effect, ToolCall
+from ensemble_ray.values.messages import Effect, ProviderFields, ToolCall
 
 __all__ = [
     "DelegationDecided",
@@ -57,6 +57,20 @@ def _write_calls(calls: Sequence[ToolCall]) -> list[dict[str, str]]:
     return [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in calls]
 
 
+def _read_fields(value: Mapping[str, object]) -> ProviderFields:
+    calls = value.get("tool_calls")
+    texts = cast("Sequence[object]", calls) if isinstance(calls, list | tuple) else ()
+    return ProviderFields(
+        origin=as_text(value.get("origin")),
+        message=as_text(value.get("message")),
+        tool_calls=tuple([as_text(each) for each in texts]),
+    )
+
+
+def _write_fields(fields: ProviderFields) -> dict[str, object]:
+    return {"origin": fields.origin, "message": fields.message, "tool_calls": list(fields.tool_calls)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnswered(FactData):
     """A model answered."""
@@ -73,6 +87,9 @@ class ModelAnswered(FactData):
         "input_tokens": Key(type_of("a number", int, float), -1, is_needed=True),
         "output_tokens": Key(type_of("a number", int, float), -1, is_needed=True),
         "finish_reason": Key(ANY, is_optional=True, read=_text_or_none),
+        "reasoning": Key(ANY, is_optional=True, read=_text_or_none),
+        "reasoning_tokens": Key(type_of("a number", int, float), -1, is_optional=True),
+        "provider_fields": Key(OBJECT, is_optional=True, read=_read_fields, write=_write_fields),
         "estimated_tokens": Key(list_of(NUMBER), (), is_optional=True, read=tuple, write=list),
         "retries": Key(NUMBER, 0, is_optional=True),
         "attempts_failed": Key(list_of(TEXT), (), is_optional=True, read=tuple, write=list),
@@ -90,6 +107,12 @@ class ModelAnswered(FactData):
     input_tokens: int = -1
     output_tokens: int = -1
     finish_reason: str | None = None
+    #: what the model thought, apart from `text` (S-LLM-4)
+    reasoning: str | None = None
+    #: part of `output_tokens`; -1: unknown
+    reasoning_tokens: int = -1
+    #: what its provider expects back with the message; None: nothing
+    provider_fields: ProviderFields | None = None
     #: input and output tokens that its run's budget counted in place of what the provider did not count (S-BUD-2)
     estimated_tokens: tuple[int, ...] = ()
     retries: int = 0

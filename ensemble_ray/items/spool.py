@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast, overload
 
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.value import LazySequence
 
 __all__ = ["Spool", "SpooledSequence"]
@@ -36,7 +36,7 @@ class Spool:
         self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes, prefix="ensemble-ray-")  # noqa: SIM115  lives as long as this object
         #: where each body ends; it begins where the one before ends
         self._ends = array("Q")
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._is_closed = False
 
     def put(self, body: bytes) -> int:

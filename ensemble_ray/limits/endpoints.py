@@ -11,7 +11,6 @@ a call that left.
 from __future__ import annotations
 
 import random
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from ensemble_ray.limits.adaptive import AdaptiveLimit
 from ensemble_ray.limits.breaker import Breaker, CallAdmission
 from ensemble_ray.limits.waiting import MonotonicClock, Wakeup
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import new_lock, track
 from ensemble_ray.values.descriptions import MOST_ENDPOINTS, EndpointDescription
 
 if TYPE_CHECKING:
@@ -186,7 +186,13 @@ class EndpointService:
         self._clock: Clock = clock or MonotonicClock()
         self.share = share
         self._endpoints: dict[str, _Endpoint] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin without calls and callers that wait; those of the parent are its own."""
+        self._endpoints = {}
+        self.share = None
 
     def now(self) -> float:
         """Return the instant, s; only differences count."""

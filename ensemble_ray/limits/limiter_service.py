@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
@@ -34,6 +33,7 @@ from ensemble_ray.limits.steps import (
     WakeAt,
 )
 from ensemble_ray.limits.waiting import MonotonicClock, Wakeup
+from ensemble_ray.process.forks import new_rlock, track
 from ensemble_ray.values.descriptions import MOST_BUCKETS, MOST_HOLDERS, BucketDescription
 from ensemble_ray.values.rate_limit import RateLimit
 
@@ -117,7 +117,12 @@ class LimiterService:
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or MonotonicClock()
         self._buckets: dict[str, _Bucket] = {}
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin with full buckets that no caller waits for; the parent keeps its own."""
+        self._buckets = {}
 
     async def receive(self, message: Message) -> Reply:
         """Take a message; `Acquire` and `AwaitRecall` are answered when there is something to say.

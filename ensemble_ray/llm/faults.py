@@ -7,17 +7,20 @@ attempt cannot mend, such as a refusal, an answer nobody can read, or a mistake 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.errors.provider import status_of, told_by
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.llm.protocol.arrival import seconds_since_arrival
-from ensemble_ray.llm.retry import is_worth_repeating
+from ensemble_ray.llm.retry import is_worth_repeating, retry_after_in
 
-__all__ = ["ProviderFault", "fault_of", "status_of"]
+__all__ = ["ProviderFault", "fault_of"]
 
 _TOO_MANY_REQUESTS = 429
-#: Where packages keep an HTTP status: openai and anthropic, aiohttp and urllib, Google's clients.
-_STATUS_FIELDS = ("status_code", "status", "code")
+_WISHES = ("retry-after", "retry-after-ms")
 #: Classes of errors that mean no connection, a broken one, or no answer in time; by package, since names are shared.
 _CONNECTION_ERRORS = {
     "builtins": frozenset({"ConnectionError", "TimeoutError"}),
@@ -47,6 +50,8 @@ class ProviderFault:
     retry_after: str | None = None
     #: how long ago it arrived, s: naming it may have waited for a package to be imported
     ago_s: float = 0.0
+    #: the endpoint is well, and refused what its model wrote (S-LLM-22)
+    is_bad_generation: bool = False
 
     @property
     def is_refusal_for_now(self) -> bool:
@@ -63,15 +68,25 @@ def fault_of(error: BaseException) -> ProviderFault | None:
     # Ours say what is wrong, and none of them is of a provider; `sys.exit` in a model has no status either.
     if isinstance(error, EnsembleError) or not isinstance(error, Exception):
         return None
-    status = status_of(error)
+    status, told = status_of(error), told_by(error)
+    if told.is_out_of_credit:
+        return None
+    if status is None or status < 400:  # noqa: PLR2004  HTTP's own classes
+        status = told.status or status
     if status is not None:
-        if not is_worth_repeating(status):
+        if not is_worth_repeating(status) and not told.is_bad_generation:
             return None
-        retry_after, ago_s = _retry_after(error), seconds_since_arrival(error)
         return ProviderFault(
-            what=f"HTTP {status}", text=message_of(error), status=status, retry_after=retry_after, ago_s=ago_s
+            what=f"HTTP {status}",
+            text=message_of(error),
+            status=status,
+            retry_after=retry_after_in(_headers(error), told),
+            ago_s=seconds_since_arrival(error),
+            is_bad_generation=told.is_bad_generation,
         )
     names = _names(error)
+    if tls_flaw(error):
+        return None
     if not any(name in _CONNECTION_ERRORS.get(package, ()) for package, name in names):
         return None
     is_late = any("Timeout" in name for _, name in names)
@@ -79,26 +94,19 @@ def fault_of(error: BaseException) -> ProviderFault | None:
     return ProviderFault(what=what, text=message_of(error), ago_s=seconds_since_arrival(error))
 
 
-def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that the endpoint answered with; None when there was no answer, or none that is known."""
+def _headers(error: BaseException) -> Mapping[str, str]:
+    """Return the headers that say how long to wait, names in lower case."""
+    found: dict[str, str] = {}
     for holder in (error, getattr(error, "response", None)):
-        for field in _STATUS_FIELDS:
-            value: object = getattr(holder, field, None)
-            if isinstance(value, int) and 100 <= value <= 599:  # noqa: PLR2004  HTTP's own range
-                return int(value)
-    return None
-
-
-def _retry_after(error: BaseException) -> str | None:
-    for holder in (getattr(error, "response", None), error):
         get: object = getattr(getattr(holder, "headers", None), "get", None)
-        if not callable(get):
-            continue
-        # Plain dicts know a header under one spelling only.
-        value: object = get("retry-after") or get("Retry-After")
-        if value is not None:
-            return str(value)
-    return None
+        for name in _WISHES if callable(get) else ():
+            # Plain dicts know a header under one spelling only.
+            value: object = cast("Callable[[str], object]", get)(name) or cast("Callable[[str], object]", get)(
+                name.title()
+            )
+            if value is not None:
+                found[name] = str(value)
+    return found
 
 
 def _names(error: BaseException) -> list[tuple[str, str]]:

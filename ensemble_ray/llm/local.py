@@ -137,7 +137,7 @@ class LocalChatModel:
             openai.APIError: the server refused the request, as when it is longer than the context.
         """
         endpoint = await self._endpoint()
-        return await endpoint.complete(encode_request(self._prefix, messages, tools))
+        return await endpoint.complete(encode_request(self._prefix, messages, tools, origin=endpoint.sender))
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer the conversation in the form of that schema, which the engine enforces; raises as `chat` does."""
@@ -145,16 +145,18 @@ class LocalChatModel:
             return await self.chat(messages)
         endpoint = await self._endpoint()
         offer = SchemaOffer(schema=schema, is_declared=True)
-        return await endpoint.complete(encode_request(self._prefix, messages, ()), offer)
+        return await endpoint.complete(encode_request(self._prefix, messages, (), origin=endpoint.sender), offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncGenerator[str | ChatResponse]:
         """Fragments of the text as they come, then one `ChatResponse` with the whole; raises as `chat` does."""
         endpoint = await self._endpoint()
-        async with aclosing(
-            endpoint.stream(lambda _: encode_request(self._prefix, messages, tools, suffix=_STREAMING))
-        ) as parts:
+
+        def body(_: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
+            return encode_request(self._prefix, messages, tools, suffix=_STREAMING, origin=endpoint.sender)
+
+        async with aclosing(endpoint.stream(body)) as parts:
             async for part in parts:
                 yield part
 

@@ -25,9 +25,10 @@ from ensemble_ray.llm.protocol.errors import CallOrigin
 from ensemble_ray.llm.protocol.schema_offers import SchemaOffer
 from ensemble_ray.llm.protocol.sdk_transport import SdkClients, SdkTransport
 from ensemble_ray.llm.protocol.wire import encode_request, json_bytes
+from ensemble_ray.text.header_values import header_flaw, header_name_flaw
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
-__all__ = ["OpenAIChatModel", "check_time_s", "encode_prefix"]
+__all__ = ["OpenAIChatModel", "check_key", "check_time_s", "encode_prefix"]
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
 #: Members of the request that are this library's to set.
@@ -85,7 +86,8 @@ class OpenAIChatModel:
             raise ValidationError(f"OpenAIChatModel max_retries must be >= 0, got: {max_retries}")
         self._model = model
         self._base_url = base_url
-        self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        plain = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
+        self._api_key = None if plain is None else SecretStr(check_key(plain, "OpenAIChatModel api_key"))
         self._timeout_s = check_time_s(timeout, "OpenAIChatModel timeout")
         if max_answer_bytes is not None and (
             not isinstance(max_answer_bytes, int) or isinstance(max_answer_bytes, bool) or max_answer_bytes < 1
@@ -107,7 +109,7 @@ class OpenAIChatModel:
     def _prepare(self) -> None:
         """Derive what follows from the fields, anew in every process."""
         options = dict(self._request_options)
-        self._extra_headers = cast("dict[str, str]", options.pop("extra_headers", None) or {})
+        self._extra_headers = _checked_headers(cast("dict[str, str]", options.pop("extra_headers", None) or {}))
         extra_body = cast("dict[str, object]", options.pop("extra_body", None) or {})
         self._prefix = encode_prefix(self._model, {**options, **extra_body}, "OpenAIChatModel")
         has_form = "response_format" in options or "response_format" in extra_body
@@ -116,7 +118,8 @@ class OpenAIChatModel:
                 "OpenAIChatModel: structured_outputs=True and a response_format of your own exclude each other"
             )
         self._offers_schemas = self._structured_outputs is not False and not has_form
-        self._sdk = None if self._client_options is None else SdkClients(self._client_options)
+        # Requests are repeated here on both ways, by what the body of a failure means (S-LLM-24).
+        self._sdk = None if self._client_options is None else SdkClients({**self._client_options, "max_retries": 0})
 
     @property
     def model(self) -> str:
@@ -182,8 +185,8 @@ class OpenAIChatModel:
             openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
             ValidationError: there is no key, and the endpoint is one that needs it.
         """
-        body = encode_request(self._prefix, messages, tools)
-        return await self._endpoint().complete(body)
+        endpoint = self._endpoint()
+        return await endpoint.complete(encode_request(self._prefix, messages, tools, origin=endpoint.sender))
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer the conversation in the form of that schema where the endpoint takes schemas, else as `chat` does.
@@ -194,26 +197,28 @@ class OpenAIChatModel:
         """
         if not self._offers_schemas:
             return await self.chat(messages)
-        body = encode_request(self._prefix, messages, ())
+        endpoint = self._endpoint()
+        body = encode_request(self._prefix, messages, (), origin=endpoint.sender)
         offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True)
-        return await self._endpoint().complete(body, offer)
+        return await endpoint.complete(body, offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncGenerator[str | ChatResponse]:
-        """Fragments of the text as they come, then one `ChatResponse` with the whole, tool calls assembled.
+        """Fragments of the text, and of reasoning (`Reasoning`), as they come; then one `ChatResponse` with the whole.
 
         Raises:
             openai.APIError: as for `chat`, also in the middle of the stream.
             ValidationError: there is no key, and the endpoint is one that needs it.
         """
 
-        def body(with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
-            return encode_request(
-                self._prefix, messages, tools, suffix=_STREAMING_WITH_USAGE if with_usage else _STREAMING
-            )
+        endpoint = self._endpoint()
 
-        async with aclosing(self._endpoint().stream(body)) as parts:
+        def body(with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
+            suffix = _STREAMING_WITH_USAGE if with_usage else _STREAMING
+            return encode_request(self._prefix, messages, tools, suffix=suffix, origin=endpoint.sender)
+
+        async with aclosing(endpoint.stream(body)) as parts:
             async for part in parts:
                 yield part
 
@@ -243,25 +248,28 @@ class OpenAIChatModel:
             key=key,
             headers=headers,
             timeout_s=min(timeout_s, limits.time_s),
-            max_retries=self._max_retries or 0,
+            max_retries=self._retries(),
             limits=limits,
         )
         if self._sdk is None:
             return endpoint
-        # The package's client repeats by itself.
-        return replace(endpoint, max_retries=0, transport=SdkTransport(self._sdk, self._connection(key, base_url)))
+        return replace(endpoint, transport=SdkTransport(self._sdk, self._connection(key, base_url)))
+
+    def _retries(self) -> int:
+        of_client = (self._client_options or {}).get("max_retries")
+        return of_client if isinstance(of_client, int) else self._max_retries or 0
 
     def _key(self) -> str:
         if self._api_key is not None:
             return self._api_key.get_secret_value()
         of_client = (self._client_options or {}).get("api_key")
         if isinstance(of_client, str):
-            return of_client
-        return os.environ.get("OPENAI_API_KEY", "").strip()
+            return check_key(of_client, "OpenAIChatModel client_options: api_key")
+        return check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
 
     def _connection(self, key: str, base_url: str) -> Mapping[str, object]:
         """Return the arguments of the package's client that come neither from `client_options` nor from the endpoint."""
-        connection: dict[str, object] = {"max_retries": self._max_retries or 0}
+        connection: dict[str, object] = {}
         if key:
             connection["api_key"] = key
         elif not base_url.startswith(_DEFAULT_BASE_URL):
@@ -309,6 +317,33 @@ class OpenAIChatModel:
 
 def _rebuild(model: str, keywords: Mapping[str, Any]) -> OpenAIChatModel:
     return OpenAIChatModel(model, **keywords)
+
+
+def check_key(key: str, name: str) -> str:
+    """Return a key without the blanks and line breaks around it (S-LLM-32).
+
+    Raises:
+        ValidationError: it holds what no header can carry; the text names it and does not show it.
+    """
+    plain = key.strip()
+    if flaw := header_flaw(plain):
+        raise ValidationError(f"{name} {flaw}. Copy the key again, as one line of letters, digits and signs")
+    return plain
+
+
+def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    checked: dict[str, str] = {}
+    for name, value in headers.items():
+        if flaw := header_name_flaw(name):
+            raise ValidationError(f"OpenAIChatModel extra_headers: {name!r} {flaw}")
+        if not isinstance(value, str):
+            raise ValidationError(
+                f"OpenAIChatModel extra_headers: '{name}' must be a text, got: {type(value).__name__}"
+            )
+        checked[name] = value.strip()
+        if flaw := header_flaw(checked[name]):
+            raise ValidationError(f"OpenAIChatModel extra_headers: '{name}' {flaw}")
+    return checked
 
 
 def check_time_s(timeout: timedelta | float | None, what: str) -> float | None:

@@ -6,10 +6,13 @@ its user set `max_retries` (S-SET-43).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from math import isfinite
 
-__all__ = ["backoff_s", "delay_before_retry", "is_worth_repeating", "patience_asked_s"]
+from ensemble_ray.errors.bodies import ErrorBody
+
+__all__ = ["backoff_s", "delay_before_retry", "is_worth_repeating", "patience_asked_s", "retry_after_in"]
 
 #: How a model that repeats by itself waits, s.
 _FIRST_DELAY_S = 0.5
@@ -62,6 +65,22 @@ def patience_asked_s(retry_after: str | None, now: float) -> float | None:
     except (ValueError, TypeError, IndexError, OverflowError):  # a year 0, a month 13, a zone of a thousand hours
         return None
     return max(0.0, at - now)
+
+
+def retry_after_in(headers: Mapping[str, str], told: ErrorBody) -> str | None:
+    """Return the delay that an answer asks for, as a `Retry-After`; None where it asks for none (S-LLM-20).
+
+    Args:
+        headers: Of the answer, names in lower case.
+        told: What its body means.
+    """
+    asked_ms = patience_asked_s(headers.get("retry-after-ms"), 0.0)
+    if asked_ms is not None:
+        return f"{asked_ms / 1000:g}"
+    in_header = headers.get("retry-after")
+    if in_header is not None or told.retry_after_s is None:
+        return in_header
+    return f"{told.retry_after_s:g}"
 
 
 def delay_before_retry(

@@ -94,7 +94,7 @@ class ItemTaskKeys(FileSection):
 
     expected_output: Text = key("What the result looks like; a template as well. May be left out.")
     agent: Text = key("Name of the agent that does it; default: an agent is made for the run.")
-    output_type: OutputTypeName = key("Type of the answer, as module:Class.")
+    output_type: OutputTypeName = key("Type of the answer: str, int, float, bool, list, dict, or module:Class.")
     input_guardrails: GuardrailNames = key("Asked before anything else, each as module:function.")
     output_guardrails: GuardrailNames = key("Asked about the answer, each as module:function.")
     handler: HandlerName = key("Does the task without a model, as module:function.")

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, UnionType
+from typing import Literal, Union, get_args, get_origin
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.references import attribute_of, import_module, is_reference
@@ -120,9 +121,30 @@ def find_permitted(reference: str, expected: Expected, own_folders: Sequence[Pat
         found = attribute_of(found, step, reference)
     if not isinstance(found, type) and not expected.accepts(found):
         raise ValidationError(f"'{reference}' is a {type(found).__name__}, and not {expected.what}")
-    if expected.is_intended(found) or _provenance_of(found, own_folders) is Provenance.OWN:
+    if _is_permitted(found, expected, own_folders):
         return found
     raise ValidationError(_explain_refusal(reference, found, expected, own_folders))
+
+
+def _is_permitted(found: object, expected: Expected, own_folders: Sequence[Path]) -> bool:
+    parts = get_args(found)
+    if not parts:
+        return expected.is_intended(found) or _provenance_of(found, own_folders) is Provenance.OWN
+    # A type such as `list[Report]` is what its parts are.
+    origin = get_origin(found)
+    return all(
+        _is_permitted(part, expected, own_folders) or _is_plain(part, expected)
+        for part in (*parts, origin)
+        if part not in {Union, UnionType, Literal}
+    )
+
+
+def _is_plain(part: object, expected: Expected) -> bool:
+    """Return whether a part of a type is a plain type of data, or a value of a `Literal`."""
+    definer = definer_of(part)
+    return (
+        definer in {"builtins", "collections.abc"} or f"{definer}:{getattr(part, '__name__', '')}" in expected.standard
+    )
 
 
 def _find_standard(reference: str, expected: Expected) -> object:

@@ -17,6 +17,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.provenance import Expected, find_permitted
 from ensemble_ray.loader.references import make_importable
+from ensemble_ray.text.header_values import header_flaw
 
 if TYPE_CHECKING:
     from ensemble_ray.items.sources import ItemSource
@@ -69,6 +70,8 @@ class Reading:
         key = os.environ.get(variable, "").strip()
         if not key and self.needs_keys:
             raise ValidationError(f"the environment variable '{variable}' is not set: export {variable}=...")
+        if flaw := header_flaw(key):
+            raise ValidationError(f"the environment variable '{variable}' {flaw}")
         return key or "not-set"
 
     def find(self, name: str, expected: Expected) -> object:

@@ -5,7 +5,7 @@ Each says what will do there, and what an installed package may bring (S-SEC-71,
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, PlainValidator, TypeAdapter, ValidationInfo
 
@@ -77,6 +77,16 @@ def _read_synthesizer(node: object, info: ValidationInfo) -> object:
             return _SYNTHESIZER.validate_python(node, context=info.context)
 
 
+def _read_output_type(node: object, info: ValidationInfo) -> object:
+    plain = _PLAIN_TYPES.get(text_in(node) or "")
+    return _OUTPUT_TYPE.validate_python(node, context=info.context) if plain is None else plain
+
+
+def _is_type(found: object) -> bool:
+    """Return whether it is a class, or an alias such as `list[Report]` or `Report | None`."""
+    return isinstance(found, type) or get_origin(found) is not None
+
+
 def _list_one(node: object) -> object:
     return node if isinstance(node, Items) else [node]
 
@@ -84,10 +94,12 @@ def _list_one(node: object) -> object:
 #: Types of the standard library that an answer may have; making one of a model's text does nothing else.
 _DATA_TYPES = frozenset(
     {
-        *("builtins:str", "builtins:dict", "datetime:date", "datetime:datetime", "datetime:time"),
-        *("datetime:timedelta", "decimal:Decimal", "uuid:UUID"),
+        *("builtins:str", "builtins:dict", "builtins:int", "builtins:float", "builtins:bool", "builtins:list"),
+        *("datetime:date", "datetime:datetime", "datetime:time", "datetime:timedelta"),
+        *("decimal:Decimal", "uuid:UUID"),
     }
 )
+_PLAIN_TYPES = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
 _COUNTERS = ("increment_success", "increment_failure", "increment_error", "record_duration")
 
 CallableName = Annotated[object, reference("a callable")]
@@ -121,9 +133,15 @@ HandlerName = Annotated[
         is_intended=_is_intended_as_handler,
     ),
 ]
+_OUTPUT_TYPE = TypeAdapter[object](
+    Annotated[object, reference("a type", accepts=_is_type, is_intended=_is_data_type, standard=_DATA_TYPES)]
+)
 OutputTypeName = Annotated[
     object,
-    reference("a type", accepts=lambda found: isinstance(found, type), is_intended=_is_data_type, standard=_DATA_TYPES),
+    PlainValidator(
+        _read_output_type,
+        json_schema_input_type=Literal["str", "int", "float", "bool", "list", "dict"] | ReferenceText,
+    ),
 ]
 DashboardName = Annotated[
     object,

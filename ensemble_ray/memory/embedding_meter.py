@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from threading import Lock
+
+from ensemble_ray.process.forks import new_lock
 
 __all__ = ["EmbeddingMeter", "count_embedding", "metered_embeddings"]
 
@@ -18,7 +19,7 @@ class EmbeddingMeter:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._lock = Lock()
+        self._lock = new_lock()
 
     def add(self, tokens: int) -> None:
         """Add what one request read."""

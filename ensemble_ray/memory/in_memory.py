@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from threading import Lock
 from types import MappingProxyType
 from typing import NoReturn
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.memory import EmbeddingMatch
 
 __all__ = ["InMemoryEmbeddingStore", "InMemoryEntityMemory", "StaysHere", "check_fact"]
@@ -29,7 +29,7 @@ class InMemoryEntityMemory(StaysHere):
 
     def __init__(self) -> None:
         self._facts: dict[str, str] = {}
-        self._lock = Lock()
+        self._lock = new_lock()
 
     def put(self, name: str, fact: str) -> None:
         """Keep a fact, in place of an earlier one of that name.
@@ -74,7 +74,7 @@ class InMemoryEmbeddingStore(StaysHere):
     def __init__(self) -> None:
         #: (vector of length 1, text, metadata)
         self._texts: list[tuple[tuple[float, ...], str, Mapping[str, str]]] = []
-        self._lock = Lock()
+        self._lock = new_lock()
 
     def add(self, vector: Sequence[float], text: str, metadata: Mapping[str, str]) -> None:
         """Keep a text."""

@@ -16,9 +16,9 @@ from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
-from ensemble_ray.llm.openai import check_time_s
+from ensemble_ray.llm.openai import check_key, check_time_s
 from ensemble_ray.llm.protocol.endpoint import Endpoint
-from ensemble_ray.llm.protocol.wire import WireError, json_bytes
+from ensemble_ray.llm.protocol.wire import WireError, json_bytes, not_a_completion
 from ensemble_ray.memory.embedding_batches import Embedded, TextBatcher
 from ensemble_ray.memory.embedding_meter import count_embedding
 from ensemble_ray.process.loop import run_blocking
@@ -73,7 +73,8 @@ class OpenAIEmbeddingModel:
                 raise ValidationError(f"OpenAIEmbeddingModel {name} must be >= {least}, got: {value}")
         self.model = model
         self._base_url = base_url
-        self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        plain = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
+        self._api_key = None if plain is None else SecretStr(check_key(plain, "OpenAIEmbeddingModel api_key"))
         self._timeout_s = check_time_s(timeout, "OpenAIEmbeddingModel timeout")
         self._max_retries = max_retries
         self._batch_size = batch_size
@@ -112,7 +113,8 @@ class OpenAIEmbeddingModel:
         if flaw := flaw_of(base_url):
             raise ValidationError(f"OpenAIEmbeddingModel OPENAI_BASE_URL {flaw}")
         given = self._api_key
-        key = os.environ.get("OPENAI_API_KEY", "").strip() if given is None else given.get_secret_value()
+        in_environment = check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
+        key = in_environment if given is None else given.get_secret_value()
         if not key and base_url == _DEFAULT_BASE_URL:
             raise ValidationError(
                 f"OpenAIEmbeddingModel('{self.model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of your "
@@ -173,9 +175,13 @@ def _answer_of(body: bytes, count: int) -> Embedded:
     """
     try:
         answer = cast("Mapping[str, Any]", json.loads(body))
+        if answer.get("error"):
+            raise not_a_completion(answer)
         found = {int(each["index"]): [float(number) for number in each["embedding"]] for each in answer["data"]}
         vectors: list[Sequence[float]] = [found[index] for index in range(count)]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except WireError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WireError(f"the answer has no embedding for each of {count} texts: {type(error).__name__}") from None
     usage = answer.get("usage")
     tokens: object = cast("Mapping[str, object]", usage).get("prompt_tokens") if isinstance(usage, Mapping) else None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from threading import Lock
-
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.in_memory import StaysHere
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.reflection import TaskReflection
 
 __all__ = ["REFLECTION_METHODS", "InMemoryReflectionStore", "check_reflection", "check_reflection_key"]
@@ -19,7 +18,7 @@ class InMemoryReflectionStore(StaysHere):
 
     def __init__(self) -> None:
         self._reflections: dict[str, TaskReflection] = {}
-        self._lock = Lock()
+        self._lock = new_lock()
 
     def store(self, key: str, reflection: TaskReflection) -> None:
         """Keep a reflection, in place of the one that has that key.

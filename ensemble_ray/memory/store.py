@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from threading import Lock
 from typing import NoReturn
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.embeddings import SCOPE, check_parts, entry_of, metadata_of
 from ensemble_ray.memory.in_memory import StaysHere
 from ensemble_ray.ports.memory import EmbeddingModel, EmbeddingStore
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.memory import EvictionPolicy, MemoryEntry
 
 __all__ = [
@@ -85,7 +85,7 @@ class InMemoryStore(StaysHere, MemoryStore):
         self._scopes: dict[str, list[MemoryEntry]] = {}
         #: scope -> ids that it took; also of entries that were evicted since, which are not taken again either
         self._ids: dict[str, set[str]] = {}
-        self._lock = Lock()
+        self._lock = new_lock()
 
     def store(self, scope: str, entry: MemoryEntry) -> None:
         """Keep an entry, behind the others of its scope; one of an id that is there already stays as it is."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.tables import MemoryTables
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.memory import MemoryEntry
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class VectorSearch:
         self._tables = tables
         self._model = model
         self._scopes: OrderedDict[str, _Scope] = OrderedDict()
-        self._lock = Lock()
+        self._lock = new_lock()
         self._is_checked = False
 
     def vector_of(self, text: str) -> bytes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
+
+from ensemble_ray.process.forks import new_lock
 
 __all__ = ["SystemClock"]
 
@@ -13,7 +14,7 @@ class _SteadyClock:
     """Counts on from the latest time that the computer's clock has shown."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._offset_s = float("-inf")
 
     def now(self) -> float:

@@ -14,13 +14,15 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from ensemble_ray.process.forks import abandon, after_fork, new_lock
+
 __all__ = ["bridge", "library_loop", "on_library_loop", "run_blocking", "submit"]
 
 T = TypeVar("T")
 
-_lock = threading.Lock()
-_loop: list[asyncio.AbstractEventLoop] = []
-_THREAD = "ensemble-ray-loop"
+_lock = new_lock()
+#: The loop and its thread, once they are needed.
+_loop: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
 
 
 def library_loop() -> asyncio.AbstractEventLoop:
@@ -28,9 +30,16 @@ def library_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if not _loop:
             loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(loop,), name=_THREAD, daemon=True).start()
-            _loop.append(loop)
-        return _loop[0]
+            thread = threading.Thread(target=_run, args=(loop,), name="ensemble-ray-loop", daemon=True)
+            thread.start()
+            _loop.append((loop, thread))
+        return _loop[0][0]
+
+
+@after_fork
+def _begin_without_loop() -> None:
+    abandon(*_loop)
+    _loop.clear()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -77,7 +86,7 @@ def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
 
 def on_library_loop() -> bool:
     """Whether this is the loop's own thread, where waiting for the loop would never end."""
-    return threading.current_thread().name == _THREAD
+    return any(thread is threading.current_thread() for _, thread in _loop)
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:

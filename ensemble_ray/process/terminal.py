@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, cast
+
+from ensemble_ray.process.forks import new_lock
 
 __all__ = ["is_terminal", "terminal_lock"]
 
 #: Held while a person is asked at the terminal: questions of several tasks and runs come one after the other.
-terminal_lock = threading.Lock()
+terminal_lock = new_lock()
 
 
 def is_terminal(stream: object) -> bool:

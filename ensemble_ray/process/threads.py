@@ -15,6 +15,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar, cast
 
+from ensemble_ray.process.forks import new_lock, track
+
 __all__ = ["USER_ERRORS", "DaemonThreads", "call_user", "is_async_callable", "threads"]
 
 P = ParamSpec("P")
@@ -33,8 +35,13 @@ class DaemonThreads:
     def __init__(self, name: str) -> None:
         self._name = name
         self._idle: list[queue.SimpleQueue[_Job]] = []
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._abandoned = 0
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin without threads."""
+        self._idle, self._abandoned = [], 0
 
     @property
     def abandoned(self) -> int:

@@ -11,7 +11,6 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
-import inspect
 import pathlib
 import types
 import typing
@@ -20,6 +19,8 @@ from collections.abc import Mapping
 
 import pydantic
 from pydantic.fields import FieldInfo
+
+from ensemble_ray.values.task_output import OutputType
 
 __all__ = ["correction_prompt", "describe_schema", "output_format_section"]
 
@@ -43,21 +44,33 @@ _SCALARS: tuple[tuple[type[object], str], ...] = (
     (uuid.UUID, '"string"'),
     (pathlib.PurePath, '"string"'),
 )
-_PRIMITIVES = (int, float, bool, complex, bytes)
+#: What a model is asked for where a type's value needs no JSON.
+_IN_WORDS: tuple[tuple[type[object], str], ...] = (
+    (bool, "true or false"),
+    (int, "an integer"),
+    (float, "a number"),
+    (decimal.Decimal, "a number"),
+    (str, "plain text"),
+    (dt.datetime, "a date and time in ISO 8601"),
+    (dt.date, "a date in ISO 8601"),
+    (dt.time, "a time in ISO 8601"),
+    (dt.timedelta, "a duration in ISO 8601"),
+    (types.NoneType, "null"),
+)
 _LISTS = (
     *(list, tuple, set, frozenset, collections.deque),
     *(collections.abc.Sequence, collections.abc.Set, collections.abc.Collection, collections.abc.Iterable),
 )
 
 
-def describe_schema(output_type: type[object] | None) -> str:
+def describe_schema(output_type: OutputType | None) -> str:
     """Return the schema text of a type: its fields with the kinds of their values, indented by two spaces per level.
 
     Args:
-        output_type: Whatever a task's `output_type` may be: a pydantic model, dataclass, `TypedDict`, enum, `str` or mapping.
+        output_type: Whatever a task's `output_type` may be.
 
     Raises:
-        ValueError: there is no type, or it is a primitive or an array (S-OUT-5).
+        ValueError: there is no type (S-OUT-5).
 
     Examples:
         >>> from dataclasses import dataclass
@@ -72,21 +85,21 @@ def describe_schema(output_type: type[object] | None) -> str:
         }
     """
     if output_type is None or output_type is type(None):
-        msg = "Cannot describe the schema of None. Give a pydantic model or a dataclass"
+        msg = "Cannot describe the schema of None. Give a type, such as a pydantic model, str or list[int]"
         raise ValueError(msg)
-    origin: object = typing.get_origin(output_type) or output_type
-    if origin in _PRIMITIVES or origin in _LISTS:
-        msg = f"Cannot describe the schema of {_name(output_type)}. Wrap it in a pydantic model or a dataclass"
-        raise ValueError(msg)
-    return _describe(output_type, -1)
+    options = _options(output_type)
+    return " or ".join(_describe(option, -1) if option is not type(None) else "null" for option in options)
 
 
-def output_format_section(output_type: type[object]) -> str:
-    """Return the section of the user prompt that asks for that type (S-OUT-1)."""
+def output_format_section(output_type: OutputType) -> str:
+    """Return the section of the user prompt that asks for that type (S-OUT-1, S-LLM-54)."""
+    plain = _only_plain(output_type)
+    if plain is not None:
+        return f"## Output Format\n{plain}"
     return f"## Output Format\n{_ONLY_JSON} It must match this schema:\n{describe_schema(output_type)}"
 
 
-def correction_prompt(output_type: type[object], *, problem: str, response: str) -> str:
+def correction_prompt(output_type: OutputType, *, problem: str, response: str) -> str:
     """Return what a model is told after an answer that could not be parsed (S-OUT-31).
 
     Args:
@@ -99,8 +112,41 @@ def correction_prompt(output_type: type[object], *, problem: str, response: str)
         f"## Error\n{problem}\n\n"
         f"## Your Previous Response\n{response}\n\n"
         f"## Required Schema\n{describe_schema(output_type)}\n\n"
-        f"{_ONLY_JSON}"
+        f"{_only_plain(output_type) or _ONLY_JSON}"
     )
+
+
+def _options(output_type: object) -> tuple[object, ...]:
+    """Return the types that an answer may be of: those of a union, else the type itself."""
+    output_type, _ = _plain(output_type, -1, keeps_unions=True)
+    if typing.get_origin(output_type) in {typing.Union, types.UnionType}:
+        return tuple(inner for option in typing.get_args(output_type) for inner in _options(option))
+    return (output_type,)
+
+
+def _only_plain(output_type: object) -> str | None:
+    """Return the instruction for a type whose values are texts, numbers or choices; None: it needs JSON."""
+    words = [_in_words(option) for option in _options(output_type)]
+    if None in words:
+        return None
+    if words == ["plain text"]:
+        return "Respond with plain text."
+    wanted = " or ".join(word for word in words if word is not None)
+    return f"Respond with ONLY {wanted}: no quotes, no code fences, no explanation, no text before or after it."
+
+
+def _in_words(option: object) -> str | None:
+    if typing.get_origin(option) is typing.Literal:
+        return _one_of([each.value if isinstance(each, enum.Enum) else each for each in typing.get_args(option)])
+    if not isinstance(option, type):
+        return None
+    if issubclass(option, enum.Enum):
+        return _one_of([member.value for member in option])
+    return next((words for kind, words in _IN_WORDS if issubclass(option, kind)), None)
+
+
+def _one_of(values: list[object]) -> str:
+    return f"one of these: {', '.join(map(str, values))}"
 
 
 # Values.
@@ -127,13 +173,15 @@ def _describe(output_type: object, level: int) -> str:
     return '"any"'
 
 
-def _plain(output_type: object, level: int) -> tuple[object, int]:
+def _plain(output_type: object, level: int, *, keeps_unions: bool = False) -> tuple[object, int]:
     """Without what says nothing of the JSON: Annotated, Optional, NewType, aliases."""
     while True:
         origin = typing.get_origin(output_type)
         if origin in {typing.Annotated, typing.Required, typing.NotRequired, typing.Final}:
             output_type = typing.get_args(output_type)[0]
         elif origin in {typing.Union, types.UnionType}:
+            if keeps_unions:
+                return output_type, level
             options = [option for option in typing.get_args(output_type) if option is not type(None)]
             if len(options) != 1:
                 return typing.Any, level
@@ -229,7 +277,3 @@ def _json_name(name: str, field: FieldInfo) -> str:
         # Only a path of one step is a name.
         return str(alias.path[0]) if len(alias.path) == 1 else name
     return alias or name
-
-
-def _name(output_type: object) -> str:
-    return output_type.__name__ if inspect.isclass(output_type) else str(output_type)

@@ -8,7 +8,7 @@ Never: events, clocks, files; a torn record is no error, it is a run of which le
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.facts.fact import Fact
@@ -27,7 +27,7 @@ from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import delegating_call, instance_of, node_key
 from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.task_output import OutputType, TaskOutput
 from ensemble_ray.values.trace import CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values.unit_outputs import UnitOutputs
 from ensemble_ray.values.value import utc_of
@@ -58,7 +58,7 @@ def fold_trace(facts: Iterable[Fact]) -> ExecutionTrace:
 def fold_output(
     facts: Iterable[Fact],
     *,
-    output_types: Mapping[str, type[Any]] | None = None,
+    output_types: Mapping[str, OutputType] | None = None,
     object_ids: Mapping[str, str] | None = None,
 ) -> EnsembleOutput:
     """Return the output of a finished run from its facts (S-SET-39).
@@ -275,7 +275,7 @@ class RunFold:
         required = as_sequence(as_mapping(self._plan.get("hierarchy")).get("required_workers"))
         return violations_of(HierarchyRules(required_workers=tuple(map(str, required))), asked)
 
-    def output(self, output_types: Mapping[str, type[Any]], object_ids: Mapping[str, str]) -> EnsembleOutput:
+    def output(self, output_types: Mapping[str, OutputType], object_ids: Mapping[str, str]) -> EnsembleOutput:
         """Return the output of the run; see `fold_output`."""
         run_id, _ = self._get_beginning()
         if self._end is None or self.state not in _WITH_OUTPUT:
@@ -305,7 +305,7 @@ class RunFold:
         )
         return output_with(self.trace(), results, exit_reason=self.exit_reason, run_id=run_id)
 
-    def _outputs(self, output_types: Mapping[str, type[Any]]) -> dict[str, TaskOutput]:
+    def _outputs(self, output_types: Mapping[str, OutputType]) -> dict[str, TaskOutput]:
         """Return the outputs of the plan's tasks by instance, in order of completion."""
         found: dict[str, TaskOutput] = {}
         for fold in self._in_order():

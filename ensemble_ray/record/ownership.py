@@ -14,6 +14,8 @@ import time
 import weakref
 from pathlib import Path
 
+from ensemble_ray.process.forks import after_fork, no_fork
+
 try:
     import fcntl
 except ImportError:  # a system without file locks: nobody is kept out there, and no run counts as running
@@ -45,12 +47,13 @@ class Ownership:
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(_PAUSE_S)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            # A file that was replaced meanwhile is nobody's lock any more.
-            if _lock(descriptor) and _is_same(descriptor, self._path):
-                self._hold(descriptor)
-                return True
-            os.close(descriptor)
+            with no_fork():  # a child would hold a lock that it does not know of
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+                # A file that was replaced meanwhile is nobody's lock any more.
+                if _lock(descriptor) and _is_same(descriptor, self._path):
+                    self._hold(descriptor)
+                    return True
+                os.close(descriptor)
         return False
 
     def acquire_by_force(self) -> None:
@@ -60,15 +63,16 @@ class Ownership:
             OSError: the file cannot be made.
         """
         half = self._path.with_suffix(f".{os.getpid()}.tmp")
-        descriptor = os.open(half, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            _lock(descriptor)
-            half.replace(self._path)
-        except OSError:
-            os.close(descriptor)
-            raise
-        self.release()
-        self._hold(descriptor)
+        with no_fork():
+            descriptor = os.open(half, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                _lock(descriptor)
+                half.replace(self._path)
+            except OSError:
+                os.close(descriptor)
+                raise
+            self.release()
+            self._hold(descriptor)
 
     def is_mine(self) -> bool:
         """Whether this object owns it, and nobody took it by force."""
@@ -82,14 +86,15 @@ class Ownership:
         """Whether anybody owns it, this object included."""
         if self._descriptor is not None:
             return True
-        try:
-            descriptor = os.open(self._path, os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            return not _lock(descriptor, is_shared=True)
-        finally:
-            os.close(descriptor)
+        with no_fork():
+            try:
+                descriptor = os.open(self._path, os.O_RDONLY)
+            except OSError:
+                return False
+            try:
+                return not _lock(descriptor, is_shared=True)
+            finally:
+                os.close(descriptor)
 
     def owner(self) -> str:
         """Who owns it, or was the last to, for people: `process 4711 on HOST`; empty when it is not known."""
@@ -136,10 +141,7 @@ def _is_same(descriptor: int, path: Path) -> bool:
 _held: weakref.WeakSet[Ownership] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
+@after_fork
+def _release_all() -> None:
     for ownership in list(_held):  # a child that outlives its parent must not keep what the parent owned
         ownership.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -8,7 +8,7 @@ Never: a second run under one id, an answer of another definition.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from ensemble_ray.errors import RunExistsError, ValidationError
 from ensemble_ray.facts.fact import Fact
@@ -16,6 +16,7 @@ from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.digest import differences
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
+from ensemble_ray.values.task_output import OutputType
 
 __all__ = ["check_same", "is_answered", "recorded_output", "what_differs"]
 
@@ -29,7 +30,7 @@ def recorded_output(
     facts: Iterable[Fact],
     header: PlanRecorded | None,
     *,
-    output_types: Mapping[str, type[Any]] | None = None,
+    output_types: Mapping[str, OutputType] | None = None,
     object_ids: Mapping[str, str] | None = None,
 ) -> EnsembleOutput | None:
     """Return the output of an earlier run of that id; None when it recorded nothing, so that the run begins.

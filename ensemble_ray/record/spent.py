@@ -84,7 +84,8 @@ def with_account(context: RunContext, spent: Amount) -> RunContext:
 def _tokens(answer: ModelAnswered | SamplingAnswered, calls: Sequence[ToolCall]) -> tuple[int, int]:
     """Return input and output tokens; of what neither the provider nor a budget counted, what the answer's text says."""
     counted = (_count(answer.input_tokens), _count(answer.output_tokens))
-    estimated = answer.estimated_tokens or (0, answer_tokens(answer.text, calls))
+    reasoning = answer.reasoning if isinstance(answer, ModelAnswered) else None
+    estimated = answer.estimated_tokens or (0, answer_tokens(answer.text, calls, reasoning))
     return (
         counted[0] if counted[0] >= 0 else max(0, estimated[0]),
         counted[1] if counted[1] >= 0 else max(0, estimated[-1]),

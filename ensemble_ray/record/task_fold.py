@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast, get_args
+from typing import TypeVar, cast, get_args
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.agent.recorded_model import effect_of
@@ -40,7 +40,7 @@ from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, w
 from ensemble_ray.record.review_fold import GateFold
 from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.messages import ToolCall
-from ensemble_ray.values.task_output import TaskOutput
+from ensemble_ray.values.task_output import OutputType, TaskOutput
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 from ensemble_ray.values.value import Value
 
@@ -197,7 +197,7 @@ class TaskFold:
 
     # What it gave.
 
-    def task_output(self, output_type: type[Any] | None = None) -> TaskOutput | None:
+    def task_output(self, output_type: OutputType | None = None) -> TaskOutput | None:
         """Return the recorded output; its parsed output is JSON data, or of the given type where it fits.
 
         Raises:

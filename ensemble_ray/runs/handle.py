@@ -20,6 +20,7 @@ from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import current_log_context, log_context, use_traceparent
+from ensemble_ray.process.forks import abandon, track
 from ensemble_ray.process.loop import bridge, on_library_loop, run_blocking, submit
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.opening import store_at
@@ -115,6 +116,19 @@ class Run:
             tracing=self._traced.context,
         )
         self._future: concurrent.futures.Future[EnsembleOutput | _Interrupted] = submit(self._execute())
+        track(self)
+
+    def after_fork(self) -> None:
+        """Have waiting for a run that goes on in the parent fail in the child: its end is not known there."""
+        if not self._future.done():
+            abandon(self._future)
+            self._future = concurrent.futures.Future()
+            self._future.set_exception(
+                IllegalStateError(
+                    f"Run {self.id} goes on in the process that started it, not in this forked child. Wait for it there, or start "
+                    "another one here"
+                )
+            )
 
     @property
     def is_recorded(self) -> bool:
@@ -184,7 +198,8 @@ class Run:
 
     async def acancel(self) -> None:
         """Ask the run to end, and return when it was asked."""
-        await bridge(self._cancel())
+        if not self._future.done():
+            await bridge(self._cancel())
 
     async def _cancel(self) -> None:
         self._scope.cancelled.set()

@@ -6,11 +6,11 @@ edges alone, so that a run whose steps only change their status is not laid out 
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.units.histories import graph_trace
 from ensemble_ray.record.units.recorded import RecordedUnits
@@ -40,7 +40,7 @@ class FlowDrawer:
     """Draws the graphs of runs; thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._layouts: OrderedDict[object, Layout] = OrderedDict()
 
     async def draw(

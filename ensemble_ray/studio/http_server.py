@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError, ValidationError
+from ensemble_ray.process.forks import abandon, new_lock, track
 
 if TYPE_CHECKING:
     import uvicorn
@@ -49,8 +50,16 @@ class HttpServer:
         self._port = port
         self._name = name
         self._on_stop = on_stop
-        self._lock = threading.Lock()
-        self._running: tuple[uvicorn.Server, threading.Thread, int] | None = None
+        self._lock = new_lock()
+        self._running: tuple[uvicorn.Server, threading.Thread, int, socket.socket] | None = None
+        track(self)
+
+    def after_fork(self) -> None:
+        """Let go of the parent's port: it would be taken as long as the child lives."""
+        if self._running is not None:
+            abandon(self._running)
+            self._running[3].close()
+            self._running = None
 
     @property
     def port(self) -> int:
@@ -82,14 +91,14 @@ class HttpServer:
                 server.should_exit = True
                 opened.close()
                 raise EnsembleError(f"The {self._name} at {self._place(port)} did not start; the log says more")
-            self._running = server, thread, port
+            self._running = server, thread, port, opened
 
     def stop(self) -> None:
         """End all connections and stop listening; nothing where it does not listen."""
         with self._lock:
             running, self._running = self._running, None
             if running is not None:
-                server, thread, _ = running
+                server, thread, _, _ = running
                 server.should_exit = True
                 thread.join(_PATIENCE_S)
 

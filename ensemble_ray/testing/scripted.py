@@ -12,22 +12,23 @@ import inspect
 import os
 import pickle
 import re
-import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, cast
 
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.ports.services import services
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.testing.model_server.script import Reply
 from ensemble_ray.values.ids import new_object_id
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, Role, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, Reasoning, Role, TokenUsage, ToolCall, ToolSpec
 
 __all__ = ["ScriptedCall", "ScriptedModel", "ScriptedModelHandle", "answer_scripted", "live_double"]
 
+_WORDS = re.compile(r"\S+\s*|\s+")
 #: name under which a handle asks the owner of its script
 SERVICE = "scripted_model.chat"
 
@@ -83,7 +84,7 @@ class ScriptedModel:
         self._entries = entries
         self._otherwise = otherwise
         self._calls: list[ScriptedCall] = []
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._id = new_object_id()
         #: the process that owns the script
         self.process_id = os.getpid()
@@ -209,9 +210,10 @@ async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]
     return {
         "text": reply.text,
         "tool_calls": [[call.id, call.name, call.arguments] for call in reply.tool_calls],
-        "usage": None if reply.usage is None else [reply.usage.input_tokens, reply.usage.output_tokens],
+        "usage": None if reply.usage is None else astuple(reply.usage),
         "fragments": None if reply.fragments is None else list(reply.fragments),
         "finish_reason": reply.finish_reason,
+        "reasoning": reply.reasoning,
     }
 
 
@@ -253,6 +255,7 @@ async def _resolve(entry: object, call: ScriptedCall) -> Reply:
             tool_calls=tuple(entry.tool_calls),
             usage=entry.usage,
             finish_reason=entry.finish_reason,
+            reasoning=entry.reasoning,
         )
     if callable(entry):
         returned = await call_user(cast("Callable[[ScriptedCall], object | Awaitable[object]]", entry), call)
@@ -263,13 +266,12 @@ async def _resolve(entry: object, call: ScriptedCall) -> Reply:
 
 
 def _response(reply: Reply) -> ChatResponse:
-    return ChatResponse(reply.text, tuple(reply.tool_calls), reply.usage, reply.finish_reason)
+    return ChatResponse(reply.text, tuple(reply.tool_calls), reply.usage, reply.finish_reason, reply.reasoning)
 
 
 def _fragments(reply: Reply) -> Sequence[str]:
-    if reply.fragments is not None:
-        return reply.fragments
-    return cast("list[str]", re.findall(r"\S+\s*|\s+", reply.text or ""))
+    thoughts = [Reasoning(each) for each in re.findall(_WORDS, reply.reasoning or "")]
+    return [*thoughts, *(re.findall(_WORDS, reply.text or "") if reply.fragments is None else reply.fragments)]
 
 
 def _message_data(message: ChatMessage) -> Mapping[str, object]:
@@ -308,4 +310,5 @@ def _reply_from(data: Mapping[str, Any]) -> Reply:
         usage=None if usage is None else TokenUsage(*usage),
         fragments=data["fragments"],
         finish_reason=data["finish_reason"],
+        reasoning=data["reasoning"],
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["escape_controls", "escape_json", "escape_surrogates"]
+__all__ = ["escape_controls", "escape_json", "escape_surrogates", "escape_unencodable"]
 
 #: Ranges of characters that steer a terminal, or that show a text as another one than it is.
 _STEERING = (
@@ -24,6 +24,7 @@ _STEERING = (
 _CONTROL = re.compile(rf"(?!\r\n)[{_STEERING}]")
 #: The same in JSON text, which has escapes of its own for what stands below the blank.
 _IN_JSON = re.compile(rf"(?![\r\n])[{_STEERING}]")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -44,9 +45,24 @@ def escape_surrogates(text: str) -> str:
     return _SURROGATE.sub(_escape, text)
 
 
-def escape_json(text: str) -> str:
-    """Return JSON text with the same data, in which everything that a terminal would obey is escaped as JSON does it."""
-    return _IN_JSON.sub(_escaped_in_json, text)
+def escape_unencodable(text: str, encoding: str | None) -> str:
+    r"""Return the text with each character that an encoding lacks as a visible escape, such as `\u2026`; None has all."""
+    return text if encoding is None else text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def escape_json(text: str, encoding: str = "utf-8") -> str:
+    """Return JSON text with the same data, in which everything that a terminal would obey is escaped as JSON does it.
+
+    Args:
+        text: The text.
+        encoding: Of where it goes; all that is not ASCII is escaped where the encoding lacks a character.
+    """
+    safe = _IN_JSON.sub(_escaped_in_json, text)
+    try:
+        safe.encode(encoding)
+    except UnicodeEncodeError:
+        return _NOT_ASCII.sub(_escaped_in_json, safe)
+    return safe
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -23,13 +23,14 @@ from ensemble_ray.ports import CpuPool
 from ensemble_ray.ports.services import services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import current_traceparent
-from ensemble_ray.process.threads import USER_ERRORS, call_user
+from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.text.foreign_text import TextLine, one_line, whole_text
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_result, outcome_of_return
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
 from ensemble_ray.tools.time_limit import TimeLimit
 from ensemble_ray.tools.tool import AbstractAgentTool, ContextAgentTool, ToolContext, as_result, use_tool_context
+from ensemble_ray.tools.waiting import call_to_end, collect
 
 __all__ = ["call_tool", "cut_for_log", "truncate_output"]
 
@@ -139,8 +140,8 @@ async def _call_agent_tool(bound: BoundAgentTool, arguments: str, context: ToolC
             return outcome_of_result(await bound.tool.aexecute(text))
     # The bare contract is text in, result out; an outer tool's context is not its own.
     with use_tool_context(context if isinstance(bound.tool, ContextAgentTool) else None):
-        returned: object = await call_user(bound.tool.execute, text)
-    return outcome_of_result(as_result(returned))
+        returned = await call_to_end(bound.tool.execute, text)
+    return outcome_of_result(as_result(returned, bound.name))
 
 
 def _input_of(arguments: str) -> str:
@@ -168,12 +169,11 @@ async def _call_here(
     bound: BoundFunction, positional: tuple[object, ...], named: Mapping[str, object], context: ToolContext
 ) -> ToolOutcome:
     with use_tool_context(context):
-        returned: object
         if bound.is_async:
-            returned = await cast("Awaitable[object]", bound.function(*positional, **named))
+            returned = await collect(bound.function(*positional, **named))
         else:
-            returned = await call_user(bound.function, *positional, **named)
-    return outcome_of_return(returned)
+            returned = await call_to_end(bound.function, *positional, **named)
+    return outcome_of_return(returned, bound.name)
 
 
 #: Function -> its form for another process; None: it was found that it cannot travel, and said once.

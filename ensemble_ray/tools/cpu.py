@@ -11,20 +11,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import inspect
+import multiprocessing
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.events.telemetry.active import use_span
+from ensemble_ray.process.forks import abandon, after_fork, new_lock, track
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_return
 from ensemble_ray.tools.tool import ToolContext, use_tool_context
+from ensemble_ray.tools.waiting import collect_here
 
 __all__ = ["CannotTravelError", "LokyCpuPool", "call_packed", "pack", "pack_tool", "unpack_reply"]
 
@@ -94,10 +96,7 @@ def _perform(
     context = ToolContext(tool_name=tool_name, idempotency_key=idempotency_key)
     with use_tool_context(context), use_span(traceparent):
         try:
-            returned = function(*positional, **named)
-            if inspect.iscoroutine(returned):
-                returned = asyncio.run(cast("Coroutine[Any, Any, object]", returned))
-            return outcome_of_return(returned)
+            return outcome_of_return(collect_here(function(*positional, **named)), tool_name)
         except (ExitEarlyError, IllegalStateError):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  told to the model
@@ -124,7 +123,14 @@ class LokyCpuPool:
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
-        self._lock = threading.Lock()
+        self._lock = new_lock()
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin without processes."""
+        abandon(self._group)
+        self._group = None
+        self._groups.clear()
 
     async def run(
         self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None, may_repeat: bool = True
@@ -200,7 +206,7 @@ class _Group:
         self._executor: _LokyExecutor = loky.ProcessPoolExecutor(max_workers=workers, timeout=idle_s)
         self._open = 0
         self.is_retired = False
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         _groups.add(self)
 
     async def call(self, function: bytes, arguments: bytes, *, timeout_s: float | None) -> bytes:
@@ -208,7 +214,8 @@ class _Group:
         with self._lock:
             self._open += 1
         try:
-            future = self._executor.submit(call_packed, function, arguments)
+            with _may_have_children():
+                future = self._executor.submit(call_packed, function, arguments)
             _kill_at_exit()
             try:
                 async with asyncio.timeout(timeout_s):
@@ -249,16 +256,42 @@ _groups: weakref.WeakSet[_Group] = weakref.WeakSet()
 _hooked = threading.Event()
 
 
+@after_fork
+def _leave_groups() -> None:
+    if _groups:  # `multiprocessing` ends or joins them when a process ends, and would do so in the child
+        children = cast("set[object]", importlib.import_module("multiprocessing.process")._children)  # noqa: SLF001  as in its own children
+        children.difference_update([each for each in children if type(each).__module__.startswith("loky.")])
+    abandon(*_groups)
+    _groups.clear()
+    _hooked.clear()
+
+
+@contextlib.contextmanager
+def _may_have_children() -> Generator[None]:
+    """Let a process of a `multiprocessing.Pool`, which is a daemon, start others: loky's end by themselves when they are idle."""
+    config = cast("dict[str, object]", getattr(multiprocessing.current_process(), "_config", {}))
+    before = config.get("daemon", False)
+    if before:
+        config["daemon"] = False
+    try:
+        yield
+    finally:
+        if before:
+            config["daemon"] = before
+
+
 def _kill_at_exit() -> None:
     """Once, have every group killed when this process ends; loky's hook would wait for a call that never returns.
 
     `atexit` is too late, since threads are joined before it. The hooks of `threading`, which loky and the executors of
-    the standard library use too, run last in first out: ours is set after loky's, which comes with the first call.
+    the standard library use too, run last in first out: ours is set after loky's, which comes with the first call. A process
+    of `multiprocessing` joins its children before that, and has finalisers of its own.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is None or _hooked.is_set():
         return
     _hooked.set()
+    importlib.import_module("multiprocessing.util").Finalize(None, _kill_all, exitpriority=100)
     with contextlib.suppress(RuntimeError):  # this process is ending already
         register(_kill_all)
 

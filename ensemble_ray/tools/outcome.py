@@ -39,12 +39,16 @@ def outcome_of_result(result: ToolResult) -> ToolOutcome:
     return ToolOutcome(f"Error: {result.error_message}", "failure")
 
 
-def outcome_of_return(value: object) -> ToolOutcome:
-    """Return the outcome of a `@tool` function's value (S-TOOL-14); a string that begins `Error:` is a failure (S-TOOL-15)."""
+def outcome_of_return(value: object, tool_name: str = "") -> ToolOutcome:
+    """Return the outcome of a `@tool` function's value (S-TOOL-14); a string that begins `Error:` is a failure (S-TOOL-15).
+
+    Raises:
+        ResultError: the value has no text (S-LLM-47).
+    """
     if isinstance(value, ToolResult):
         return outcome_of_result(value)
     failed = isinstance(value, str) and value.startswith("Error:")
-    return ToolOutcome(render_value(value), "failure" if failed else "success")
+    return ToolOutcome(render_value(value, f"Tool '{tool_name}'"), "failure" if failed else "success")
 
 
 def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> ToolOutcome:

@@ -13,7 +13,6 @@ from typing import cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
 from ensemble_ray.errors.texts import format_with_class, user_traceback
-from ensemble_ray.process.threads import call_user
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.time_limit import TimeLimit
 from ensemble_ray.tools.tool import (
@@ -28,6 +27,7 @@ from ensemble_ray.tools.tool import (
     timeout_seconds,
     use_tool_context,
 )
+from ensemble_ray.tools.waiting import call_to_end
 from ensemble_ray.values.messages import Effect
 
 __all__ = ["PipelineErrorStrategy", "StepAdapter", "ToolPipeline"]
@@ -125,8 +125,8 @@ async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
                 with use_tool_context(current_tool_context().renamed(tool.name, step=index)):
                     return await tool.aexecute(text)
             with use_tool_context(None):  # a plain tool gets no context (S-TOOL-77)
-                returned: object = await call_user(tool.execute, text)
-            return as_result(returned)
+                returned = await call_to_end(tool.execute, text)
+            return as_result(returned, tool.name)
     except (ExitEarlyError, IllegalStateError, TryAgain):
         raise
     except TimeoutError as error:
@@ -138,7 +138,7 @@ async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
 async def _adapt(tool: AgentTool, adapter: StepAdapter, result: ToolResult) -> tuple[str, ToolResult]:
     """Return the next step's input; an adapter that raises makes its step a failed one."""
     try:
-        return render_value(await call_user(cast("Callable[[ToolResult], object]", adapter), result)), result
+        return render_value(await call_to_end(adapter, result), "An adapter"), result
     except (ExitEarlyError, IllegalStateError, TryAgain):
         raise
     except Exception as error:  # noqa: BLE001  user code

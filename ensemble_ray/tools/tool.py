@@ -10,7 +10,6 @@ What must never happen here: a tool's exception leaves `execute`, except the two
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import re
@@ -35,7 +34,7 @@ from ensemble_ray.tools.metrics import NoOpToolMetrics
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.sampling import AsksModel
 from ensemble_ray.tools.time_limit import TimeLimit
-from ensemble_ray.tools.waiting import run_to_end
+from ensemble_ray.tools.waiting import collect, collect_here
 from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.reviews import OnTimeoutAction, Review, ReviewDecision
 
@@ -98,9 +97,15 @@ class ToolResult:
         return self.error_message is None
 
 
-def as_result(value: object) -> ToolResult:
-    """Return a `ToolResult` as it is, anything else that a tool's code returned as a success of its text."""
-    return value if isinstance(value, ToolResult) else ToolResult.success(value)
+def as_result(value: object, tool_name: str = "") -> ToolResult:
+    """Return a `ToolResult` as it is, anything else that a tool's code returned as a success of its text.
+
+    Raises:
+        ResultError: it has no text (S-LLM-47).
+    """
+    if isinstance(value, ToolResult):
+        return value
+    return ToolResult.success(render_value(value, f"Tool '{tool_name}'" if tool_name else "A tool"))
 
 
 _NO_METRICS = NoOpToolMetrics()
@@ -318,10 +323,7 @@ class AbstractAgentTool(AgentTool):
         """
         call = _MeasuredCall(self)
         try:
-            outcome = self.do_execute(input)
-            if inspect.isawaitable(outcome):
-                outcome = run_to_end(outcome)
-            return call.count_return(outcome)
+            return call.count_return(collect_here(self.do_execute(input)))
         except BaseException as error:  # noqa: BLE001  `raised` raises again what is not the tool's own failure
             return call.count_error(error)
 
@@ -336,7 +338,7 @@ class AbstractAgentTool(AgentTool):
         call = _MeasuredCall(self)
         try:
             outcome = self.do_execute(input) if self._is_async() else await threads.run(self.do_execute, input)
-            return call.count_return(await outcome if inspect.isawaitable(outcome) else outcome)
+            return call.count_return(await collect(outcome))
         except BaseException as error:  # noqa: BLE001  as in `execute`
             return call.count_error(error)
 
@@ -357,7 +359,7 @@ class _MeasuredCall:
 
     def count_return(self, outcome: object) -> ToolResult:
         """Count what the tool's code returned."""
-        result = as_result(outcome)
+        result = as_result(outcome, self._name)
         metrics = self._context.metrics
         self._count(metrics.increment_success if result.is_success else metrics.increment_failure)
         return result

@@ -6,7 +6,7 @@ Bad arguments are failures that tell the model what to write instead; they never
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Generic, TypeVar, cast
 
 import pydantic
@@ -18,6 +18,7 @@ from ensemble_ray.process.threads import is_async_callable
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.schema import explain_arguments
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolResult, as_result
+from ensemble_ray.tools.waiting import collect
 
 __all__ = ["AbstractTypedAgentTool", "TypedAgentTool", "input_type_of", "parse_input"]
 
@@ -56,9 +57,9 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
         if isinstance(parsed, ToolResult):
             return parsed
         outcome = self.execute_typed(parsed)
-        return (
-            _await_result(cast("Awaitable[object]", outcome)) if isinstance(outcome, Awaitable) else as_result(outcome)
-        )
+        if isinstance(outcome, Awaitable | AsyncIterator):
+            return _await_result(cast("object", outcome), self.name)
+        return as_result(outcome, self.name)
 
 
 class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
@@ -72,8 +73,8 @@ class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
         return is_async_callable(self.execute_typed)
 
 
-async def _await_result(outcome: Awaitable[object]) -> ToolResult:
-    return as_result(await outcome)
+async def _await_result(outcome: object, tool_name: str) -> ToolResult:
+    return as_result(await collect(outcome), tool_name)
 
 
 def input_type_of(tool: TypedAgentTool[InputT]) -> type[InputT]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import UnionType
 from typing import cast
 
 import pydantic
@@ -59,7 +60,7 @@ def error_data(error: BaseException) -> dict[str, object]:
     return cast("dict[str, object]", data)
 
 
-def error_from(data: Mapping[str, object], *, output_type: type[object] | None = None) -> BaseException:
+def error_from(data: Mapping[str, object], *, output_type: type[object] | UnionType | None = None) -> BaseException:
     """Return the error that was recorded, with its causes; what is damaged in its data comes back as a stand-in.
 
     Args:
@@ -127,7 +128,7 @@ def _field(value: object) -> object:
             return jsonable(value)
 
 
-def _error(link: Mapping[str, object], output_type: type[object] | None) -> BaseException:
+def _error(link: Mapping[str, object], output_type: type[object] | UnionType | None) -> BaseException:
     name, text = str(link.get("type") or "Exception"), str(link.get("text") or "")
     kind, args, fields = _OURS.get(name), link.get("args"), link.get("fields")
     if kind is None or not isinstance(args, Sequence) or not isinstance(fields, Mapping):
@@ -163,7 +164,7 @@ def _foreign(name: str, text: str, link: Mapping[str, object]) -> BaseException:
     return stand_in(name, text, plain)
 
 
-def _value(field: str, value: object, output_type: type[object] | None) -> object:
+def _value(field: str, value: object, output_type: type[object] | UnionType | None) -> object:
     """Return a field's value again: only a few are of types that JSON has not."""
     match field:
         case "rate_limit":

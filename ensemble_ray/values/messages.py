@@ -10,14 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Union
 
 from ensemble_ray.text.foreign_text import whole_json, whole_text
+from ensemble_ray.text.reasoning import split_reasoning
 
 __all__ = [
+    "STREAM_CUT",
     "ChatMessage",
     "ChatResponse",
     "Effect",
     "JsonSchema",
     "JsonValue",
     "OnIncomplete",
+    "ProviderFields",
     "Reasoning",
     "Role",
     "TokenUsage",
@@ -44,9 +47,11 @@ class TokenUsage:
 
     input_tokens: int = -1
     output_tokens: int = -1
+    #: part of `output_tokens` that the model spent on reasoning
+    reasoning_tokens: int = -1
 
     def __post_init__(self) -> None:
-        for name in ("input_tokens", "output_tokens"):
+        for name in ("input_tokens", "output_tokens", "reasoning_tokens"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, -1)
 
@@ -80,6 +85,25 @@ class JsonSchema:
     strict: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderFields:
+    """Members of an assistant message that only its provider knows, as JSON text (S-LLM-9).
+
+    They go back with the message to the endpoint and model that sent them, and to no other.
+    """
+
+    #: endpoint and model that sent them
+    origin: str
+    #: an object with the members of the message
+    message: str = "{}"
+    #: an object for each tool call of the message; members of its `function` are in a member of that name
+    tool_calls: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", whole_json(self.message))
+        object.__setattr__(self, "tool_calls", tuple(whole_json(each) for each in self.tool_calls))
+
+
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a conversation (S-CONV-21)."""
@@ -89,6 +113,8 @@ class ChatMessage:
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    #: of an assistant message: what else its provider sent with it, and expects back
+    provider_fields: ProviderFields | None = None
 
 
 class Reasoning(str):
@@ -108,12 +134,19 @@ class ChatResponse:
     finish_reason: str | None = None
     #: what the model thought before it answered, apart from `text`; None: nothing, or the endpoint does not send it
     reasoning: str | None = None
+    #: what else the provider sent with the message, and expects back with it; None: nothing
+    provider_fields: ProviderFields | None = None
 
 
-#: How an answer ends that is whole.
+#: Why a streamed answer ended where the provider sent neither a reason nor the mark of a stream's end (S-LLM-8).
+STREAM_CUT = "stream_cut"
+#: Good ends that are not worth a mention.
 _ORDINARY = frozenset({"stop", "tool_calls"})
-#: How an answer ends that was cut off, in the words of the providers.
-_CUT_OFF = frozenset({"length", "max_tokens", "content_filter"})
+#: How an answer ends that is whole, in the words of the providers; every other end leaves it incomplete.
+_WHOLE = _ORDINARY | {
+    *("", "null", "none", "done", "end", "end_turn", "eos", "eos_token", "eos_found", "stop_sequence", "stop_token"),
+    *("complete", "completed", "finished", "success", "function_call", "function_calls", "tool_call", "tool_use"),
+}
 
 
 def unusual_finish_reason(response: ChatResponse) -> str | None:
@@ -124,23 +157,34 @@ def unusual_finish_reason(response: ChatResponse) -> str | None:
 def incomplete_reason(response: ChatResponse) -> str | None:
     """Return why an answer is not the whole of what was asked for; None: it is whole (S-ENG-36).
 
-    Either the provider says that it cut the answer off, or the answer is `empty`: no text and no tool calls.
+    Either it did not come to a good end, or it is `empty`: no text and no tool calls.
     """
-    reason = (response.finish_reason or "").lower()
-    if reason in _CUT_OFF:
+    reason = (response.finish_reason or "").strip().lower()
+    if reason.replace("-", "_") not in _WHOLE:
         return reason
     return None if response.tool_calls or (response.text or "").strip() else "empty"
 
 
-def whole_response(response: ChatResponse) -> ChatResponse:
-    """Return the answer without halves of surrogate pairs (S-SEC-56); arguments, which are JSON, name none either."""
+def whole_response(response: ChatResponse, *, keep_reasoning: bool = False) -> ChatResponse:
+    """Return the answer as it is used: reasoning in tags apart from its text (S-LLM-1), no halves of surrogate pairs.
+
+    Arguments, which are JSON, name no halves either (S-SEC-56).
+
+    Args:
+        response: What a model returned.
+        keep_reasoning: Leave tags and reasoning in the text (S-LLM-5).
+    """
     text = None if response.text is None else whole_text(response.text)
     calls = tuple(ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls)
-    reason, reasoning = response.finish_reason, response.reasoning
+    reason, reasoning = response.finish_reason, whole_text(response.reasoning or "")
+    if text is not None and not keep_reasoning:
+        thought, text = split_reasoning(text)
+        text = text if text or thought is None or not calls else None
+        reasoning = "\n\n".join(part for part in (reasoning, thought) if part)
     return replace(
         response,
         text=text,
         tool_calls=calls,
         finish_reason=None if reason is None else whole_text(reason),
-        reasoning=None if reasoning is None else whole_text(reasoning),
+        reasoning=reasoning or None,
     )

@@ -7,7 +7,7 @@ from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Annotated, ClassVar, Protocol
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.value import Value
@@ -26,6 +26,10 @@ __all__ = [
 #: Token count that the provider did not tell (S-MET-3).
 UNKNOWN_TOKENS = -1
 _CENT_OF_A_MICRO = Decimal("0.00000001")
+
+
+def _is_zero(value: object) -> bool:
+    return value == 0
 
 
 def add_tokens(counts: Iterable[int]) -> int:
@@ -130,6 +134,8 @@ class TaskMetrics(Value):
     input_tokens: int = UNKNOWN_TOKENS
     output_tokens: int = UNKNOWN_TOKENS
     total_tokens: int = UNKNOWN_TOKENS
+    #: part of `output_tokens`: what endpoints counted as reasoning; 0 also where none counted it (S-LLM-6)
+    reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
     llm_latency: timedelta = timedelta()
     tool_execution_time: timedelta = timedelta()
     memory_retrieval_time: timedelta = timedelta()
@@ -186,6 +192,8 @@ class ExecutionMetrics(Value):
     total_input_tokens: int = UNKNOWN_TOKENS
     total_output_tokens: int = UNKNOWN_TOKENS
     total_tokens: int = UNKNOWN_TOKENS
+    #: part of `total_output_tokens`, as `TaskMetrics.reasoning_tokens`
+    total_reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
     total_llm_latency: timedelta = timedelta()
     total_tool_execution_time: timedelta = timedelta()
     total_memory_retrieval_time: timedelta = timedelta()
@@ -227,8 +235,8 @@ class MetricsSum:
         self._tokens = [0, 0, 0]
         #: model latency, tool time, memory time, prompt time
         self._times = [timedelta()] * 4
-        #: model calls, tool calls, delegations, incomplete answers
-        self._calls = [0, 0, 0, 0]
+        #: model calls, tool calls, delegations, incomplete answers, tokens of reasoning
+        self._calls = [0, 0, 0, 0, 0]
         self._memory = MemoryOperationCounts.ZERO
         self._cost: CostEstimate | None = None
         self._by_role: dict[str, TaskMetrics] = {}
@@ -242,7 +250,13 @@ class MetricsSum:
             self._tokens = [add_tokens(pair) for pair in zip(self._tokens, tokens, strict=True)]
             times = (each.llm_latency, each.tool_execution_time, each.memory_retrieval_time, each.prompt_build_time)
             self._times = [before + more for before, more in zip(self._times, times, strict=True)]
-            calls = (each.llm_call_count, each.tool_call_count, each.delegation_count, each.incomplete_answers)
+            calls = (
+                each.llm_call_count,
+                each.tool_call_count,
+                each.delegation_count,
+                each.incomplete_answers,
+                each.reasoning_tokens,
+            )
             self._calls = [before + more for before, more in zip(self._calls, calls, strict=True)]
             if each.memory_operations is not MemoryOperationCounts.ZERO:
                 self._memory = self._memory.add(each.memory_operations)
@@ -266,6 +280,7 @@ class MetricsSum:
             total_tool_calls=self._calls[1],
             total_delegations=self._calls[2],
             total_incomplete_answers=self._calls[3],
+            total_reasoning_tokens=self._calls[4],
             memory_operations=self._memory,
             task_metrics=dict(self._by_role),
             total_cost_estimate=self._cost,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
+from types import UnionType
 from typing import Annotated, Any, Protocol, Self
 
 from pydantic import (
@@ -135,7 +136,7 @@ class TypedTask(Protocol[Parsed_co]):
         ...
 
     @property
-    def output_type(self) -> type[Parsed_co] | None:
+    def output_type(self) -> type[Parsed_co] | UnionType | None:
         """The type of its parsed answer."""
         ...
 

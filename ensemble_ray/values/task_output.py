@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, TypeVar, cast
+from types import UnionType
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import SerializationInfo, SerializerFunctionWrapHandler, SkipValidation, field_serializer
 from typing_extensions import TypeVar as TypeVarWithDefault
@@ -13,16 +14,31 @@ from ensemble_ray.values.shown import Shown, figures
 from ensemble_ray.values.trace import TaskTrace, jsonable
 from ensemble_ray.values.value import Duration, Instant
 
-__all__ = ["NOT_PARSED", "Parsed_co", "TaskOutput", "full_name"]
+__all__ = ["NOT_PARSED", "OutputType", "Parsed_co", "TaskOutput", "full_name", "type_name"]
 
 T = TypeVar("T")
 #: What a task's answer is parsed into; Any where the task does not say.
 Parsed_co = TypeVarWithDefault("Parsed_co", default=Any, covariant=True)
 
 
-def full_name(output_type: type[object]) -> str:
-    """`module.qualname` of a class (S-CONV-10)."""
-    return f"{output_type.__module__}.{output_type.__qualname__}"
+#: What an answer is parsed into: a class, or `A | B`, which is none.
+OutputType: TypeAlias = type[Any] | UnionType
+
+
+def full_name(output_type: object) -> str:
+    """`module.qualname` of a class (S-CONV-10); any other type as it is written, its classes by their full names."""
+    if isinstance(output_type, type):
+        return f"{output_type.__module__}.{output_type.__qualname__}"
+    return str(output_type)
+
+
+def type_name(output_type: object) -> str:
+    """Return what messages call a type: a class by its name, any other type as it is written."""
+    return output_type.__name__ if isinstance(output_type, type) else str(output_type)
+
+
+def _takes_none(output_type: object) -> bool:
+    return any(each is None or each is type(None) for each in get_args(output_type))
 
 
 #: Told where there is no parsed output.
@@ -40,8 +56,8 @@ class TaskOutput(Shown, Generic[Parsed_co]):
     duration: Duration
     tool_call_count: int = 0
     parsed_output: Any = None
-    #: as the task declared it; `dict[K, V]` is no class and would be refused by a check
-    output_type: Annotated[type[Any] | None, SkipValidation] = None
+    #: as the task declared it; `list[X]` and `X | None` are no classes and would be refused by a check
+    output_type: Annotated[OutputType | None, SkipValidation] = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
     trace: TaskTrace | None = None
 
@@ -57,7 +73,7 @@ class TaskOutput(Shown, Generic[Parsed_co]):
         Raises:
             IllegalStateError: there is none (S-DOM-75).
         """
-        if self.parsed_output is None:
+        if self.parsed_output is None and not _takes_none(self.output_type):
             raise IllegalStateError(NOT_PARSED)
         return cast("Parsed_co", self.parsed_output)
 
@@ -67,16 +83,18 @@ class TaskOutput(Shown, Generic[Parsed_co]):
         Raises:
             IllegalStateError: there is none, or it is of another type (S-DOM-42).
         """
+        if self.output_type is not None and output_type == self.output_type:
+            return cast("T", self.parsed)
         if self.parsed_output is None:
             raise IllegalStateError(NOT_PARSED)
-        if not isinstance(self.parsed_output, output_type):
+        if not isinstance(output_type, type) or not isinstance(self.parsed_output, output_type):
             actual = full_name(type(cast("object", self.parsed_output)))
             msg = f"Parsed output is of type {actual} but requested type {full_name(output_type)} does not match."
             raise IllegalStateError(msg)
         return self.parsed_output
 
     @field_serializer("output_type", when_used="json")
-    def _type_as_json(self, value: type[object] | None) -> str | None:
+    def _type_as_json(self, value: OutputType | None) -> str | None:
         return None if value is None else full_name(value)
 
     @field_serializer("parsed_output", mode="wrap", when_used="json")

@@ -113,6 +113,10 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
+def _is_unknown(value: object) -> bool:
+    return value == -1
+
+
 def _is_empty(value: object) -> bool:
     return value == ()
 
@@ -160,9 +164,13 @@ class LlmInteraction(Value):
     latency: timedelta
     input_tokens: int = -1
     output_tokens: int = -1
+    #: part of `output_tokens` that the model spent on reasoning; -1: unknown
+    reasoning_tokens: int = Field(default=-1, exclude_if=_is_unknown)
     response_type: Literal["tool_calls", "final_answer"]
     #: only for final answers
     response_text: str | None = None
+    #: what the model thought, apart from its answer
+    reasoning: str | None = Field(default=None, exclude_if=_is_none)
     #: why the model stopped, where that is neither ordinary (`stop`, `tool_calls`) nor unknown; `length`: cut off
     finish_reason: str | None = Field(default=None, exclude_if=_is_none)
     #: the model's name, and who provides it, where the model says so

@@ -42,7 +42,7 @@ class TaskStream:
         if isinstance(happened, RunDetail):
             return self._end(happened)
         if (token := token_of(happened)) is not None:
-            if token.instance != self._streamed_task or not token.token:
+            if token.instance != self._streamed_task or token.is_reasoning or not token.token:
                 return []
             if token.iteration_index != self._turn:  # what a model says before it calls tools is not the output
                 self._turn, self._said = token.iteration_index, ""

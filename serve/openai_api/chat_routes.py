@@ -21,6 +21,7 @@ from ensemble_ray.serve.openai_api.errors import API_ERRORS, RUN_HEADER, ApiRout
 from ensemble_ray.serve.openai_api.messages import inputs_of
 from ensemble_ray.serve.openai_api.streams import AnswerStream, render, texts_of
 from ensemble_ray.serve.run_schemas import EnsembleInfo
+from ensemble_ray.values.messages import Reasoning
 
 __all__ = ["router"]
 
@@ -56,7 +57,7 @@ async def _events(run: AskedRun, info: EnsembleInfo, chunks: ChatChunks) -> Asyn
     async with aclosing(texts_of(run, info.chat.streamed_task)) as texts:
         async for each in texts:
             if isinstance(each, str):
-                yield render(chunks.piece(each))
+                yield render(chunks.thought(each) if isinstance(each, Reasoning) else chunks.piece(each))
             elif isinstance(each, TeamAnswer):
                 for chunk in chunks.last(each):
                     yield render(chunk)

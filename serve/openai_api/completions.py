@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["ChatChunks", "ChatCompletion", "ChatUsage", "Model", "ModelList", "chat_usage"]
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class Model(Wire):
     """A team.
 
@@ -35,19 +39,35 @@ class ModelList(Wire):
     data: list[Model]
 
 
+class ChatDetails(Wire):
+    """Parts of the output tokens."""
+
+    reasoning_tokens: int
+
+
 class ChatUsage(Wire):
-    """Tokens of all tasks of a run."""
+    """Tokens of all tasks of a run.
+
+    Attributes:
+        completion_tokens_details: Left out where no provider counted reasoning.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: ChatDetails | None = Field(default=None, exclude_if=_is_none)
 
 
 class AnswerMessage(Wire):
-    """What the team said."""
+    """What the team said.
+
+    Attributes:
+        reasoning_content: What the model of its last task thought; left out where there is nothing.
+    """
 
     role: Literal["assistant"] = "assistant"
     content: Text
+    reasoning_content: Text | None = Field(default=None, exclude_if=_is_none)
     refusal: None = None
 
 
@@ -83,7 +103,10 @@ class ChatCompletion(Wire):
     @classmethod
     def of(cls, answer: TeamAnswer, *, run_id: str, model: str, created: int) -> Self:
         """Return the answer of a run."""
-        choice = Choice(message=AnswerMessage(content=answer.text), finish_reason=_finish_reason(answer))
+        choice = Choice(
+            message=AnswerMessage(content=answer.text, reasoning_content=answer.reasoning),
+            finish_reason=_finish_reason(answer),
+        )
         return cls(id=run_id, created=created, model=model, choices=[choice], usage=chat_usage(answer.metrics))
 
 
@@ -115,6 +138,10 @@ class ChatChunks:
         """Return a piece of the text."""
         return self._chunk({"content": text})
 
+    def thought(self, text: str) -> dict[str, object]:
+        """Return a piece of the reasoning."""
+        return self._chunk({"reasoning_content": text})
+
     def last(self, answer: TeamAnswer) -> list[dict[str, object]]:
         """Return what ends an answer."""
         end = self._chunk({}, _finish_reason(answer))
@@ -133,7 +160,14 @@ def chat_usage(metrics: Metrics) -> ChatUsage | None:
     tokens_in, tokens_out = metrics.input_tokens, metrics.output_tokens
     if tokens_in is None or tokens_out is None:
         return None
-    return ChatUsage(prompt_tokens=tokens_in, completion_tokens=tokens_out, total_tokens=tokens_in + tokens_out)
+    return ChatUsage(
+        prompt_tokens=tokens_in,
+        completion_tokens=tokens_out,
+        total_tokens=tokens_in + tokens_out,
+        completion_tokens_details=ChatDetails(reasoning_tokens=thought)
+        if (thought := metrics.reasoning_tokens)
+        else None,
+    )
 
 
 def _finish_reason(answer: TeamAnswer) -> Literal["stop", "length"]:

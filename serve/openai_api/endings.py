@@ -24,6 +24,8 @@ class TeamAnswer:
     #: whether its budget was spent before it was done
     is_cut: bool
     metrics: Metrics
+    #: what the model of its last task thought; None: nothing that is known
+    reasoning: str | None = None
 
 
 def answer_of(run: RunDetail) -> TeamAnswer | Failure:
@@ -50,7 +52,8 @@ def answer_of(run: RunDetail) -> TeamAnswer | Failure:
     if run.result is None or (is_cut and not run.result.raw):
         text = f"Run '{run.run_id}' ended without an answer: {run.status}"
         return _failure(run, HTTPStatus.BAD_GATEWAY, "NO_ANSWER", text)
-    return TeamAnswer(text=run.result.raw, is_cut=is_cut, metrics=run.result.metrics)
+    reasoning = run.result.tasks[-1].reasoning if run.result.tasks else None
+    return TeamAnswer(text=run.result.raw, is_cut=is_cut, metrics=run.result.metrics, reasoning=reasoning)
 
 
 def begun_anew(run: RunDetail) -> Failure:

@@ -30,6 +30,7 @@ from ensemble_ray.serve.rights import CallerDependency, Right
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.routes.visible_runs import visible_run
 from ensemble_ray.serve.run_schemas import EnsembleInfo
+from ensemble_ray.values.messages import Reasoning
 
 __all__ = ["router"]
 
@@ -78,7 +79,7 @@ async def _events(run: AskedRun, info: EnsembleInfo, events: ResponseEvents) -> 
     async with aclosing(texts_of(run, info.chat.streamed_task)) as texts:
         async for each in texts:
             if isinstance(each, str):
-                found = events.piece(each)
+                found = [] if isinstance(each, Reasoning) else events.piece(each)
             else:
                 found = events.last(each) if isinstance(each, TeamAnswer) else events.make_failure(each)
             for event in found:

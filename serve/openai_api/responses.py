@@ -60,7 +60,7 @@ class InputDetails(Wire):
 
 
 class OutputDetails(Wire):
-    """What is not known of a run's output."""
+    """Parts of a run's output tokens."""
 
     reasoning_tokens: int = 0
 
@@ -223,4 +223,9 @@ def _usage(metrics: Metrics) -> ResponseUsage | None:
     tokens_in, tokens_out = metrics.input_tokens, metrics.output_tokens
     if tokens_in is None or tokens_out is None:
         return None
-    return ResponseUsage(input_tokens=tokens_in, output_tokens=tokens_out, total_tokens=tokens_in + tokens_out)
+    return ResponseUsage(
+        input_tokens=tokens_in,
+        output_tokens=tokens_out,
+        output_tokens_details=OutputDetails(reasoning_tokens=metrics.reasoning_tokens),
+        total_tokens=tokens_in + tokens_out,
+    )

@@ -6,6 +6,8 @@ another text than the answer's. Words that a model says before it calls tools co
 
 from __future__ import annotations
 
+from ensemble_ray.text.reasoning import split_reasoning
+
 __all__ = ["SaidText"]
 
 _BETWEEN_TURNS = "\n\n"
@@ -32,8 +34,10 @@ class SaidText:
 
     def rest(self, answer: str) -> str | None:
         """Return what is left to be sent of the answer; None: what was sent is another text."""
-        if answer.startswith(self._said):
-            return answer[len(self._said) :]
+        # A closing tag without an opening one tells late that what was sent before it is reasoning (S-LLM-2).
+        for said in (self._said, split_reasoning(self._said)[1]):
+            if answer.startswith(said):
+                return answer[len(said) :]
         return "" if self._said.strip() == answer.strip() else None
 
     def _begin(self, turn: int) -> str:

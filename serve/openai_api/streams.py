@@ -16,6 +16,7 @@ from ensemble_ray.serve.openai_api.endings import TeamAnswer, answer_of, begun_a
 from ensemble_ray.serve.openai_api.errors import RUN_HEADER
 from ensemble_ray.serve.openai_api.said_text import SaidText
 from ensemble_ray.serve.routes.events import HEARTBEAT_S, SEND_TIMEOUT_S, STREAM_HEADERS
+from ensemble_ray.values.messages import Reasoning
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -53,30 +54,33 @@ class AnswerStream(EventSourceResponse):
 
 
 async def texts_of(run: AskedRun, streamed_task: str | None) -> AsyncGenerator[str | TeamAnswer | Failure]:
-    """Yield the pieces of an answer, then the answer as a whole, or why there is none.
+    """Yield the pieces of an answer and of reasoning (`Reasoning`), then the answer as a whole, or why there is none.
 
     Args:
         run: The run.
         streamed_task: Instance of the task whose tokens are the answer; None: it is known at the end alone.
     """
-    said = SaidText()
+    said, has_thought = SaidText(), False
     async with aclosing(run.answer(streamed_task, said)) as pieces:
         async for each in pieces:
             if not isinstance(each, str):
-                for last in _end(each, said):
+                for last in _end(each, said, has_thought=has_thought):
                     yield last
             elif each:
+                has_thought = has_thought or isinstance(each, Reasoning)
                 yield each
 
 
-def _end(run: RunDetail, said: SaidText) -> list[str | TeamAnswer | Failure]:
+def _end(run: RunDetail, said: SaidText, *, has_thought: bool) -> list[str | TeamAnswer | Failure]:
     found = answer_of(run)
     if not isinstance(found, TeamAnswer):
         return [found]
     rest = said.rest(found.text)
     if rest is None:
         return [begun_anew(run)]
-    return [*(rest[start : start + _PIECE] for start in range(0, len(rest), _PIECE)), found]
+    # An answer that is known at the end alone has its reasoning before it.
+    thought = [Reasoning(found.reasoning)] if found.reasoning and rest == found.text and not has_thought else []
+    return [*thought, *(rest[start : start + _PIECE] for start in range(0, len(rest), _PIECE)), found]
 
 
 def render(data: Mapping[str, object], event: str | None = None) -> ServerSentEvent:

@@ -223,6 +223,29 @@ async def test_a_call_in_many_pieces_takes_linear_time_when_its_arguments_come_l
     assert took_s < 15
 
 
+async def test_members_in_many_pieces_take_linear_time_when_they_come_letter_by_letter(client: str) -> None:
+    """S-SEC-51, S-LLM-9: members that only the provider knows are joined once, however many pieces and items they have."""
+    long = delta({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "t"}}], "reasoning": "y" * MIB})
+    letters = (delta({"reasoning": "x", "details": [{"index": n, "text": "z"}, n]}) for n in range(20_000))
+    with RawServer(once(SSE, long, b"".join(letters), b"data: [DONE]\n\n")) as server:
+        began_s = time.process_time()
+        *_, whole = await ask(model_at(server, client, max_answer_bytes=4 * LIMIT), stream=True)
+        took_s = time.process_time() - began_s
+    assert isinstance(whole, ChatResponse)
+    assert whole.provider_fields is not None
+    members = json.loads(whole.provider_fields.message)
+    assert (len(members["reasoning"]), len(members["details"])) == (MIB + 20_000, 40_000)
+    assert took_s < 15
+
+
+async def test_members_are_refused_when_they_are_longer_than_an_answer(client: str) -> None:
+    """S-SEC-51, S-LLM-9: also where each piece is short, and memory stays bounded."""
+    await warm(client)
+    with RawServer(repeated(SSE, delta({"x": [[], {}] * 20}) * 512)) as server, memory_below(48 * LIMIT):
+        error = await refused(model_at(server, client), stream=True)
+    assert f"it is longer than {LIMIT} bytes" in str(error)
+
+
 async def test_a_dripping_stream_ends_when_its_time_is_up(client: str) -> None:
     """S-SEC-52: a byte now and then is no silence; the whole answer has a limit of its own, and is not asked for again."""
 
@@ -322,6 +345,14 @@ CHUNKS = {
     "no index": '{"choices": [{"delta": {"tool_calls": [{"index": NaN, "function": {"name": "t"}}]}}]}',
     "odd choices": '{"choices": {"0": 1}}',
     "many calls": json.dumps({"choices": [{"delta": {"tool_calls": [{"index": n} for n in range(5000)]}}]}),
+    "many calls under one index": json.dumps(
+        {
+            "choices": [
+                {"delta": {"tool_calls": [{"index": 0, "id": n, "function": {"name": "t"}} for n in range(5000)]}}
+            ]
+        }
+    ),
+    "odd delta": '{"choices": [{"delta": [1]}]}',
 }
 
 

@@ -50,6 +50,7 @@ from ensemble_ray.loader.references import is_reference
 from ensemble_ray.plan.synthesis import _json_object, _role_of
 from ensemble_ray.record.rendering import text_of
 from ensemble_ray.record.retention import age_from
+from ensemble_ray.text.reasoning import ReasoningSplitter, split_reasoning
 from ensemble_ray.tools.builtin.file_read import FileReadInput
 from ensemble_ray.tools.builtin.process import _interpret
 from ensemble_ray.tools.charsets import CHARSETS, codec_of, decode
@@ -94,6 +95,12 @@ def _items(read: Callable[[Path], Iterator[object]]) -> Callable[[str], object]:
         return sum(1 for _ in read(path))
 
     return through_a_file
+
+
+def _in_pieces(text: str) -> int:
+    """Split reasoning from a text that comes character by character."""
+    splitter = ReasoningSplitter()
+    return sum(len(splitter.feed(piece)) for piece in text)
 
 
 def _listed(numbers: list[int]) -> int:
@@ -146,6 +153,10 @@ READERS: Mapping[str, Reader] = {
     "typed arguments": Reader(lambda text: parse_input(text, FileReadInput), ("", "{", '{"path": ')),
     "arguments": Reader(signature_of(_listed, tool_name="t").read, ("", "{", '{"numbers": '), (ArgumentError,)),
     "delegation": Reader(lambda text: read_call(text, "task", ["a"]), ("", "{", '{"agent_role": ')),
+    "answer: reasoning": Reader(
+        split_reasoning, ("", "<think>", "</think>", "a</think>", "```a</think>", '["</think>')
+    ),
+    "answer: reasoning in pieces": Reader(_in_pieces, ("", "<think>"), size=20_000),
     "answer: extract": Reader(extract_json, ("", _NESTED)),
     "answer: list": Reader(lambda text: parse_output(text, list[int]), ("", "[")),
     "answer: mapping": Reader(lambda text: parse_output(text, dict[str, int]), ("", "{")),
@@ -255,6 +266,15 @@ def test_calculator_answers_at_once_when_numbers_are_huge(expression: str) -> No
     """S-BIT-7: arithmetic is floating point, whatever the number."""
     with processor_limit(LIMIT_S):
         assert CalculatorTool().execute(expression).output in {"Infinity", "1"}
+
+
+@pytest.mark.parametrize("piece", ["<think>", "</think>", "<think></think>", "<think>a</thinking>", "\n</think>`"])
+def test_reasoning_is_split_in_linear_time_when_tags_repeat(piece: str) -> None:
+    """S-LLM-1, S-LLM-2: in the whole text, and in a stream of single characters."""
+    with processor_limit(LIMIT_S):
+        for before in ("", "a", "<think>", "```"):
+            split_reasoning(before + piece * SIZE)
+            _in_pieces(before + piece * (SIZE // 10))
 
 
 def test_search_for_json_ends_when_each_bracket_costs_a_pass() -> None:

@@ -32,6 +32,8 @@ mkdir = operator.methodcaller("mkdir")
 spot = pathlib.Path("marker")
 mark = spot.touch
 borrowed = vendor.make
+Popens = list[Popen]
+Makers = vendor.Maker | None
 
 class RefCountedCache:
     runner = subprocess
@@ -133,6 +135,8 @@ HOSTILE = [
     with_key("output_guardrails", "['shop:mkdir']"),
     with_key("output_type", "subprocess:Popen"),
     with_key("output_type", "shop:Popen"),
+    with_key("output_type", "shop:Popens"),
+    with_key("output_type", "shop:Makers"),
     with_key("output_type", "vendor:Maker"),
     with_rule("listeners", "['vendor:Maker']"),
     with_rule("on_task_start", "vendor:make"),

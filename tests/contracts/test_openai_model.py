@@ -18,6 +18,7 @@ from aiohttp import web
 from ensemble_ray import ChatMessage, ChatResponse, OpenAIChatModel, TokenUsage
 from ensemble_ray.process.context import use_effect_key
 from ensemble_ray.testing import Fault, ModelServer, Reply
+from ensemble_ray.values.messages import incomplete_reason
 
 from .web_server import closed_port, handling
 
@@ -257,24 +258,38 @@ async def test_usage_is_not_asked_for_again_when_the_server_refused_the_wish() -
         assert ["stream_options" in request.body for request in server.requests] == [True, False, False]
 
 
+COMPLETION = b'{"choices": [{"message": {"content": "hi"}}]}'
+EVENTS = b'data: {"choices": [{"delta": {"content": "hi"}}]}\n\ndata: [DONE]'
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        ("application/json", b'{"choices": [{"message": {"content": "hi"}}]}'),
-        ("text/event-stream", b'data: {"choices": [{"delta": {"content": "hi"}}]}'),
-        ("text/event-stream; charset=utf-8", b'data: {"choices": [{"delta": {"content": "hi"}}]}\n\ndata: [DONE]'),
+        ("application/json", COMPLETION),
+        ("text/event-stream", COMPLETION),
+        ("text/plain", b"\n \n" + COMPLETION),
+        ("text/event-stream", b'data: {"choices": [{"delta": {"content": "hi"}, "finish_reason": "function_call"}]}'),
+        ("text/event-stream; charset=utf-8", EVENTS),
+        ("text/plain", EVENTS),
+        ("application/json", b"\xef\xbb\xbf: OPENROUTER PROCESSING\n\n" + EVENTS + b" \r\n\r\n"),
+        ("application/octet-stream", b"\n\nevent: ping\ndata: \n\n" + EVENTS),
     ],
 )
-async def test_the_answer_is_whole_when_the_server_streams_in_its_own_way(kind: str, body: bytes) -> None:
-    """S-STR-10: no stream at all, no end mark, or an end mark at the very end."""
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
+async def test_the_answer_is_whole_when_the_server_streams_in_its_own_way(
+    way: Way, kind: str, body: bytes, *, stream: bool
+) -> None:
+    """S-STR-10, S-LLM-12: the body decides whether it is a stream; no end mark, or an end mark at the very end."""
 
     async def handle(request: web.BaseRequest) -> web.Response:
         await request.read()
         return web.Response(body=body, headers={"Content-Type": kind})
 
     async with handling(handle) as base_url:
-        model = OpenAIChatModel("m", base_url=base_url)
-        assert [part async for part in model.stream(HELLO)] == ["hi", ChatResponse("hi")]
+        model = OpenAIChatModel("m", base_url=base_url, api_key=KEY, client_options=way)
+        *fragments, whole = [part async for part in model.stream(HELLO)] if stream else ["hi", await model.chat(HELLO)]
+        assert isinstance(whole, ChatResponse)
+        assert (fragments, whole.text, incomplete_reason(whole)) == (["hi"], "hi", None)
 
 
 async def test_the_request_is_dropped_when_the_caller_is_cancelled(way: Way) -> None:

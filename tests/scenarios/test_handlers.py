@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +142,36 @@ def test_failing_handler_fails_its_task(runtime: Runtime, handler: Handler, text
         assert isinstance(cause.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize(("output_type", "parsed"), [(City, City(name="Bern")), (None, None)])
-def test_payload_counts_only_with_an_output_type(
-    runtime: Runtime, output_type: type[City] | None, parsed: object
-) -> None:
+@pytest.mark.parametrize("output_type", [City, None])
+def test_payload_is_the_parsed_output(inline_runtime: Runtime, output_type: type[City] | None) -> None:
     """S-DET-6, S-DOM-43: the text is not parsed."""
-    handler = lambda _: ToolResult.success("no JSON at all", City(name="Bern"))  # noqa: E731  travels by value
-    output = Ensemble(tasks=[handled(handler, output_type=output_type)]).run(runtime=runtime)
+    handler = lambda _: ToolResult.success("no JSON at all", City(name="Bern"))  # noqa: E731
+    output = Ensemble(tasks=[handled(handler, output_type=output_type)]).run(runtime=inline_runtime)
     (done,) = output.task_outputs
-    assert (done.raw, done.parsed_output, done.output_type) == ("no JSON at all", parsed, output_type)
+    assert (done.raw, done.parsed_output, done.output_type) == ("no JSON at all", City(name="Bern"), output_type)
+
+
+def test_handlers_pass_objects_to_handlers(runtime: Runtime) -> None:
+    """S-DET-6, S-LLM-49: objects of a script's own classes, too, which travel between processes by value."""
+
+    class Index:
+        def __init__(self, cities: list[City]) -> None:
+            self.cities = cities
+
+    async def cities(_: TaskHandlerContext) -> AsyncIterator[City]:
+        yield City(name="Bern")
+
+    def index(context: TaskHandlerContext) -> Index:
+        return Index(context.context_outputs[0].parsed)
+
+    first = handled(cities, "one")
+    second = handled(index, "two", context=[first])
+    last = handled(lambda context: context.context_outputs[0].parsed.cities, "three", context=[second])
+    output = Ensemble(tasks=[first, second, last]).run(runtime=runtime)
+    assert output.raw == '[{"name":"Bern"}]'
+    assert output[last].parsed == [City(name="Bern")]
+    assert output[second].raw.endswith("Index object>")
+    assert output[second].parsed.cities == [City(name="Bern")]
 
 
 @pytest.mark.parametrize(("timed_out", "reason"), [(False, ExitReason.USER_EXIT_EARLY), (True, ExitReason.TIMEOUT)])

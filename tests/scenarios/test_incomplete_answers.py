@@ -18,6 +18,7 @@ from ensemble_ray import (
     OpenAIChatModel,
     RateLimit,
     RateLimitedChatModel,
+    RetryPolicy,
     RunOptions,
     Runtime,
     TaskExecutionError,
@@ -235,3 +236,40 @@ def test_a_recorded_answer_is_judged_again_when_the_run_goes_on(model_server: Se
     assert (output.raw, output.metrics.total_incomplete_answers, len(server.requests)) == ("done", 1, 2)
     assert output.trace is not None
     assert [each.finish_reason for each in output.trace.task_traces[0].llm_interactions] == ["length", None]
+
+
+def test_a_cut_stream_is_incomplete_when_it_is_judged(
+    inline_runtime: Runtime, model_server: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-LLM-8, S-ENG-37, S-ENG-38: used with a warning, failed, or asked for again and not streamed."""
+    cut = Reply(text="Never mix bleach with", is_ended=False)
+    with caplog.at_level(logging.WARNING, "ensemble_ray"):
+        output = ran(model_server([cut]), inline_runtime, stream=True)
+    assert (output.raw, output.metrics.total_incomplete_answers) == (cut.text, 1)
+    assert "stream=False" in caplog.text
+    with pytest.raises(TaskExecutionError, match="stream_cut"):
+        ran(model_server([cut]), inline_runtime, stream=True, on_incomplete="fail")
+    server = model_server([cut, "whole"])
+    assert ran(server, inline_runtime, stream=True, on_incomplete="retry").raw == "whole"
+    assert [each.stream for each in server.requests] == [True, False]
+
+
+def test_an_unknown_end_is_told_when_the_answer_is_used(
+    inline_runtime: Runtime, model_server: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-ENG-36, S-ENG-37: the advice does not guess at its cause."""
+    with caplog.at_level(logging.WARNING, "ensemble_ray"):
+        output = ran(model_server([Reply(text="half", finish_reason="of_a_new_kind")]), inline_runtime)
+    assert output.metrics.total_incomplete_answers == 1
+    assert "finish_reason 'of_a_new_kind'" in caplog.text
+    assert "max_tokens" not in caplog.text
+
+
+def test_a_failed_generation_is_asked_for_again_when_the_provider_fails(
+    inline_runtime: Runtime, model_server: Servers
+) -> None:
+    """S-LLM-7, S-DUR-61: by the retry policy of the run, and not as an incomplete answer."""
+    server = model_server([Reply(text="The first of", finish_reason="error"), "whole"])
+    output = ran(server, inline_runtime, retry=RetryPolicy(first_delay=0.001, max_delay=0.002))
+    metrics = output.task_outputs[0].metrics
+    assert (output.raw, metrics.retry_count, metrics.incomplete_answers) == ("whole", 1, 0)

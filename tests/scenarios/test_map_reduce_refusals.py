@@ -25,7 +25,12 @@ from tests.scenarios.mapping import map_task, mapping
 @pytest.mark.parametrize("policy", ["fail", "collect", "skip"])
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(401, openai.AuthenticationError), (403, openai.PermissionDeniedError), (404, openai.NotFoundError)],
+    [
+        (401, openai.AuthenticationError),
+        (402, openai.APIStatusError),
+        (403, openai.PermissionDeniedError),
+        (404, openai.NotFoundError),
+    ],
 )
 def test_refusal_of_the_model_ends_the_run_which_can_go_on(
     model_server: Callable[..., ModelServer],
@@ -51,6 +56,33 @@ def test_refusal_of_the_model_ends_the_run_which_can_go_on(
     output = resume("refused", mapping(iter(range(100)), **fields), runtime="inline")
     assert len(output.task_outputs) == 100
     assert len(server.requests) - asked == 95
+    assert not output.failed_items
+
+
+@pytest.mark.parametrize("policy", ["fail", "collect", "skip"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(status=429, message="You exceeded your current quota", code="insufficient_quota"),
+        Fault(status=400, message="Your credit balance is too low to access the API."),
+        Fault(status=200, message="Insufficient credits", code="402"),
+    ],
+)
+def test_an_account_without_credit_ends_the_run_which_can_go_on(
+    model_server: Callable[..., ModelServer], fault: Fault, policy: Any
+) -> None:
+    """S-LLM-21, S-MR-155: no item fails for it, and with new credit only what is missing is asked."""
+    server = model_server(lambda request: "ok" if request.number < 3 or is_paid else fault)
+    is_paid = False
+    llm = OpenAIChatModel("m", base_url=server.base_url, api_key="sk-of-a-test")
+    fields: dict[str, Any] = {"llm": llm, "on_item_error": policy, "max_parallel_tasks": 2}
+    with pytest.raises(TaskExecutionError, match="has no credit or quota left"):
+        mapping(iter(range(20)), **fields).run(runtime="inline", run_id="broke")
+    assert len(server.requests) <= 5
+    is_paid, asked = True, len(server.requests)
+    output = resume("broke", mapping(iter(range(20)), **fields), runtime="inline")
+    assert len(output.task_outputs) == 20
+    assert len(server.requests) - asked == 17
     assert not output.failed_items
 
 

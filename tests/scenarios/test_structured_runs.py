@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal, cast
 
 import pytest
 from pydantic import BaseModel
@@ -156,13 +157,18 @@ def test_model_error_during_a_retry_fails_the_task(inline_runtime: Runtime) -> N
         (dict[str, int], '{"a": 1}', {"a": 1}),
         (dict, '{"a": [1]}', {"a": [1]}),
         (Mood, '"good"', Mood.GOOD),
-        (str, '"hi"', "hi"),
+        (str, "Hi there", "Hi there"),
+        (int, "42", 42),
+        (list[City], f"[{GOOD}]", [BERN]),
+        (City | None, "null", None),
+        (Literal["a", "b"], "b", "b"),
     ],
 )
 def test_every_accepted_type_can_be_asked_for(runtime: Runtime, kind: object, text: str, parsed: object) -> None:
-    """S-DOM-32, S-OUT-21: not only records; a scalar may stand bare."""
+    """S-DOM-32, S-OUT-21, S-LLM-50, S-LLM-55: not only records; `parsed` is None where that is the answer."""
     output = Ensemble(tasks=[typed(ScriptedModel(text), kind, max_output_retries=0)]).run(runtime=runtime)
-    assert output.task_outputs[0].parsed_output == parsed
+    (done,) = output.task_outputs
+    assert (done.parsed, done.get_parsed_output(cast("type[object]", kind)), done.output_type) == (parsed, parsed, kind)
 
 
 def test_without_output_type_nothing_is_parsed(inline_runtime: Runtime) -> None:

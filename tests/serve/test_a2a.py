@@ -224,7 +224,7 @@ async def test_the_same_message_again_is_the_same_task(endpoint: str) -> None:
 
 async def test_a_stream_tells_the_task_what_is_said_and_the_end(home: str) -> None:
     """S-INT-76: pieces of the answer while it is said, tasks that are done, and the artifact is the output."""
-    gate = Gate("a b c d")
+    gate = Gate("<think>e f</think>a b c d")  # S-LLM-4: reasoning is left out
     team = question(llm=ScriptedModel(otherwise=gate), stream=True)
     events: list[StreamResponse] = []
     with served_app(build_api(driven({"said": team}))) as endpoint:

@@ -286,6 +286,40 @@ def test_words_before_a_tool_call_come_before_the_answer() -> None:
     assert "".join(said) == "Let me look.\n\nIt rains."
 
 
+_THINKING = ChatResponse(text="<think>\nPerhaps 41?\n</think>\n\n42", usage=TokenUsage(7, 5, 3))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_reasoning_is_apart_from_the_answer(streams: bool) -> None:  # noqa: FBT001  a case
+    """S-LLM-3, S-LLM-6: `reasoning_content` of deltas and messages, streamed or known at the end; its tokens in usage."""
+    members = ChatResponse(text="42", reasoning="Perhaps 41?")
+    team = echo(ScriptedModel(_THINKING, _THINKING, members, otherwise=_THINKING), stream=streams)
+    with served_teams(team) as url:
+        whole = ask(url, ("user", "Hi"))
+        chunks = ask(url, ("user", "Hi"), stream=True)
+        others = ask(url, ("user", "Hi"), stream=True)
+        with client(url) as asking:
+            response = asking.responses.create(model="team", input="Hi")
+            events = list(asking.responses.create(model="team", input="Hi", stream=True))
+    message = whole.choices[0].message
+    assert (message.content, message.reasoning_content) == ("42", "Perhaps 41?")
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 3
+    for each in (chunks, others):
+        thoughts = [getattr(chunk.choices[0].delta, "reasoning_content", None) or "" for chunk in each]
+        assert "".join(thoughts).strip() == "Perhaps 41?"
+        assert "".join(content(each)) == "42"
+    assert (response.output_text, response.usage.output_tokens_details.reasoning_tokens) == ("42", 3)
+    assert "".join(each.delta for each in events if each.type == "response.output_text.delta") == "42"
+
+
+def test_an_answer_whose_reasoning_had_no_opening_tag_is_streamed_all_the_same() -> None:
+    """S-LLM-2: what was sent before the closing tag cannot be taken back; the answer is not refused for it."""
+    text = "Perhaps 41?\n</think>\n\n42"
+    with served_teams(echo(ScriptedModel(text, otherwise=text), stream=True)) as url:
+        assert "".join(content(ask(url, ("user", "Hi"), stream=True))).endswith("42")
+        assert ask(url, ("user", "Hi")).choices[0].message.content == "42"
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_failure_while_an_answer_is_streamed_is_an_error_in_the_stream(streams: bool) -> None:  # noqa: FBT001  a case
     """S-SRV-113: after what was said."""

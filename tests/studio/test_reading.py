@@ -62,6 +62,21 @@ def one_task(
         return
 
 
+def test_reasoning_is_shown_apart_from_the_answer(serve: Serve, tmp_path: Path) -> None:
+    """S-LLM-4, S-LLM-6: with its tokens; a long one is cut, and given whole where it is asked for."""
+    thought = "Perhaps 41? " * CUT
+    reply = ChatResponse(text=f"<think>{thought}</think>42", usage=TokenUsage(7, 5, 3))
+    one_task(tmp_path, "thinking", ScriptedModel(reply))
+    step = f"{API}/runs/thinking/steps/say%230"
+    client = serve(tmp_path)
+    detail = client.get(step).json()
+    (answer,) = detail["answers"]
+    assert (answer["text"], answer["reasoning_tokens"], detail["output"]) == ("42", 3, "42")
+    assert answer["reasoning"] == thought[:CUT]
+    assert detail["cut"] == {"answers.0.reasoning": len(thought.strip())}
+    assert client.get(f"{step}/text", params={"field": "answers.0.reasoning"}).text == thought.strip()
+
+
 def test_runs_are_listed_newest_first_page_by_page(serve: Serve, runs: Path) -> None:
     """S-STU-2: pages have each run once; the last one has no cursor."""
     client = serve(runs)

@@ -21,9 +21,11 @@ from urllib.parse import unquote, urlsplit
 
 from ensemble_ray.cli.view.terminal import count_noun
 from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.private_files import exposed_bits
 from ensemble_ray.process.ray_files import private_ray_directory, token_file
+from ensemble_ray.text.header_values import header_flaw
 
 __all__ = [
     "Finding",
@@ -239,6 +241,9 @@ def _ask(url: str, key: str) -> Finding:
             detail=f"{shown} has a user in its URL, and there is a key: a request can carry one of them",
             advice="Unset OPENAI_API_KEY, or take the user out of OPENAI_BASE_URL",
         )
+    if flaw := header_flaw(key):
+        advice = "Copy the key again, as one line of letters, digits and signs"
+        return Finding(name="Endpoint", state="failed", detail=f"OPENAI_API_KEY {flaw}", advice=advice)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if parts.username is not None:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -266,6 +271,7 @@ def _ask(url: str, key: str) -> Finding:
     except (OSError, ValueError, http.client.HTTPException) as error:
         # Other errors repeat parts of the URL.
         reason = getattr(error, "reason", None) or error if isinstance(error, OSError) else type(error).__name__
+        reason = tls_flaw(error) or reason
         return Finding(
             name="Endpoint",
             state="failed",

@@ -35,6 +35,7 @@ _STYLES = {
     "tool": "magenta",
     "answer": "dim",
     "history": "dim",
+    "reasoning": "dim",
     "context": "yellow",
     "review": "magenta",
     "reflection": "dim",

@@ -15,7 +15,7 @@ import threading
 import traceback
 import warnings
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TextIO
 
 from ensemble_ray.text.control_characters import escape_controls, escape_json, escape_surrogates
 
@@ -47,7 +47,7 @@ __all__ = [
 #: Exit codes. Partly: it completed, and items that failed were left out. Waiting: reviews are open.
 FINE, FAILED, USAGE, PARTLY, WAITING, INTERRUPTED = 0, 1, 2, 3, 4, 130
 #: Where results go once standard output is kept for them alone.
-_reserved: list[IO[str]] = []
+_reserved: list[TextIO] = []
 #: Has the mark of results in the environment of a command that runs as a job, whose log has both streams.
 MARK_VARIABLE = "ENSEMBLE_RAY_RESULT_MARK"
 #: What stands before each result then.
@@ -77,8 +77,8 @@ def show_json(data: object) -> None:
 
 
 def show_json_text(text: str) -> None:
-    """Write a result that is JSON already; the data is the same, whatever a terminal would obey is escaped."""
-    _write(escape_json(text))
+    """Write a result that is JSON already; the data is the same, whatever a terminal would obey or cannot show is escaped."""
+    _write(escape_json(text, _results().encoding))
 
 
 def say(text: str) -> None:
@@ -95,7 +95,7 @@ def say_piece(text: str) -> None:
     _put(sys.stderr)
 
 
-def _results() -> IO[str]:
+def _results() -> TextIO:
     return _reserved[-1] if _reserved else sys.stdout
 
 
@@ -104,7 +104,7 @@ def _write(text: str) -> None:
     _put(_results(), f"{line}\n")
 
 
-def _put(stream: IO[str], text: str = "") -> None:
+def _put(stream: TextIO, text: str = "") -> None:
     """Write a text, or hand on what was written; from when nobody reads a pipe any more it goes nowhere (S-SEC-66)."""
     try:
         if text:
@@ -127,8 +127,8 @@ def guard_streams() -> None:
         if stream is None:  # it was closed when the program was started
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  for as long as the process lives
         else:
-            # A terminal that cannot show a character shows a replacement; a character is no reason to fail.
-            stream.reconfigure(errors="replace")
+            # What the stream cannot encode is shown as an escape such as `\u2026`: not lost, and no reason to fail (S-LLM-34).
+            stream.reconfigure(errors="backslashreplace")
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(SafeFormatter())
     warnings.formatwarning = _safe_warning

@@ -139,7 +139,9 @@ def _message(message: CapturedMessage) -> dict[str, object]:
 
 def _answer(interaction: LlmInteraction, call_ids: Sequence[Sequence[str]]) -> dict[str, object]:
     index = interaction.iteration_index
-    parts = [_text(interaction.response_text)] if interaction.response_text else []
+    parts: list[dict[str, object]] = [_text(interaction.response_text)] if interaction.response_text else []
+    if interaction.reasoning:
+        parts.insert(0, {"type": "reasoning", "content": interaction.reasoning})
     asked = [
         _request(call_id_of(call_ids, index, number), call.tool_name, call.arguments)
         for number, call in enumerate(interaction.tool_calls)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import track
 
 __all__ = ["Flushable", "Flusher"]
 
@@ -73,6 +74,12 @@ class _Work:
         #: the last wish there is, behind which what sends is shut down
         self._last: int | None = None
         self._has_told = False
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin without a thread and wishes; the SDK renews its own threads."""
+        self._changed = threading.Condition()
+        self._done, self._thread = self._asked, None
 
     def ask(self) -> int:
         with self._changed:

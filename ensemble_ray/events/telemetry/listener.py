@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from ensemble_ray.events.telemetry.content import Content, content_mode
 from ensemble_ray.events.telemetry.flushing import Flusher
 from ensemble_ray.events.telemetry.run_spans import UnitTimes, run_spans
 from ensemble_ray.events.telemetry.task_spans import new_interactions, task_spans
+from ensemble_ray.process.forks import new_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,7 +85,7 @@ class OpenTelemetryListener(EnsembleListener):
         self._figures = None if self._is_off or self._meters is None else sdk.Figures(self._meters)
         #: of runs that go on
         self._units: dict[str, UnitTimes] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._is_closed = False
         self._flusher = Flusher([each for each in (self._processor, self._meters) if each is not None])
         # Not the listener itself: one that nobody holds any more has sent what it had, and is collected. The SDK's threads of one

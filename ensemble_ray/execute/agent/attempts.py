@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import CircuitOpenError
+from ensemble_ray.errors.provider import status_of
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.llm.faults import ProviderFault, fault_of, status_of
+from ensemble_ray.llm.faults import ProviderFault, fault_of
 from ensemble_ray.llm.retry import backoff_s, patience_asked_s
 from ensemble_ray.process.bounded_log import bounded_logger
 
@@ -141,7 +142,7 @@ def _notify(visit: Visit | None, error: BaseException, fault: ProviderFault | No
     """Let the endpoint's breaker and limit know what came of an attempt."""
     if visit is None:
         return
-    if fault is None:
+    if fault is None or fault.is_bad_generation:
         # A refusal shows that somebody is there; a cancelled call shows nothing, nor does a mistake in a model's code.
         report = visit.leave if status_of(error) is None else visit.record_answer
         report()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -30,17 +30,20 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import PermitWait, use_effect_key, use_permit_wait
 from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.text.foreign_text import WholePieces
+from ensemble_ray.text.reasoning import ReasoningSplitter
 from ensemble_ray.values.ids import effect_name, uuid_of
 from ensemble_ray.values.messages import (
     ChatMessage,
     ChatResponse,
     JsonSchema,
     OnIncomplete,
+    Reasoning,
     TokenUsage,
     ToolSpec,
     incomplete_reason,
     whole_response,
 )
+from ensemble_ray.values.task_output import OutputType
 from ensemble_ray.values.trace import CaptureMode
 
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ class ModelCalls:
         self._on_incomplete: OnIncomplete = agent.on_incomplete or scope.context.on_incomplete
         if self._runner is not None and self._on_incomplete == "retry":
             self._on_incomplete = "fail"  # what it did, it did; nobody but its task asks it again
+        self._keeps_reasoning = agent.keep_reasoning
         self._has_warned = False
         self._stream = self._streaming_model(scope.order.is_streaming)
         self._structured = self._structured_form(scope.order.task.output_type)
@@ -132,6 +136,7 @@ class ModelCalls:
                 output_tokens=max(0, usage.output_tokens),
                 latency=timedelta(seconds=effect.latency_s),
                 finish_reason=response.finish_reason,
+                reasoning=response.reasoning,
                 run_id=order.run_id,
                 instance=order.instance,
             ),
@@ -309,36 +314,47 @@ class ModelCalls:
             response = await call_user(self._model.chat, list(messages))
         if not isinstance(response, ChatResponse):
             raise TypeError(f"model returned {type(response).__name__} instead of a ChatResponse")
-        return whole_response(response)
+        return whole_response(response, keep_reasoning=self._keeps_reasoning)
 
     async def _read_stream(
         self,
         model: StreamingChatModel,
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolSpec],
-        parts: list[str],
+        passed_on: list[str],
     ) -> ChatResponse:
-        """Return the answer of a stream; its pieces are passed on, and kept in `parts`, as they come."""
+        """Return the answer of a stream; its pieces are passed on, and kept in `passed_on`, as they come."""
         turn = self._turn
         closing: ChatResponse | None = None
-        whole = WholePieces()
+        said, thought = _Pieces(), _Pieces()
+        splitter = None if self._keeps_reasoning else ReasoningSplitter()
+
+        def pass_on(parts: Iterable[tuple[str, bool]]) -> None:
+            for part, is_reasoning in parts:
+                passed_on.append(part)
+                self._emit_token(part, turn, is_reasoning=is_reasoning)
+
+        def split(piece: str) -> Sequence[tuple[str, bool]]:
+            return [(piece, False)] if splitter is None else splitter.feed(piece)
+
         async for piece in model.stream(list(messages), tuple(tools)):
             if isinstance(piece, ChatResponse):
-                closing = whole_response(piece)
-                continue
-            parts.append(whole.feed(piece))
-            self._emit_token(parts[-1], turn)
-        if rest := whole.finish():
-            parts.append(rest)
-            self._emit_token(rest, turn)
-        text = "".join(parts)
-        if self._runner is not None and closing is not None:
-            return closing  # which a structured answer has the JSON of
-        if closing is None:  # S-STR-10
-            return ChatResponse(text=text)
-        return replace(closing, text=text or closing.text)
+                closing = piece
+            elif isinstance(piece, Reasoning):
+                pass_on([(thought.add(piece), True)])
+            else:
+                pass_on(split(said.add(piece)))
+        pass_on([(rest, True) for rest in thought.finish()])
+        pass_on(part for rest in said.finish() for part in split(rest))
+        pass_on([] if splitter is None else splitter.finish())
+        response = ChatResponse(text=said.text, reasoning=thought.text)  # S-STR-10
+        if closing is not None and self._runner is not None:
+            response = closing  # which a structured answer has the JSON of
+        elif closing is not None:
+            response = replace(closing, text=said.text or closing.text, reasoning=thought.text or closing.reasoning)
+        return whole_response(response, keep_reasoning=self._keeps_reasoning)
 
-    def _emit_token(self, token: str, turn: int) -> None:
+    def _emit_token(self, token: str, turn: int, *, is_reasoning: bool) -> None:
         order = self._order
         self._scope.emit(
             TokenEvent,
@@ -347,6 +363,7 @@ class ModelCalls:
                 agent_role=order.agent_role,
                 task_description=order.task.description,
                 iteration=turn,
+                is_reasoning=is_reasoning,
                 run_id=order.run_id,
                 instance=order.instance,
             ),
@@ -360,7 +377,7 @@ class ModelCalls:
         _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
         return None
 
-    def _structured_form(self, output_type: type[object] | None) -> tuple[StructuredChatModel, JsonSchema] | None:
+    def _structured_form(self, output_type: OutputType | None) -> tuple[StructuredChatModel, JsonSchema] | None:
         """Whom to hold to which schema where no tools are offered and nothing is streamed (S-OUT-40, S-OUT-41)."""
         if output_type is None or not isinstance(self._model, StructuredChatModel):
             return None
@@ -387,6 +404,28 @@ class ModelCalls:
             digest.update(line.encode())
         self._digested = len(messages)
         return digest.hexdigest()
+
+
+class _Pieces:
+    """The pieces of one text of a stream, so far."""
+
+    def __init__(self) -> None:
+        self._whole = WholePieces()
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def add(self, piece: str) -> str:
+        self._pieces.append(self._whole.feed(piece))
+        return self._pieces[-1]
+
+    def finish(self) -> Sequence[str]:
+        """Return what was held back, if anything was."""
+        rest = self._whole.finish()
+        self._pieces.append(rest)
+        return [rest] if rest else []
 
 
 def _text_of(model: object, name: str) -> str | None:

@@ -108,10 +108,19 @@ class ReactMachine:
     def _on_answer(self, stimulus: AnswerReceived) -> StepInstruction:
         response = stimulus.response
         if not self._has_tools or not response.tool_calls:
-            self.messages.append(ChatMessage(role="assistant", content=response.text))
+            self.messages.append(
+                ChatMessage(role="assistant", content=response.text, provider_fields=response.provider_fields)
+            )
             return Finish(text=response.text)
         self._asked = tuple(response.tool_calls)
-        self.messages.append(ChatMessage(role="assistant", content=response.text, tool_calls=self._asked))
+        self.messages.append(
+            ChatMessage(
+                role="assistant",
+                content=response.text,
+                tool_calls=self._asked,
+                provider_fields=response.provider_fields,
+            )
+        )
         remaining = max(0, self._max_iterations - self._requests)
         self._allowed = min(remaining, len(self._asked))
         stopped = self._asked[self._allowed :][: MAX_STOPS - self._stops]

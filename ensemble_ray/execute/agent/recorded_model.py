@@ -39,7 +39,10 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         tool_calls=tuple(response.tool_calls),
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
+        reasoning=response.reasoning,
+        reasoning_tokens=usage.reasoning_tokens,
         finish_reason=unusual_finish_reason(response),
+        provider_fields=response.provider_fields,
         estimated_tokens=effect.estimated or (),
         retries=effect.retries,
         attempts_failed=effect.attempts_failed,
@@ -52,8 +55,10 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
     response = ChatResponse(
         text=answer.text,
         tool_calls=answer.tool_calls,
-        usage=TokenUsage(int(answer.input_tokens), int(answer.output_tokens)),
+        usage=TokenUsage(int(answer.input_tokens), int(answer.output_tokens), int(answer.reasoning_tokens)),
         finish_reason=answer.finish_reason,
+        reasoning=answer.reasoning,
+        provider_fields=answer.provider_fields,
     )
     return ModelEffect(
         started_at=answer.started_at,

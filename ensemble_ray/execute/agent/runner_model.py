@@ -23,6 +23,7 @@ from ensemble_ray.process.threads import call_user
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
+from ensemble_ray.values.task_output import OutputType
 from ensemble_ray.values.task_request import TaskAnswer, TaskRequest
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class RunnerModel:
             expected_output=task.expected_output,
             agent_role=order.agent_role,
             context_outputs=tuple(order.context),
-            output_type=task.output_type,
+            output_type=cast("type[object] | None", task.output_type),  # runners pass it on as a class
             output_schema=None if task.output_type is None else _schema_of(task.output_type),
             run_id=order.run_id,
             task=order.key,
@@ -184,7 +185,7 @@ class RunnerModel:
     def _response(self, pieces: str, answer: TaskAnswer) -> ChatResponse:
         text, structured = answer.text or pieces, answer.structured_output
         if structured is not None and (self._scope.order.task.output_type is not None or not text.strip()):
-            text = adapter_of(object).dump_json(structured).decode()
+            text = structured if isinstance(structured, str) else adapter_of(object).dump_json(structured).decode()
         usage = TokenUsage(answer.input_tokens, answer.output_tokens)
         return ChatResponse(text=text, usage=usage, finish_reason=answer.finish_reason)
 
@@ -214,7 +215,7 @@ def _check(piece: object) -> str | TaskAnswer:
     )
 
 
-def _schema_of(output_type: type[object]) -> Mapping[str, object] | None:
+def _schema_of(output_type: OutputType) -> Mapping[str, object] | None:
     from ensemble_ray.execute.agent.answer_schema import answer_schema  # loads pydantic's generator: typed tasks pay
 
     schema = answer_schema(cast("Hashable", output_type))

@@ -13,17 +13,22 @@ Rules of the retries (`StructuredMachine`):
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from types import UnionType
 from typing import Generic, Protocol, TypeVar, cast
 
 import pydantic
+from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import IllegalStateError, OutputParsingError
-from ensemble_ray.execute.agent.type_adapters import adapter_of
+from ensemble_ray.execute.agent.type_adapters import adapter_of, form_of
 from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
-from ensemble_ray.text.foreign_text import whole_data, whole_json
-from ensemble_ray.text.json_search import find_json
+from ensemble_ray.text.foreign_text import whole_data, whole_json, whole_text
+from ensemble_ray.text.json_search import iter_json
+from ensemble_ray.values.task_output import OutputType, type_name
 
 __all__ = [
     "ParseResult",
@@ -44,6 +49,8 @@ T = TypeVar("T")
 _FENCED = re.compile(r"```([\w+#.-]*+)(.*?)```", re.DOTALL)
 #: Where an object or array may begin.
 _OPENING = re.compile(r'\{(?=\s*+["}])|\[(?=\s*+[\]\[{"\-\dtfn])')
+#: Values of one answer, and fenced blocks, that are looked at: the last ones.
+_MOST_VALUES = 100
 #: Characters of an answer without JSON that its error shows (S-OUT-21).
 _SHOWN = 200
 #: Mistakes of an answer that its correction prompt names; an answer may have one for every two of its characters.
@@ -66,27 +73,36 @@ class ParseResult(Generic[T]):
 
 
 def extract_json(raw: str | None) -> str | None:
-    """Find the JSON object or array in a model's answer and return it as text; None when there is none.
-
-    In order: the first fenced block that looks like one, the whole text if it looks like one, the first one in prose
-    that decodes (S-OUT-10 to S-OUT-12).
+    """Return the last JSON object or array in a model's answer as text; None when there is none (S-OUT-10 to S-OUT-12).
 
     Examples:
-        >>> extract_json('Here it is: {"city": "Bern"}. Anything else?')
-        '{"city": "Bern"}'
+        >>> extract_json('Perhaps {"city": "Bern"}? It is {"city": "Zurich"}.')
+        '{"city": "Zurich"}'
     """
-    text = (raw or "").strip()
-    for tag, content in _FENCED.findall(text):
-        if tag.lower() in {"", "json"} and _looks_like_json(content.strip()):
-            return str(content).strip()
-    if _looks_like_json(text):
-        return text
-    found = find_json(text, _OPENING)
-    return None if found is None else text[found.start : found.end]
+    values = _find_values((raw or "").strip())
+    return values[-1] if values else None
 
 
-def parse_output(raw: str | None, output_type: type[T]) -> ParseResult[T]:
-    """Parse a model's answer as an object of that type.
+def _find_values(text: str) -> list[str]:
+    """Return the objects and arrays in an answer, in its order; those in code of other languages come first."""
+    spans = list(deque(((each.start, each.end) for each in iter_json(text, _OPENING)), _MOST_VALUES))
+    code: list[tuple[int, int]] = []
+    for block in (*deque(_FENCED.finditer(text), _MOST_VALUES), None):
+        start, end = (0, len(text)) if block is None else block.span(2)
+        if block is not None and block[1].lower() not in {"", "json"}:
+            code += [each for each in spans if start <= each[0] < end]
+            continue
+        content = text[start:end]
+        start, end = start + len(content) - len(content.lstrip()), start + len(content.rstrip())
+        if _looks_like_json(text[start:end]) and all(each[1] != end for each in spans):
+            # It is broken: a part of it is not the answer.
+            spans = [*(each for each in spans if not start <= each[0] < end), (start, end)]
+    spans.sort(key=lambda span: (span not in code, span))
+    return [text[start:end] for start, end in spans]
+
+
+def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResult[T]:
+    """Parse a model's answer as an object of that type: the last JSON value in it that fits (S-OUT-13).
 
     Unknown properties are ignored unless the type itself forbids them (S-OUT-22). A bare JSON scalar is accepted
     where the type takes one.
@@ -98,19 +114,56 @@ def parse_output(raw: str | None, output_type: type[T]) -> ParseResult[T]:
     text = (raw or "").strip()
     if not text:
         return ParseResult(error_message="LLM produced an empty response")
-    found = extract_json(text)
-    try:
-        # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
-        value = adapter_of(cast("Hashable", output_type)).validate_json(whole_json(found or text))
-    except pydantic.ValidationError as error:
-        if found is None:
-            shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-            return ParseResult(error_message=f"Could not find valid JSON in response: {shown}")
-        return ParseResult(error_message=f"JSON could not be deserialized as {_name(output_type)}: {_detail(error)}")
-    return ParseResult(value=cast("T", value))
+    adapter, form = adapter_of(cast("Hashable", output_type)), form_of(cast("Hashable", output_type))
+    if form.is_text and (plain := _read_plain(text, output_type)).is_success:
+        return plain
+    found = _find_values(text)
+    problem: str | None = None
+    # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
+    for value in reversed(found or [text]):
+        try:
+            return ParseResult(value=cast("T", adapter.validate_json(whole_json(value))))
+        except pydantic.ValidationError as error:
+            problem = problem or _detail(error)
+    if not form.is_object:
+        plain = _read_plain(text, output_type, found)
+        if plain.is_success or not found:
+            return plain
+    if not found:
+        shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+        return ParseResult(error_message=f"Could not find valid JSON in response: {shown}")
+    return ParseResult(error_message=f"JSON could not be deserialized as {type_name(output_type)}: {problem}")
 
 
-def restore_output(data: object, output_type: type[T]) -> ParseResult[T]:
+def _read_plain(text: str, output_type: type[T] | UnionType, found: Sequence[str] = ()) -> ParseResult[T]:
+    """Read an answer without JSON (S-LLM-50 to S-LLM-53): a text, a number, a choice; or a value alone in an object.
+
+    Args:
+        text: The answer, stripped.
+        output_type: A type whose JSON is no object.
+        found: The JSON values in the answer.
+    """
+    adapter, form = adapter_of(cast("Hashable", output_type)), form_of(cast("Hashable", output_type))
+    fenced = _FENCED.fullmatch(text)
+    bare = (text if fenced is None else fenced[2]).strip().strip("\"'`*").rstrip(".!").rstrip("\"'`*")
+    problem: str | None = None
+    for each in filter(None, (text, bare, form.choices.get(bare.casefold()))):
+        with suppress(pydantic.ValidationError):
+            return ParseResult(value=cast("T", adapter.validate_json(whole_json(each))))
+        try:
+            return ParseResult(value=cast("T", adapter.validate_python(whole_text(each))))
+        except pydantic.ValidationError as error:
+            problem = problem or _detail(error)
+    for each in reversed(found):
+        with suppress(ValueError):  # it is broken, or does not fit either
+            members: object = from_json(each)
+            if isinstance(members, dict) and len(cast("dict[str, object]", members)) == 1:
+                (inner,) = cast("dict[str, object]", members).values()
+                return ParseResult(value=cast("T", adapter.validate_json(to_json(inner))))
+    return ParseResult(error_message=f"The response is no {type_name(output_type)}: {problem}")
+
+
+def restore_output(data: object, output_type: type[T] | UnionType) -> ParseResult[T]:
     """Restore an object of that type from recorded JSON data.
 
     Args:
@@ -134,7 +187,7 @@ class StructuredTask(Protocol):
         ...
 
     @property
-    def output_type(self) -> type[object] | None:
+    def output_type(self) -> OutputType | None:
         """Type of the answer."""
         ...
 
@@ -160,7 +213,7 @@ class StructuredMachine:
         if task.output_type is None:
             msg = f"Task '{task.description[:80]}' has no output_type; there is nothing to parse"
             raise IllegalStateError(msg)
-        self._output_type: type[object] = task.output_type
+        self._output_type: OutputType = task.output_type
         self._description = task.description
         self._agent_role = agent_role
         self._attempts = 1 + max(0, task.max_output_retries)
@@ -201,7 +254,7 @@ class StructuredMachine:
             raise IllegalStateError(msg)
         text = (
             f"Structured output parsing failed for task '{self._description[:80]}' "
-            f"after {self._attempts} attempt(s). Expected type: {_name(self._output_type)}"
+            f"after {self._attempts} attempt(s). Expected type: {type_name(self._output_type)}"
         )
         raise OutputParsingError(
             text,
@@ -247,7 +300,3 @@ def _detail(error: pydantic.ValidationError) -> str:
     if len(mistakes) > _SHOWN_MISTAKES:
         parts.append(f"and {len(mistakes) - _SHOWN_MISTAKES} more")
     return "; ".join(parts)
-
-
-def _name(output_type: type[object]) -> str:
-    return output_type.__name__ if isinstance(output_type, type) else str(output_type)

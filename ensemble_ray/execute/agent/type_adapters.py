@@ -10,11 +10,12 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pydantic
 
-__all__ = ["adapter_of"]
+__all__ = ["AnswerForm", "adapter_of", "form_of"]
 
 #: Before this, pydantic takes a `TypedDict` only from the backport.
 _NEEDS_BACKPORT = sys.version_info < (3, 12)
@@ -30,6 +31,44 @@ def adapter_of(annotation: Hashable) -> pydantic.TypeAdapter[object]:
     return pydantic.TypeAdapter(
         typing.cast("type[object]", _readable(annotation, ()) if _NEEDS_BACKPORT else annotation)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """What an answer of a type looks like, as far as its JSON schema says."""
+
+    #: whether its JSON is a string, so that a text without quotes can be one
+    is_text: bool = False
+    #: whether its JSON is an object, so that nothing else can be one
+    is_object: bool = True
+    #: texts that it is one of, by their case-folded form
+    choices: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@functools.lru_cache(maxsize=256)
+def form_of(annotation: Hashable) -> AnswerForm:
+    """Return the form of a type's answers."""
+    try:
+        schema = adapter_of(annotation).json_schema()
+    except Exception:  # noqa: BLE001  a type's own hooks may raise anything
+        return AnswerForm()
+    alternatives = [each for each in _alternatives(schema, schema.get("$defs", {})) if each.get("type") != "null"]
+    choices = [text for each in alternatives for text in (*each.get("enum", ()), each.get("const"))]
+    return AnswerForm(
+        is_text=all(each.get("type") == "string" for each in alternatives),
+        is_object=all(each.get("type") == "object" for each in alternatives),
+        choices={text.casefold(): text for text in choices if isinstance(text, str)},
+    )
+
+
+def _alternatives(node: typing.Any, definitions: Mapping[str, typing.Any]) -> Iterator[Mapping[str, typing.Any]]:
+    while "$ref" in node:
+        node = definitions[node["$ref"].rpartition("/")[2]]
+    options = (*node.get("anyOf", ()), *node.get("oneOf", ()))
+    for option in options:
+        yield from _alternatives(option, definitions)
+    if not options:
+        yield node
 
 
 def _readable(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:

@@ -213,7 +213,7 @@ async def _answer(
         send = partial(request.send, attempt)
     response = await Attempts(replace(scope, effects=apart), model).answer(send, lambda: False)
     usage = response.usage or TokenUsage()
-    estimated = (estimated_input(messages, ()), answer_tokens(response.text, response.tool_calls))
+    estimated = (estimated_input(messages, ()), answer_tokens(response.text, response.tool_calls, response.reasoning))
     if request is not None and request.estimated is not None:
         estimated = request.estimated
     return response, (

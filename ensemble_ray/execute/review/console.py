@@ -21,9 +21,10 @@ from weakref import WeakKeyDictionary
 
 from ensemble_ray.errors import ReviewTimeoutError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import after_fork
 from ensemble_ray.process.terminal import is_terminal, terminal_lock
 from ensemble_ray.process.threads import threads
-from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.text.control_characters import escape_controls, escape_unencodable
 from ensemble_ray.values.reviews import (
     Continue,
     Edit,
@@ -128,6 +129,7 @@ class _ThreadedLines(_KeptLines):
 
 
 _sources: WeakKeyDictionary[TextIO, LineSource] = WeakKeyDictionary()
+after_fork(_sources.clear)
 
 
 def line_source(stream: TextIO) -> LineSource:
@@ -223,7 +225,7 @@ class _Question:
 
     def ask(self) -> ReviewDecision:
         """Show it, and return what is typed, or what follows when nothing is."""
-        self.output.write(render_header(self.request))
+        self._show(render_header(self.request))
         limit_s = self.request.timeout_s
         ends_at = None if limit_s is None else self.now() + limit_s
         while (line := self._choice(ends_at)) is not None:
@@ -278,7 +280,8 @@ class _Question:
         return line
 
     def _show(self, text: str) -> None:
-        self.output.write(text)
+        # A character that a terminal lacks is no reason to lose the question (S-LLM-34).
+        self.output.write(escape_unencodable(text, getattr(self.output, "encoding", None)))
         self.output.flush()
 
 

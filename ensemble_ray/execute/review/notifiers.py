@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import aiohttp
 
 from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.values.reviews import Review, ReviewDecision, ReviewRequest
@@ -47,7 +48,7 @@ class SlackNotifier:
     def __init__(self, webhook_url: str) -> None:
         if not isinstance(webhook_url, str) or not webhook_url.strip():
             raise ValidationError("webhook_url must not be blank")
-        self._url = webhook_url
+        self._url = webhook_url.strip()
 
     def __repr__(self) -> str:
         return "ReviewNotifier.slack(...)"  # whoever knows the URL may post
@@ -63,7 +64,7 @@ class SlackNotifier:
                 if response.status >= _FIRST_ERROR:
                     _log.warning("A review notification was refused with status %d", response.status)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            _log.warning("A review notification could not be sent: %s", type(error).__name__)
+            _log.warning("A review notification could not be sent: %s", tls_flaw(error) or type(error).__name__)
 
 
 def render_message(request: ReviewRequest) -> str:

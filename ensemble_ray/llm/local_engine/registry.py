@@ -135,6 +135,7 @@ def locked_record(file: Path) -> Generator[ServerRecord]:
             yield record
         finally:
             _write(stream, record)
+            fcntl.flock(stream, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open too
 
 
 def _read(stream: IO[str]) -> ServerRecord:

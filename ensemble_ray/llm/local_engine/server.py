@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.llm.local_engine.registry import EngineProcess, LocalSpec, ServerRecord, locked_record, registry_file
+from ensemble_ray.process.forks import new_lock
 
 __all__ = ["Address", "acquire", "find_held", "release", "release_all"]
 
@@ -42,7 +43,7 @@ class Address:
 
 #: What this process holds; a forked child holds nothing of its parent's.
 _held: dict[tuple[int, LocalSpec], tuple[Address, EngineProcess]] = {}
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 def find_held(spec: LocalSpec) -> Address | None:

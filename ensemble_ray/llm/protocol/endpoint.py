@@ -10,19 +10,19 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from ensemble_ray.llm.protocol import transport as lean_transport
 from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
+from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error, failure_in_success
 from ensemble_ray.llm.protocol.schema_offers import SchemaOffer, is_refused_schema
-from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
+from ensemble_ray.llm.protocol.stream import STREAM_END, SseParser, StreamAssembler, begin_of_body, is_event_stream
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
-from ensemble_ray.llm.protocol.wire import WireError, decode_completion
+from ensemble_ray.llm.protocol.wire import AnswerFailedError, WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
 from ensemble_ray.process.context import current_effect_key, current_traceparent
-from ensemble_ray.values.messages import ChatResponse
+from ensemble_ray.values.messages import ChatResponse, Reasoning
 
 __all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint", "Transport"]
 
@@ -35,8 +35,6 @@ TRACEPARENT = "traceparent"
 
 #: Endpoints that refused `stream_options` once; they are not asked again by this process.
 _without_usage: set[str] = set()
-
-_END = b"[DONE]"
 
 R = TypeVar("R")
 
@@ -114,7 +112,7 @@ class Endpoint:
         raise error
 
     async def stream(self, body_with: Callable[[bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
-        """Fragments of the text, then the whole answer.
+        """Fragments of reasoning (`Reasoning`) and text, then the whole answer.
 
         Args:
             body_with: Gives the request's body, with or without a wish for usage; some servers refuse the wish.
@@ -157,9 +155,10 @@ class Endpoint:
         return {**sent, **({TRACEPARENT: span} if span else {}), **self.headers}
 
     async def _send(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
-        if self.max_retries:
-            return self._decode(await self._retry(lambda: self._post(body), has_schema=has_schema))
-        return self._decode(await self._post(body))
+        async def send() -> ChatResponse:
+            return self._decode(await self._post(body))
+
+        return await self._retry(send, has_schema=has_schema)
 
     async def _post(self, body: bytes) -> Answered:
         answered = await self.transport.post(
@@ -172,36 +171,69 @@ class Endpoint:
 
     def _decode(self, answered: Answered) -> ChatResponse:
         try:
-            return decode_completion(answered.body, self.limits)
-        except WireError as error:
+            if not is_event_stream(begin_of_body(answered.body)):
+                return decode_completion(answered.body, self.limits, self.sender)
+            assembler, parser = StreamAssembler(self.limits, self.sender), SseParser(self.limits)
+            for data in (*parser.feed(answered.body), *parser.finish()):
+                assembler.feed_data(data)
+            return assembler.finish()
+        except (WireError, TooMuchError) as error:
             raise CallFailedError(_unusable(answered, error)) from None
 
     async def _stream(self, body: bytes) -> AsyncGenerator[str | ChatResponse]:
         async with self.transport.open_stream(
             self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits
         ) as (
-            answered,
-            pieces,
+            head,
+            received,
         ):
-            if answered.failure is not None:
-                raise CallFailedError(answered.failure)
+            if head.failure is not None:
+                raise CallFailedError(head.failure)
+            answered, pieces = await self._read_whole(head, received)
             if answered.body:
                 # The server does not stream; its whole answer is one fragment.
                 whole = self._decode(answered)
+                if whole.reasoning:
+                    yield Reasoning(whole.reasoning)
                 if whole.text:
                     yield whole.text
                 yield whole
                 return
-            assembler = StreamAssembler(self.limits)
+            assembler = StreamAssembler(self.limits, self.sender)
             try:
                 async for data in _stream_events(pieces, self.limits):
                     fragment = assembler.feed_data(data)
+                    if assembler.thought:
+                        yield Reasoning(assembler.thought)
                     if fragment:
                         yield fragment
                 yield assembler.finish()
                 await read_to_end(pieces)
             except (WireError, TooMuchError) as error:
                 raise CallFailedError(_unusable(answered, error)) from error
+
+    async def _read_whole(
+        self, answered: Answered, pieces: AsyncIterator[bytes]
+    ) -> tuple[Answered, AsyncIterator[bytes]]:
+        """Read the body to its end where it is no event stream (S-LLM-12); where it is one, return its pieces."""
+        begin, is_stream = b"", None
+        try:
+            async for piece in pieces:
+                begin = begin_of_body(begin + piece)
+                is_stream = is_event_stream(begin)
+                if is_stream is not None:
+                    break
+            is_named_so = "event-stream" in answered.headers.get("content-type", "")
+            if is_stream is not False or (is_named_so and not begin.startswith(b"{")):
+                return answered, _joined(begin, pieces)
+            received = bytearray(begin)
+            self.limits.check_body(len(received))
+            async for piece in pieces:
+                received += piece
+                self.limits.check_body(len(received))
+        except TooMuchError as error:
+            raise CallFailedError(_unusable(answered, error)) from None
+        return replace(answered, body=bytes(received)), pieces
 
     async def _retry(self, send: Callable[[], Awaitable[R]], *, has_schema: bool) -> R:
         attempt = 0
@@ -216,15 +248,21 @@ class Endpoint:
             await asyncio.sleep(delay_s)
 
     def _delay(self, failure: CallFailure, attempt: int) -> float | None:
-        if attempt > self.max_retries:
+        if attempt > self.max_retries or failure.is_lasting or failure.told.is_out_of_credit:
             return None
         jitter = random.random()  # noqa: S311  spreads load, keeps no secret
+        status = None if failure.told.is_bad_generation else failure.status  # the former may be another one next time
         return delay_before_retry(
-            failure.status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()
+            status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()
         )
 
     async def _provider_error(self, failure: CallFailure) -> Exception:
         return await build_provider_error(failure, self.origin)
+
+    @property
+    def sender(self) -> str:
+        """Endpoint and model, as `ProviderFields.origin` has them."""
+        return f"{self.origin.endpoint} {self.model}"
 
     @property
     def origin(self) -> CallOrigin:
@@ -232,24 +270,31 @@ class Endpoint:
         return CallOrigin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
 
 
+async def _joined(begin: bytes, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    yield begin
+    async for piece in pieces:
+        yield piece
+
+
 async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> AsyncIterator[bytes]:
-    """Yield the data of the stream's events, up to its end mark or its end."""
+    """Yield the data of the stream's events, up to and with its end mark, or up to its end."""
     parser = SseParser(limits)
     async for received in pieces:
         for data in parser.feed(received):
-            if data == _END:
+            yield data
+            if data.strip() == STREAM_END:
                 return
-            yield data
     for data in parser.finish():
-        if data != _END:
-            yield data
+        yield data
 
 
 def _unusable(answered: Answered, error: WireError | TooMuchError) -> CallFailure:
-    is_from_provider = isinstance(error, WireError) and error.is_from_provider
+    if isinstance(error, AnswerFailedError):
+        return CallFailure(reason=str(error), is_broken_off=True)
+    told = error.provider_error if isinstance(error, WireError) else b""
     # What an error keeps of a body is for people.
-    body = answered.body[:ERROR_BODY_BYTES]
-    return CallFailure(status=answered.status, body=body, reason=str(error), is_from_provider=is_from_provider)
+    body = (told or answered.body)[:ERROR_BODY_BYTES]
+    return failure_in_success(answered.status, body, answered.headers, str(error), is_from_provider=bool(told))
 
 
 def _refuses_usage(failure: CallFailure) -> bool:

@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from ensemble_ray.errors.bodies import ErrorBody, read_error_body
 from ensemble_ray.llm.endpoint_urls import secrets_of, shown_url
 from ensemble_ray.llm.protocol.arrival import mark_arrival
-from ensemble_ray.llm.protocol.wire import WireError, format_foreign, parse_json, shown_data
+from ensemble_ray.llm.protocol.wire import WireError, format_foreign, parse_json
+from ensemble_ray.llm.retry import retry_after_in
 from ensemble_ray.process.threads import threads
 from ensemble_ray.text.foreign_text import one_line, whole_data
 
-__all__ = ["CallFailure", "CallOrigin", "build_provider_error", "remove_secrets"]
+__all__ = ["CallFailure", "CallOrigin", "build_provider_error", "failure_in_success", "remove_secrets"]
 
 
 #: Shorter ones are placeholders such as `x`, and would tear holes into every text.
@@ -60,20 +62,46 @@ class CallFailure:
 
     #: None when there was no answer at all
     status: int | None = None
+    #: the HTTP status of the answer, where `status` is that of an error in the body of a success
+    http_status: int | None = None
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     timed_out: bool = False
+    #: the provider failed while it answered, in an answer with a status of success
+    is_broken_off: bool = False
     #: why there was no answer, or what was wrong with it
     reason: str = ""
     #: the reason is the provider's own, sent with a status of success
     is_from_provider: bool = False
+    #: there was no answer, and there will be none: a certificate that is not trusted
+    is_lasting: bool = False
     #: what the transport raised where there was no answer
     cause: BaseException | None = None
 
     @property
+    def told(self) -> ErrorBody:
+        """What the body means."""
+        return read_error_body(self.body, self.status)
+
+    @property
     def retry_after(self) -> str | None:
         """The answer's wish for patience."""
-        return self.headers.get("retry-after")
+        return retry_after_in(self.headers, self.told)
+
+
+def failure_in_success(
+    status: int, body: bytes, headers: Mapping[str, str], reason: str, *, is_from_provider: bool
+) -> CallFailure:
+    """Return the failure of an answer with a status of success; of a provider's error with the status that it names."""
+    named = read_error_body(body).status if is_from_provider else None
+    return CallFailure(
+        status=named or status,
+        http_status=None if named is None else status,
+        body=body,
+        headers={name.lower(): value for name, value in headers.items()},
+        reason=reason,
+        is_from_provider=is_from_provider,
+    )
 
 
 def remove_secrets(text: str, *secrets: str) -> str:
@@ -115,9 +143,10 @@ def _build(openai: Any, failure: CallFailure, origin: CallOrigin) -> Exception:
         return cast("Exception", openai.APIConnectionError(message=text, request=request))
     raw = remove_secrets(failure.body.decode(errors="replace"), *origin.secrets)
     # Headers are ASCII; what else an endpoint writes there cannot be built into a response again.
+    found = {**failure.headers, **({"retry-after": asked} if (asked := failure.retry_after) else {})}
     headers = {
         name: value[:_HEADER_LENGTH]
-        for name, value in failure.headers.items()
+        for name, value in found.items()
         if name in {"retry-after", "x-request-id"} and value.isascii() and value.isprintable()
     }
     response = httpx.Response(failure.status, headers=headers, text=raw, request=request)
@@ -151,6 +180,10 @@ def explanation(failure: CallFailure, origin: CallOrigin) -> str:
             f"{where} gave no answer within {origin.timeout_s:g} s. Raise `timeout`, or check that the endpoint "
             "and the model are up."
         )
+    if failure.is_broken_off:
+        return f"{where} failed while it answered: {_reason(failure, origin)}. Try again, or ask another model."
+    if failure.is_lasting:
+        return f"Cannot reach endpoint {origin.endpoint}: {failure.reason}."
     if failure.status is None:
         return (
             f"Cannot reach endpoint {origin.endpoint}: {_reason(failure, origin)}. Check that it is running and that `base_url` "
@@ -158,8 +191,9 @@ def explanation(failure: CallFailure, origin: CallOrigin) -> str:
         )
     if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
         return f"{where} sent an answer that cannot be used: {_reason(failure, origin)}"
-    said = _provider_text(failure.body, origin)
-    text = f"{where} {_verdict(failure.status)} (HTTP {failure.status}){f': {said}' if said else ''}"
+    said, told = _provider_text(failure, origin), failure.told
+    status = f"HTTP {failure.http_status} with error" if failure.http_status else "HTTP"
+    text = f"{where} {_verdict(failure.status, told)} ({status} {failure.status}){f': {said}' if said else ''}"
     return f"{text.removesuffix('.')}. {_advice(failure, origin)}".rstrip()
 
 
@@ -167,7 +201,11 @@ def _reason(failure: CallFailure, origin: CallOrigin) -> str:
     return one_line(remove_secrets(failure.reason, *origin.secrets), _REASON_LENGTH)
 
 
-def _verdict(status: int) -> str:
+def _verdict(status: int, told: ErrorBody) -> str:
+    if told.is_out_of_credit:
+        return "has no credit or quota left for this account"
+    if told.is_bad_generation:
+        return "cannot read what its model wrote"
     verdicts = {
         401: "refused the key",
         403: "does not allow this",
@@ -178,6 +216,8 @@ def _verdict(status: int) -> str:
 
 
 def _advice(failure: CallFailure, origin: CallOrigin) -> str:
+    if failure.told.is_out_of_credit:
+        return "It is not asked again: add credit or raise the limit at the provider, then resume the run, or fork it if it failed."
     if failure.status == 401:  # noqa: PLR2004  HTTP's own number
         sent = "A key was sent" if origin.key else "No key was sent"
         return f"{sent}; set OPENAI_API_KEY, or pass `api_key`, to one that is valid there."
@@ -192,15 +232,14 @@ def _advice(failure: CallFailure, origin: CallOrigin) -> str:
     return ""
 
 
-def _provider_text(body: bytes, origin: CallOrigin) -> str:
+def _provider_text(failure: CallFailure, origin: CallOrigin) -> str:
     """Return the provider's own words, from its error object or all it sent; secrets go before it is cut."""
-    text = remove_secrets(body.decode(errors="replace"), *origin.secrets)
-    found = _error_object(text)
-    if isinstance(found, dict):
-        words = cast("Mapping[str, object]", found)
-        said = words.get("message") or words.get("detail")
-        text = said if isinstance(said, str) else shown_data(said) if said else text
-    return format_foreign(text, 500)
+    text = remove_secrets(failure.body.decode(errors="replace"), *origin.secrets)
+    told = read_error_body(text, failure.status)
+    said = format_foreign(told.message or text, _REASON_LENGTH)
+    if not told.failed_generation:
+        return said
+    return f"{said.removesuffix('.')}. The model wrote: {format_foreign(told.failed_generation, _REASON_LENGTH)}"
 
 
 def _error_object(text: str) -> object:
@@ -209,4 +248,6 @@ def _error_object(text: str) -> object:
         data = whole_data(parse_json(text))
     except WireError:
         return text
-    return cast("Mapping[str, object]", data).get("error", data) if isinstance(data, dict) else data
+    entries = cast("list[object]", data) if isinstance(data, list) else [data]  # Gemini sends a list of one
+    only = entries[0] if len(entries) == 1 else data
+    return cast("Mapping[str, object]", only).get("error", only) if isinstance(only, dict) else data

@@ -14,6 +14,8 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Generic, TypeVar
 
+from ensemble_ray.process.forks import abandon, after_fork, track
+
 __all__ = ["PerLoop"]
 
 T = TypeVar("T")
@@ -36,6 +38,12 @@ class PerLoop(Generic[T]):
         self._close = close
         self._forget = forget
         self._held: dict[asyncio.AbstractEventLoop, T] = {}
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin without resources."""
+        abandon(self._held)
+        self._held = {}
 
     def get(self) -> T | None:
         """Return the running loop's resource; None while there is none."""
@@ -82,6 +90,14 @@ async def _close_all(closers: list[_Closer]) -> None:
     while closers:
         with contextlib.suppress(Exception):
             await closers.pop()()
+
+
+@after_fork
+def _begin_without_loops() -> None:
+    for loop, (closers, generator) in list(_closers.items()):
+        abandon(loop, generator, *closers)
+        closers.clear()  # the child may end the loop that its parent forked in
+    _closers.clear()
 
 
 @atexit.register

@@ -97,6 +97,8 @@ class SchemaOffer:
 
 def is_refused_schema(failure: CallFailure) -> bool:
     """Whether a request with a schema may have failed for the schema's sake: then it is worth a try without."""
+    if failure.told.is_bad_generation or failure.told.is_out_of_credit:
+        return False
     if failure.status in _REFUSALS:
         return True
     is_explained = failure.status == _SERVER_ERROR or (failure.status or _SERVER_ERROR) < _CLIENT_ERROR

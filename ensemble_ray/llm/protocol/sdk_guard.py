@@ -41,6 +41,7 @@ class _GuardedCall:
     """A call that is being made."""
 
     limits: AnswerLimits
+    stream: bool
     redirects: int = 0
 
 
@@ -48,9 +49,9 @@ _guarded_call: ContextVar[_GuardedCall | None] = ContextVar("ensemble_ray_watche
 
 
 @contextmanager
-def guard_answers(limits: AnswerLimits) -> Generator[None]:
-    """Keep these limits on the answers of guarded clients in the block."""
-    token = _guarded_call.set(_GuardedCall(limits))
+def guard_answers(limits: AnswerLimits, *, stream: bool) -> Generator[None]:
+    """Keep these limits on the answers of guarded clients in the block; `stream`: those of streams."""
+    token = _guarded_call.set(_GuardedCall(limits, stream))
     try:
         yield
     finally:
@@ -80,18 +81,17 @@ async def _guard_response(response: Any) -> None:
     # A response takes streams of its own package alone: openai 3 speaks httpx2, a client of the user's own may be of httpx.
     package = sys.modules[type(response.stream).__module__.partition(".")[0]]
     bounded = cast("Any", type("BoundedStream", (_BoundedStream, package.AsyncByteStream), {}))
-    response.stream = bounded(response, unpacker, call.limits)
+    response.stream = bounded(response, unpacker, call)
 
 
 class _BoundedStream:
     """The body of a response, unpacked, within the limits; of a failure, what can be told."""
 
-    def __init__(self, response: Any, unpacker: AnswerUnpacker, limits: AnswerLimits) -> None:
+    def __init__(self, response: Any, unpacker: AnswerUnpacker, call: _GuardedCall) -> None:
         self._packed = response.stream
         self._unpacker = unpacker
         self._status: int = response.status_code
-        is_stream = "event-stream" in response.headers.get("content-type", "")
-        self._check = limits.check_stream if is_stream else limits.check_body
+        self._check = call.limits.check_stream if call.stream else call.limits.check_body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         received_bytes = 0

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.endpoint import IDEMPOTENCY_KEY
 from ensemble_ray.llm.protocol.errors import CallFailure
@@ -69,7 +70,7 @@ class SdkClients:
 
 @dataclass(frozen=True, slots=True)
 class SdkTransport:
-    """Sends requests through a client of the package, which repeats them by itself where it was told to."""
+    """Sends requests through a client of the package."""
 
     clients: SdkClients
     connection: Mapping[str, object]
@@ -109,8 +110,7 @@ class SdkTransport:
             response = await _in_time(_ask(client, body, headers, limits, stream=stream), deadline_s, limits)
         try:
             pieces = _read(response, deadline_s, limits)
-            is_streamed = stream and "event-stream" in response.headers.get("content-type", "")
-            whole = b"" if is_streamed else b"".join([piece async for piece in pieces])
+            whole = b"" if stream else b"".join([piece async for piece in pieces])
             yield Answered(response.status_code, response.headers, whole), pieces
         finally:
             await response.aclose()
@@ -128,7 +128,7 @@ async def _ask(
     sent = {"Accept-Encoding": "gzip, deflate"}
     if IDEMPOTENCY_KEY in headers and IDEMPOTENCY_KEY not in client.default_headers:
         sent[IDEMPOTENCY_KEY] = headers[IDEMPOTENCY_KEY]
-    with guard_answers(limits):
+    with guard_answers(limits, stream=stream):
         # Asked for as it is, a response is given as it is, also where a stream is asked for.
         answered: object = await client.post(
             _PATH,
@@ -189,7 +189,9 @@ def _failures() -> Generator[None]:
     except transport_errors as error:
         if "Timeout" in type(error).__name__:
             raise CallFailedError(CallFailure(timed_out=True, cause=error)) from error
-        raise CallFailedError(CallFailure(reason=str(error) or type(error).__name__, cause=error)) from error
+        flaw = tls_flaw(error)
+        reason = flaw or str(error) or type(error).__name__
+        raise CallFailedError(CallFailure(reason=reason, cause=error, is_lasting=bool(flaw))) from error
 
 
 def _failure_of(error: APIError) -> CallFailure:
@@ -205,7 +207,9 @@ def _failure_of(error: APIError) -> CallFailure:
         is_late = isinstance(root, TimeoutError | asyncio.CancelledError)
         if is_late or (root is error and isinstance(error, APITimeoutError)):
             return CallFailure(timed_out=True, cause=error.__cause__)
-        return CallFailure(reason=str(root) or type(root).__name__, cause=error.__cause__)
+        flaw = tls_flaw(error)
+        reason = flaw or str(root) or type(root).__name__
+        return CallFailure(reason=reason, cause=error.__cause__, is_lasting=bool(flaw))
     if isinstance(error, APIStatusError):
         headers = {name.lower(): value for name, value in error.response.headers.items()}
         return CallFailure(status=error.status_code, body=error.response.content, headers=headers)

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.errors import CallFailure
 from ensemble_ray.llm.protocol.event_loop_resources import PerLoop
@@ -94,8 +95,8 @@ async def open_stream(
 ) -> AsyncGenerator[tuple[Answered, AsyncIterator[bytes]]]:
     """Send a body and read the answer as it comes.
 
-    Gives the answer's status (with its whole body when the status is a failure or it is no event stream), and the
-    pieces of its body otherwise. `timeout_s` is on silence between pieces; the limits are on the whole answer.
+    Gives the answer's status (with its whole body when the status is a failure), and the pieces of its body otherwise.
+    `timeout_s` is on silence between pieces; the limits are on the whole answer.
 
     Raises:
         CallFailedError: no connection, a cut one, silence for too long; or the answer is beyond a limit.
@@ -105,8 +106,7 @@ async def open_stream(
     try:
         async with await _answer(url, body, headers, within, ends=_origin(url) in _ending) as response:
             status = response.status
-            streams = status < 300 and "event-stream" in response.content_type  # noqa: PLR2004  HTTP's classes
-            whole = b"" if streams else await _body(response, limits)
+            whole = b"" if status < 400 else await _body(response, limits)  # noqa: PLR2004  HTTP's classes
             yield Answered(status, response.headers, whole), _pieces(response, limits)
             _streamed_at[_origin(url)] = time.monotonic()
     except _failures() as error:
@@ -231,6 +231,9 @@ def _no_answer(error: Exception, timeout_s: float) -> CallFailure:
         return CallFailure(timed_out=True, cause=error)
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return CallFailure(reason=f"the host name '{error.host}' cannot be resolved", cause=error)
+    flaw = tls_flaw(error)
+    if flaw:
+        return CallFailure(reason=flaw, cause=error, is_lasting=True)
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return CallFailure(reason=os.strerror(number) if number else str(error.os_error), cause=error)

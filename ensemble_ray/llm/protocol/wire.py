@@ -9,26 +9,36 @@ of what an answer holds.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
+from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.text.foreign_text import one_line, whole_text
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, ProviderFields, TokenUsage, ToolCall, ToolSpec
 
 __all__ = [
     "FORM_ERRORS",
+    "AnswerFailedError",
     "EncodedPieces",
     "WireError",
+    "check_end",
     "completion_of",
     "decode_completion",
     "encode_request",
     "finish_reason_in",
     "format_foreign",
+    "has_failed",
     "json_bytes",
+    "members_of_call",
+    "members_of_message",
     "not_a_completion",
     "parse_json",
+    "provider_fields",
+    "reasoning_in",
     "shown_data",
     "text_in",
     "text_of_arguments",
@@ -49,10 +59,14 @@ class WireError(ValueError):
     """What came is not an answer of the protocol, or it is the provider's own error in the body.
 
     Attributes:
-        told_by_provider: The text is the provider's, sent with a status of success.
+        provider_error: `{"error": ...}` as JSON where the text is the provider's, sent with a status of success.
     """
 
-    is_from_provider = False
+    provider_error = b""
+
+
+class AnswerFailedError(WireError):
+    """The provider failed while it answered; another attempt may succeed (S-LLM-7, S-LLM-8)."""
 
 
 class EncodedPieces:
@@ -64,21 +78,22 @@ class EncodedPieces:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
-        self._pieces: dict[int, tuple[object, bytes]] = {}
-        self._lock = threading.Lock()
+        self._pieces: dict[tuple[int, Hashable], tuple[object, bytes]] = {}
+        self._lock = new_lock()
 
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def get(self, value: _Piece, encode: Callable[[_Piece], bytes]) -> bytes:
-        """Return the encoded form of that very object."""
-        kept = self._pieces.get(id(value))
+    def get(self, value: _Piece, encode: Callable[[_Piece], bytes], form: Hashable = None) -> bytes:
+        """Return the encoded form of that very object; `form` tells its forms apart where it has several."""
+        key = id(value), form
+        kept = self._pieces.get(key)
         if kept is not None:
             return kept[1]
         encoded = encode(value)
         with self._lock:
-            if id(value) not in self._pieces:
-                self._pieces[id(value)] = (value, encoded)
+            if key not in self._pieces:
+                self._pieces[key] = (value, encoded)
                 self._held_bytes += len(encoded)
             while self._held_bytes > self._limit_bytes:
                 oldest = next(iter(self._pieces))
@@ -94,7 +109,12 @@ _FIRST_TURN = 2
 
 
 def encode_request(
-    prefix: bytes, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], *, suffix: bytes = b""
+    prefix: bytes,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolSpec],
+    *,
+    suffix: bytes = b"",
+    origin: str = "",
 ) -> bytes:
     """Return the request's body.
 
@@ -103,11 +123,16 @@ def encode_request(
         messages: The conversation.
         tools: What the model may ask for; when empty the body carries no tool field (S-CONV-24).
         suffix: Members of this kind of request, as `"stream":true`.
+        origin: Endpoint and model that it goes to; they get back what they sent with their messages (S-LLM-9).
     """
+    forms = _forms(messages, origin)
     if len(messages) > _FIRST_TURN:
-        sent = b"[%b]" % b",".join([_pieces.get(message, _message) for message in messages])
+        encoded = [
+            _pieces.get(message, partial(_message, form), form) for message, form in zip(messages, forms, strict=True)
+        ]
+        sent = b"[%b]" % b",".join(encoded)
     else:
-        sent = json_bytes([_members(message) for message in messages])
+        sent = json_bytes([_members(*form, message) for message, form in zip(messages, forms, strict=True)])
     body = [b"{", prefix, b',"messages":', sent]
     if tools:
         body += [b',"tools":[', b",".join([_pieces.get(tool, _tool) for tool in tools]), b"]"]
@@ -126,25 +151,116 @@ def json_bytes(value: object) -> bytes:
         return whole_text(text).encode()
 
 
-def _message(message: ChatMessage) -> bytes:
-    return json_bytes(_members(message))
+def _forms(messages: Sequence[ChatMessage], origin: str) -> list[tuple[tuple[str, ...], bool]]:
+    """Return how each message is sent: with which ids of tool calls, and whether with its provider's members.
+
+    Each call of the conversation has an id of its own, and each result that of its call (S-LLM-10). Ids that are replaced
+    have nine letters and digits, which all providers accept.
+    """
+    forms: list[tuple[tuple[str, ...], bool]] = []
+    used: set[str] = set()
+    #: by the model's own id: the ids of its newest calls, as they are sent, that have no result yet
+    waiting: dict[str, deque[str]] = {}
+    replaced = 0
+    for message in messages:
+        fields = message.provider_fields
+        ids: list[str] = []
+        if message.tool_calls:
+            waiting = {}
+            for call in message.tool_calls:
+                sent = call.id
+                while not sent.strip() or sent in used:
+                    replaced += 1
+                    sent = f"call{replaced:05d}"
+                used.add(sent)
+                ids.append(sent)
+                waiting.setdefault(call.id, deque()).append(sent)
+        elif message.tool_call_id is not None:
+            calls = waiting.get(message.tool_call_id)
+            ids.append(calls.popleft() if calls else message.tool_call_id)
+        forms.append((tuple(ids), fields is not None and bool(origin) and fields.origin == origin))
+    return forms
 
 
-def _members(message: ChatMessage) -> dict[str, object]:
+def _message(form: tuple[tuple[str, ...], bool], message: ChatMessage) -> bytes:
+    return json_bytes(_members(*form, message))
+
+
+def _members(ids: tuple[str, ...], has_fields: bool, message: ChatMessage) -> dict[str, object]:  # noqa: FBT001  private
+    fields = message.provider_fields if has_fields else None
     data: dict[str, object] = {"role": message.role, "content": message.content}
+    if fields is not None:
+        data |= members_of_message(_object_in(fields.message), has_calls=bool(message.tool_calls))
     if message.tool_calls:
+        if not (message.content or "").strip():
+            data["content"] = None  # strict servers refuse an empty text (S-LLM-9)
+        more = () if fields is None else fields.tool_calls
         data["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
-            for call in message.tool_calls
+            _call_data(call, sent, _object_in(more[number]) if number < len(more) else {})
+            for number, (call, sent) in enumerate(zip(message.tool_calls, ids, strict=True))
         ]
     elif message.content is None:
         data["content"] = ""
     if message.tool_call_id is not None:
-        data["tool_call_id"] = message.tool_call_id
+        data["tool_call_id"] = ids[0] if ids else message.tool_call_id
     if message.name is not None and message.role != "tool":
         # The protocol knows a name on every role but tool; strict servers refuse it there.
         data["name"] = message.name
     return data
+
+
+def _call_data(call: ToolCall, sent_id: str, fields: Mapping[str, Any]) -> dict[str, object]:
+    function: object = fields.get("function")
+    inner = _beside(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
+    members = {"name": call.name, "arguments": _arguments(call), **inner}
+    return {"id": sent_id, "type": "function", "function": members, **_beside(fields, _OF_CALL)}
+
+
+#: Members of an assistant message that this module reads, and those that endpoints send but do not take back.
+_OF_MESSAGE = frozenset({
+    "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "annotations", "audio", "images",
+    "executed_tools",
+})  # fmt: skip
+_OF_CALL = frozenset({"id", "type", "index", "function"})
+_OF_FUNCTION = frozenset({"name", "arguments", "index"})
+
+
+def _beside(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
+    return {name: value for name, value in data.items() if name not in known and value is not None}
+
+
+def members_of_message(message: Mapping[str, object], *, has_calls: bool) -> dict[str, object]:
+    """Return the members that only the provider knows; those with reasoning only beside tool calls (S-LLM-9)."""
+    found = _beside(message, _OF_MESSAGE)
+    return found if has_calls else {n: v for n, v in found.items() if not n.startswith(("reasoning", "thinking"))}
+
+
+def members_of_call(entry: Mapping[str, Any]) -> dict[str, object]:
+    """Return the members of a tool call that only the provider knows, those of its function in a member of that name."""
+    inner = _beside(entry.get("function") or {}, _OF_FUNCTION)
+    return {**_beside(entry, _OF_CALL), **({"function": inner} if inner else {})}
+
+
+def provider_fields(
+    origin: str, message: Mapping[str, object], calls: Sequence[Mapping[str, object]]
+) -> ProviderFields | None:
+    """Return the members that only the provider knows; None where there are none, or they are nested beyond the stack."""
+    if not message and not any(calls):
+        return None
+    try:
+        texts = [json_bytes(each).decode() for each in (message, *(calls if any(calls) else ()))]
+    except (RecursionError, ValueError):  # the latter: numbers of more digits than Python writes
+        return None
+    return ProviderFields(origin=origin, message=texts[0], tool_calls=tuple(texts[1:]))
+
+
+def _object_in(text: str) -> dict[str, object]:
+    """Return the object in JSON text; an empty one where a record or a user's model has something else there."""
+    try:
+        data: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, object]", data) if isinstance(data, dict) else {}
 
 
 def _arguments(call: ToolCall) -> str:
@@ -182,24 +298,23 @@ def parse_json(raw: bytes | str, what: str = "it") -> object:
         raise WireError(f"{what} is not JSON: {format_foreign(text, whole=len(raw))}") from None
 
 
-def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS) -> ChatResponse:
-    """Return the answer in a response's body.
+def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
+    """Return the answer in a response's body, which came from that endpoint and model.
 
     Raises:
         WireError: it is not a chat completion; the text says what came.
+        AnswerFailedError: the provider failed while it answered.
     """
-    return completion_of(parse_json(raw), limits)
+    return completion_of(parse_json(raw), limits, origin)
 
 
-def completion_of(data: object, limits: AnswerLimits = _LIMITS) -> ChatResponse:
-    """Return the answer in a response's decoded JSON.
-
-    Raises:
-        WireError: it is not a chat completion; the text says what came.
-    """
+def completion_of(data: object, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
+    """Return the answer in a response's decoded JSON; see `decode_completion`."""
     if not isinstance(data, dict):
-        raise WireError(f"it is not a JSON object: {shown_data(data)}")
+        raise not_a_completion(data)
     body = cast("dict[str, Any]", data)
+    if has_failed(body):
+        raise not_a_completion(body)
     try:
         choice = body["choices"][0]
         message = choice["message"]
@@ -207,22 +322,80 @@ def completion_of(data: object, limits: AnswerLimits = _LIMITS) -> ChatResponse:
         entries = message.get("tool_calls") or ()
         limits.check_tool_calls(len(entries))
         calls = tuple(_call(entry, index) for index, entry in enumerate(entries))
-        return ChatResponse(text, calls, usage_in(body.get("usage")), finish_reason_in(choice))
+        members = members_of_message(message, has_calls=bool(calls))
+        fields = provider_fields(origin, members, [members_of_call(entry) for entry in entries])
+        response = ChatResponse(
+            text,
+            calls,
+            usage_in(body.get("usage")),
+            finish_reason_in(choice),
+            reasoning=reasoning_in(message),
+            provider_fields=fields,
+        )
     except TooMuchError as error:
         raise WireError(str(error)) from None
     except FORM_ERRORS:
         raise not_a_completion(body) from None
+    check_end(response.finish_reason)
+    return response
 
 
-def not_a_completion(body: Mapping[str, Any]) -> WireError:
-    """Return the error for an object that is no answer: the provider's own where it holds one."""
-    found = body.get("error")
+#: How providers name an end that is their failure, and not the model's decision; some of Gemini's have more before it.
+_FAILURES = frozenset({
+    "error", "network_error", "server_error", "internal_error", "insufficient_system_resource", "timeout", "abort",
+    "aborted", "malformed_function_call", "malformed_response", "malformed_model_output", "malformed_tool_use",
+    "unexpected_tool_call",
+})  # fmt: skip
+
+
+def check_end(finish_reason: str | None) -> None:
+    """Refuse an answer that ends with a failure of its provider.
+
+    Raises:
+        AnswerFailedError: it does.
+    """
+    if (finish_reason or "").rpartition(":")[2].strip().lower() in _FAILURES:
+        raise AnswerFailedError(f"the answer ended with finish_reason '{finish_reason}'")
+
+
+def has_failed(body: Mapping[str, Any]) -> bool:
+    """Whether an answer is an error, or holds one in its first choice, or beside its choices with a status (S-LLM-20)."""
+    found = _error_in(body)
+    is_beside = found is not None and found is body.get("error") and "choices" in body
+    return found is not None and (not is_beside or read_error_body(found).status is not None)
+
+
+def _error_in(body: Mapping[str, Any]) -> object:
+    """Return the provider's error in an answer, or in its first choice; None where there is none."""
+    if body.get("error"):
+        return cast("object", body["error"])
+    choices = body.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        return cast("Mapping[str, object]", choices[0]).get("error") or None
+    # Some servers send the members of the error without an object around them.
+    return body if choices is None and read_error_body(body).status is not None else None
+
+
+def not_a_completion(data: object, what: str = "it") -> WireError:
+    """Return the error for what is no answer: the provider's own where it holds one, also in a list.
+
+    Args:
+        data: What came.
+        what: How an error calls it.
+    """
+    entries = cast("Sequence[object]", data) if isinstance(data, list) else [data]
+    body = cast("Mapping[str, Any]", entries[0]) if entries and isinstance(entries[0], dict) else None
+    found = None if body is None else _error_in(body)
     if found:
-        words = cast("Mapping[str, object]", found).get("message") if isinstance(found, dict) else found
-        error = WireError(format_foreign(words) if isinstance(words, str) else shown_data(words))
-        error.is_from_provider = True
+        error = WireError(format_foreign(read_error_body(found).message) or shown_data(found))
+        try:
+            error.provider_error = json_bytes({"error": found})
+        except (RecursionError, ValueError):  # as in `shown_data`
+            error.provider_error = b"{}"
         return error
-    return WireError(f"it has no choices with a message: {shown_data(body)}")
+    if not isinstance(data, dict):
+        return WireError(f"{what} is not a JSON object: {shown_data(data)}")
+    return WireError(f"it has no choices with a message: {shown_data(data)}")
 
 
 #: Characters of an answer that an error shows.
@@ -261,11 +434,45 @@ def text_in(message: Mapping[str, Any]) -> str | None:
     if isinstance(content, str):
         return content
     parts = cast("Sequence[Mapping[str, Any]]", content)
-    return "".join(str(part.get("text", "")) for part in parts)
+    return "".join(str(part.get("text") or "") for part in parts if part.get("type") not in _THOUGHTS)
+
+
+#: Types of the parts of a message, and of `reasoning_details`, that hold reasoning.
+_THOUGHTS = frozenset(
+    {"thinking", "redacted_thinking", "reasoning", "reasoning.text", "reasoning.summary", "reasoning.encrypted"}
+)
+
+
+def reasoning_in(message: Mapping[str, Any]) -> str | None:
+    """Return the reasoning beside a message's text; endpoints name it differently, and some send it twice (S-LLM-3)."""
+    for name in ("reasoning_content", "reasoning"):
+        said: object = message.get(name)
+        if isinstance(said, str) and said:
+            return said
+    thoughts = [_thought(part) for part in message.get("reasoning_details") or ()]
+    content: object = message.get("content")
+    if not isinstance(content, str):
+        thoughts += [_thought(part) for part in cast("Sequence[object]", content or ())]
+    return "".join(thoughts) or None
+
+
+def _thought(part: object) -> str:
+    """Return the reasoning in one part; "" where it is another part, or encrypted."""
+    if not isinstance(part, dict) or part.get("type") not in _THOUGHTS:
+        return ""
+    data = cast("Mapping[str, object]", part)
+    for name in ("thinking", "reasoning", "summary", "text"):
+        said = data.get(name)
+        if isinstance(said, str) and said:
+            return said
+        if isinstance(said, list):  # parts in turn, each with a text
+            inner = [cast("Mapping[str, object]", each).get("text") for each in said if isinstance(each, dict)]
+            return "".join(each for each in inner if isinstance(each, str))
+    return ""
 
 
 #: The protocol's own words are shorter.
-_LONGEST_REASON = 40
+_LONGEST_REASON = 64
 
 
 def finish_reason_in(choice: Mapping[str, Any]) -> str | None:
@@ -293,7 +500,9 @@ def usage_in(data: object) -> TokenUsage | None:
     if not isinstance(data, dict):
         return None
     counts = cast("Mapping[str, object]", data)
-    return TokenUsage(_count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")))
+    details = counts.get("completion_tokens_details")
+    thought = cast("Mapping[str, object]", details).get("reasoning_tokens") if isinstance(details, dict) else None
+    return TokenUsage(_count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), _count(thought))
 
 
 def _count(value: object) -> int:

@@ -7,17 +7,16 @@ same file. A change is one transaction: nobody reads half of it, and a process t
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from threading import RLock
 from typing import cast
 
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.memory.tables import StoredEntry
+from ensemble_ray.process.forks import abandon, new_rlock, no_fork, track, was_quiet
 from ensemble_ray.process.private_files import create_private_file
 from ensemble_ray.values.memory import MemoryEntry
 from ensemble_ray.values.trace import jsonable
@@ -54,9 +53,9 @@ class MemoryFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = RLock()
+        self._lock = new_rlock()
         self._connection: sqlite3.Connection | None = None
-        self._process_id = 0
+        track(self)
 
     @property
     def location(self) -> str:
@@ -66,13 +65,13 @@ class MemoryFile:
     @contextmanager
     def reading(self) -> Generator[sqlite3.Connection]:
         """Use the connection in the block; one thread at a time."""
-        with self._lock:
+        with self._lock, no_fork():
             yield self._connect()
 
     @contextmanager
     def changing(self) -> Generator[sqlite3.Connection]:
         """Make one change in the block: all of it, or nothing where the block raises."""
-        with self._lock:
+        with self._lock, no_fork():
             connection = self._connect()
             connection.execute("begin immediate")
             try:
@@ -84,9 +83,17 @@ class MemoryFile:
 
     def close(self) -> None:
         """Let go of the file; it is opened again when it is needed."""
-        with self._lock:
-            if self._connection is not None and self._process_id == os.getpid():
+        with self._lock, no_fork():
+            if self._connection is not None:
                 self._connection.close()
+            self._connection = None
+
+    def after_fork(self) -> None:
+        """Close the parent's connection, which is at rest: SQLite would take the parent's locks for the child's."""
+        if was_quiet():
+            self.close()
+        else:
+            abandon(self._connection)
             self._connection = None
 
     # Entries.
@@ -225,8 +232,8 @@ class MemoryFile:
 
     def _connect(self) -> sqlite3.Connection:
         """Return this process's connection; a forked child must not use its parent's."""
-        if self._connection is None or self._process_id != os.getpid():
-            self._connection, self._process_id = self._open(), os.getpid()
+        if self._connection is None:
+            self._connection = self._open()
         return self._connection
 
     def _open(self) -> sqlite3.Connection:

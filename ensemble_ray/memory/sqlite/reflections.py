@@ -6,12 +6,12 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.memory.reflections import check_reflection, check_reflection_key
 from ensemble_ray.memory.sqlite.file import MemoryFile
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.reflection import TaskReflection
 
 __all__ = ["SqliteReflectionStore"]
@@ -33,7 +33,7 @@ class SqliteReflectionStore:
     def __init__(self, path: str | Path) -> None:
         """Make one; the file is made when it is first used."""
         self._file = MemoryFile(Path(path).expanduser().absolute())
-        self._lock = Lock()
+        self._lock = new_lock()
         self._has_table = False
 
     @property

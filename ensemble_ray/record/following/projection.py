@@ -253,6 +253,7 @@ class EventProjection:
             output_tokens=answer.output_tokens,
             latency_s=answer.latency_s,
             instance=fact.instance,
+            reasoning=answer.reasoning,
         )
 
     def _return(self, name: str, instance: str, result: ToolReturned) -> list[Message]:

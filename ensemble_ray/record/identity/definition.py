@@ -134,6 +134,8 @@ def _agent(agent: Agent) -> dict[str, object]:
         data["response_format"] = agent.response_format
     if agent.on_incomplete is not None:
         data["on_incomplete"] = agent.on_incomplete
+    if agent.keep_reasoning:
+        data["keep_reasoning"] = True
     if agent.tools:
         data["tools"] = _tools(agent.tools)
     return data

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from ensemble_ray.errors import RunExistsError
+from ensemble_ray.process.forks import after_fork
 from ensemble_ray.record.naming import describe_conflict
 from ensemble_ray.record.postgres.group import BegunRun
 from ensemble_ray.record.postgres.journal import PostgresJournal
@@ -326,10 +327,7 @@ async def owner_of(connection: Connection, run_id: str) -> str | None:
 _held: set[Claim] = set()
 
 
-def _after_fork() -> None:
+@after_fork
+def _forget_all() -> None:
     for claim in list(_held):
         claim.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import track
 
 try:
     import fcntl
@@ -40,6 +41,7 @@ class CommitLock:
         self.path = path
         self._descriptor = -1
         self._name = b""
+        track(self)
 
     def acquire(self, patience_s: float = PATIENCE_S) -> bool:
         """Wait for the lock; False when somebody else still holds it after that time.
@@ -107,6 +109,10 @@ class CommitLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def after_fork(self) -> None:
+        """Let go of the parent's file: its lock would be held as long as the child lives."""
+        self.close()
 
     def _holder(self) -> str:
         pid = self._holder_pid()

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import abandon, no_fork, track, was_quiet
 from ensemble_ray.record.rendering import FORMAT
 from ensemble_ray.record.sqlite.commit_count import CountFile, read_count
-from ensemble_ray.record.sqlite.index import abandon, forget, index_of, is_sound, remember
+from ensemble_ray.record.sqlite.index import forget, index_of, is_sound, remember
 from ensemble_ray.record.sqlite.losses import RECORD, log_of, make_deleted_error
 from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
 
@@ -62,6 +63,7 @@ PRAGMA user_version={FORMAT};
 class SqliteFile:
     """A run's file as one writer has it open. Whoever calls it to write holds the run's commit lock."""
 
+    @no_fork()
     def __init__(self, directory: Path, *, allows_loss: bool = False) -> None:
         """Open the file in a run's directory; it is made when it is missing.
 
@@ -84,6 +86,7 @@ class SqliteFile:
             self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=2 * _ROWS
         )
         remember(self.path)
+        track(self)
         self._is_on_disk = False
         self._has_full_sync = False
         self._looked_at = 0.0
@@ -225,6 +228,17 @@ class SqliteFile:
         """From now on facts of that instance (`run`: of all) need that epoch or a newer one."""
         self._connection.execute("INSERT OR REPLACE INTO epochs VALUES (?, ?)", (instance, epoch))
 
+    def after_fork(self) -> None:
+        """Close the parent's connection, which is at rest: SQLite would take the parent's locks for the child's."""
+        if self._count is not None:
+            self._count.close()
+        if was_quiet() and is_sound(self.path):
+            self._connection.close()
+        else:
+            abandon(self._connection)
+        self._is_left = True
+
+    @no_fork()
     def close(self) -> None:
         """Let go of the file. The last one to do so brings its log into it."""
         if self._count is not None:
@@ -256,6 +270,10 @@ class SqliteFile:
     @contextlib.contextmanager
     def _commit(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
         """Make what is committed inside as safe as asked, and note it."""
+        with no_fork():
+            yield from self._committing(is_synced=is_synced, has_effect=has_effect)
+
+    def _committing(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
         self.check_there()
         self._last = 0
         if is_synced is not self._has_full_sync:

@@ -7,20 +7,16 @@ Never: a connection that is closed over such an index, since closing looks into 
 
 from __future__ import annotations
 
-import ctypes
 import os
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import sqlite3
+from ensemble_ray.process.forks import new_lock
 
-__all__ = ["abandon", "forget", "index_of", "is_dangerous", "is_sound", "remember"]
+__all__ = ["forget", "index_of", "is_dangerous", "is_sound", "remember"]
 
 #: Bytes of one part of an index.
 _PART_BYTES = 32_768
-_lock = threading.Lock()
+_lock = new_lock()
 #: How often this process has each record open to write, by its path.
 _open: dict[str, int] = {}
 
@@ -59,8 +55,3 @@ def is_sound(path: Path) -> bool:
 def is_dangerous(path: Path) -> bool:
     """Whether this process has a record open whose index must not be touched."""
     return str(path) in _open and not is_sound(path)
-
-
-def abandon(connection: sqlite3.Connection) -> None:
-    """Leave a connection open for as long as the process lives: nothing may close it any more."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))

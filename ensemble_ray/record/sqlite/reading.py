@@ -20,6 +20,7 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
+from ensemble_ray.process.forks import no_fork
 from ensemble_ray.record.rendering import FORMAT, body_digest, data_of, missing_text, stored_text
 from ensemble_ray.record.sqlite.index import is_dangerous
 from ensemble_ray.record.sqlite.losses import (
@@ -248,6 +249,7 @@ def _read(
     return read_from(directory, facts, [], is_partial=is_partial)
 
 
+@no_fork()
 def read_from(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
     """Return what a reading of the file gives; `nothing` where there is no file.
 

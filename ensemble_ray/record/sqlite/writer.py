@@ -7,12 +7,12 @@ whoever has something to write.
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from collections import deque
 from typing import Protocol
 
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import after_fork
 
 __all__ = ["GROUP_S", "GroupWriter", "Writable", "group_writer"]
 
@@ -102,15 +102,12 @@ def group_writer() -> GroupWriter:
     return _writer
 
 
-def _after_fork() -> None:
+@after_fork
+def _begin_anew() -> None:
     global _writer  # noqa: PLW0603  a forked child has no threads and must not write its parent's facts again
     _writer = GroupWriter()
 
 
+@atexit.register
 def _finish() -> None:
     _writer.finish()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_finish)

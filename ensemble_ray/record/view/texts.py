@@ -31,7 +31,8 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def format_tokens(input_tokens: int, output_tokens: int) -> str:
-    """Input and output tokens; `?` where they are not known."""
+def format_tokens(input_tokens: int, output_tokens: int, reasoning_tokens: int = 0) -> str:
+    """Input and output tokens, `?` where they are not known; how many of the latter are reasoning, where some are."""
     counts = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
-    return f"{counts[0]} + {counts[1]} tokens"
+    thought = f", {reasoning_tokens:,} of them reasoning" if reasoning_tokens > 0 else ""
+    return f"{counts[0]} + {counts[1]} tokens{thought}"

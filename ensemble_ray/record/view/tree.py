@@ -64,6 +64,7 @@ RowKind = Literal[
     "verdict",
     "task",
     "history",
+    "reasoning",
     "context",
     "review",
     "reflection",
@@ -245,7 +246,7 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
         min(len(trace.task_traces), 1) if trace.workflow == "hierarchical" else len(trace.task_traces), "task"
     )
     yield format_count(metrics.total_llm_call_count, "model call")
-    yield format_tokens(metrics.total_input_tokens, metrics.total_output_tokens)
+    yield format_tokens(metrics.total_input_tokens, metrics.total_output_tokens, metrics.total_reasoning_tokens)
     if metrics.total_tool_calls:
         yield format_count(metrics.total_tool_calls, "tool call")
     if metrics.total_delegations:
@@ -276,7 +277,7 @@ def _task_details(task: TaskTrace, state: str) -> Iterator[str]:
     metrics = task.metrics
     if metrics.llm_call_count:
         yield format_count(metrics.llm_call_count, "model call")
-        yield format_tokens(metrics.input_tokens, metrics.output_tokens)
+        yield format_tokens(metrics.input_tokens, metrics.output_tokens, metrics.reasoning_tokens)
     if metrics.retry_count:
         yield f"{metrics.retry_count:,} made again"
     if metrics.incomplete_answers:
@@ -311,11 +312,14 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
         details=(
             format_seconds(interaction.latency),
             *(() if waited is None else (f"{format_seconds(waited)} of it for a permit",)),
-            format_tokens(interaction.input_tokens, interaction.output_tokens),
+            format_tokens(interaction.input_tokens, interaction.output_tokens, interaction.reasoning_tokens),
             *(() if reason is None else (reason,)),
         ),
         is_bad=reason is not None,
     )
+    if interaction.reasoning:
+        title = f"reasoning: {row_text(interaction.reasoning, _QUOTE)}"
+        yield TreeRow(depth=depth + 1, kind="reasoning", title=title)
     for call in interaction.tool_calls:
         if not (
             left and call.tool_name in _DELEGATING and (call.outcome == "unknown" or call.result == left[0].result)

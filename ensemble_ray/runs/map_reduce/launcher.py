@@ -57,6 +57,7 @@ from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.values.amounts import NOTHING
 from ensemble_ray.values.ids import RUN, new_object_id
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
+from ensemble_ray.values.task_output import OutputType
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
@@ -188,7 +189,7 @@ class MapReduceLauncher:
         goes_on = definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR
         return conclude(ended, self._outputs, self.items.failed_items if collects else (), goes_on=goes_on)
 
-    def _find_output_types(self) -> Mapping[str, type[object]]:
+    def _find_output_types(self) -> Mapping[str, OutputType]:
         """Return the types that the definition's factories can declare, by full name."""
         definition = self.definition
         reduced = definition if isinstance(definition, MapReduceDefinition) else None

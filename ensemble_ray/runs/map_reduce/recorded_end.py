@@ -18,6 +18,7 @@ from ensemble_ray.runs.map_reduce.opening import open_items
 from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.task_output import OutputType
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
@@ -48,7 +49,7 @@ async def load_end(
     *,
     header: PlanRecorded | None,
     outputs: MapReduceOutputs,
-    output_types: Mapping[str, type[object]],
+    output_types: Mapping[str, OutputType],
     open_results: OpenResults,
 ) -> MapReduceEnd | None:
     """How the run of that id ended; None where there was none, so that it begins.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
+from ensemble_ray.definition.output_types import find_output_type
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ensemble_ray.schedule.instructions import ReduceGroup
     from ensemble_ray.schedule.stimuli import Evaluated
     from ensemble_ray.values.outputs import ExitReason
-    from ensemble_ray.values.task_output import TaskOutput
+    from ensemble_ray.values.task_output import OutputType, TaskOutput
     from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["RecoveredRun"]
@@ -39,7 +40,7 @@ __all__ = ["RecoveredRun"]
 class RecoveredRun:
     """A recorded map-reduce. Fulfils `RecordedTasks`."""
 
-    def __init__(self, outputs: MapReduceOutputs, output_types: Mapping[str, type[object]] | None = None) -> None:
+    def __init__(self, outputs: MapReduceOutputs, output_types: Mapping[str, OutputType] | None = None) -> None:
         """Make one that knows nothing yet; `output_types` are the definition's, by full name."""
         self._outputs = outputs
         self._output_types = output_types or {}
@@ -54,7 +55,7 @@ class RecoveredRun:
 
     @classmethod
     async def read(
-        cls, store: RunStore, run_id: str, outputs: MapReduceOutputs, output_types: Mapping[str, type[object]]
+        cls, store: RunStore, run_id: str, outputs: MapReduceOutputs, output_types: Mapping[str, OutputType]
     ) -> RecoveredRun:
         """Read all that is recorded of a run, page by page; what its tasks gave goes into the outputs.
 
@@ -126,7 +127,7 @@ class RecoveredRun:
         return [trace for trace in traces if trace is not None]
 
     def _output_of(self, end: OutputRecorded) -> TaskOutput:
-        return typed_output(end.output_data(), self._output_types.get(end.read().output_type))
+        return typed_output(end.output_data(), find_output_type(end.read().output_type, self._output_types))
 
     def _keep_failure(self, key: str, fact: Fact[FailureRecorded]) -> None:
         position = self._position_of(key)

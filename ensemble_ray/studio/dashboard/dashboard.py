@@ -7,12 +7,12 @@ wants it. Rules: who started it stops it: a program by `start()` and `stop()`, o
 from __future__ import annotations
 
 import atexit
-import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from ensemble_ray.access.hosts import is_loopback
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import new_lock, track
 from ensemble_ray.record.view.exporters import JsonTraceExporter
 from ensemble_ray.studio.dashboard.hub import MessageHub
 from ensemble_ray.studio.dashboard.listener import WebSocketStreamingListener
@@ -100,12 +100,19 @@ class WebDashboard:
         self.trace_exporter = None if folder is None else JsonTraceExporter(folder)
         self._shown = ShownRuns()
         #: held while it is started or stopped
-        self._serving = threading.Lock()
-        self._lock = threading.Lock()
+        self._serving = new_lock()
+        self._lock = new_lock()
         self._server: HttpServer | None = None
         #: runs that go on, and whether the server is there for them alone
         self._runs = 0
         self._is_for_runs = False
+        track(self)
+
+    def after_fork(self) -> None:
+        """Begin without a server and runs; those of the parent are its own."""
+        if self._server is not None:
+            atexit.unregister(self.stop)
+        self._server, self._runs, self._is_for_runs = None, 0, False
 
     @classmethod
     def on_port(cls, port: int) -> Self:

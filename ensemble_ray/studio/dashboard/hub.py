@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
 
 from ensemble_ray.events.messages import Message
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.studio.dashboard.snapshot import Sent, Snapshot
 from ensemble_ray.studio.dashboard.texts import encode
 
@@ -36,7 +36,7 @@ class Connection:
         #: writes what it is told before everything else
         self._first: Callable[[], str] | None = None
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._waiting: deque[str] = deque()
         self._characters = 0
         self._is_overrun = False
@@ -100,7 +100,7 @@ class MessageHub:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._connections: set[Connection] = set()
         #: called when the last connection has gone
         self.on_last_left: Callable[[], None] | None = None

@@ -5,13 +5,13 @@ In: events, each run's on a thread of its own. Out: messages to the hub. One lis
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.events.rendering import RunMessages
 from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.record.following import LiveEvents
 from ensemble_ray.values.outputs import ExitReason
 
@@ -46,7 +46,7 @@ class WebSocketStreamingListener(EnsembleListener):
         """Make one that sends its messages to a hub."""
         self._hub = hub
         self._clock = SystemClock()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._runs: dict[str, RunMessages] = {}
         #: the run that began last: events that name none are of that
         self._latest = ""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ensemble_ray.events import messages
 from ensemble_ray.execute.review.handlers import ReviewHandler
 from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.reviews import Review, ReviewAnswer, ReviewDecision, decision_at_timeout
 
@@ -72,7 +72,7 @@ class WebReviewHandler(ReviewHandler):
         """
         self._hub = hub
         self._clock = SystemClock()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._open: dict[str, _Open] = {}
         #: the gate that a review policy puts behind a task
         self.default_review = Review(timeout=timeout, on_timeout=on_timeout)

@@ -6,11 +6,11 @@ not among them: pages have its messages alone (S-WEB-64). Never: a run that was 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 
@@ -29,7 +29,7 @@ class ShownRuns:
     """Runs by id, with the places of their records."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._places: dict[str, StoreAddress] = {}
 
     def add(self, run: EnteredRun) -> None:

@@ -97,4 +97,5 @@ async def _stream(
 
 
 def _token(event: TokenEvent) -> str:
-    return json.dumps({"step": event.instance, "text": whole_text(event.token)})
+    data: dict[str, object] = {"step": event.instance, "text": whole_text(event.token)}
+    return json.dumps({**data, "is_reasoning": True} if event.is_reasoning else data)

@@ -153,13 +153,20 @@ class RequestedCall(StudioSchema):
 
 
 class AnswerSchema(StudioSchema):
-    """What a model answered, from iteration 0 on."""
+    """What a model answered, from iteration 0 on.
+
+    Attributes:
+        reasoning: What it thought, apart from the answer.
+        reasoning_tokens: Part of the output tokens.
+    """
 
     iteration: int
     text: Text | None = None
+    reasoning: Text | None = None
     tool_calls: list[RequestedCall] = Field(default_factory=list[RequestedCall])
     input_tokens: int | None = None
     output_tokens: int | None = None
+    reasoning_tokens: int | None = None
     latency_ms: int | None = None
     model: str | None = None
     started_at: Millis | None = None

@@ -99,7 +99,12 @@ def cut_detail(detail: StepDetail) -> StepDetail:
         for place, each in enumerate(detail.prompt)
     ]
     answers = [
-        each.model_copy(update={"text": short(f"answers.{place}", each.text)})
+        each.model_copy(
+            update={
+                "text": short(f"answers.{place}", each.text),
+                "reasoning": short(f"answers.{place}.reasoning", each.reasoning),
+            }
+        )
         for place, each in enumerate(detail.answers)
     ]
     calls = [
@@ -137,6 +142,8 @@ def text_of(detail: StepDetail, name: str) -> str | None:
             return detail.prompt[int(place)].content
         case ["answers", place] if place.isdecimal() and int(place) < len(detail.answers):
             return detail.answers[int(place)].text
+        case ["answers", place, "reasoning"] if place.isdecimal() and int(place) < len(detail.answers):
+            return detail.answers[int(place)].reasoning
         case ["tool_calls", place, "arguments"] if place.isdecimal() and int(place) < len(detail.tool_calls):
             return detail.tool_calls[int(place)].arguments
         case ["tool_calls", place, "result"] if place.isdecimal() and int(place) < len(detail.tool_calls):
@@ -179,9 +186,11 @@ def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> AnswerSchem
     return AnswerSchema(
         iteration=int(turn) if turn.isdecimal() else 0,
         text=answer.text,
+        reasoning=answer.reasoning,
         tool_calls=[RequestedCall(id=c.id, name=c.name, arguments=c.arguments) for c in answer.tool_calls],
         input_tokens=None if answer.input_tokens < 0 else int(answer.input_tokens),
         output_tokens=None if answer.output_tokens < 0 else int(answer.output_tokens),
+        reasoning_tokens=None if answer.reasoning_tokens < 0 else int(answer.reasoning_tokens),
         latency_ms=max(0, round(answer.latency_s * 1000)),
         model=model,
         started_at=as_millis(answer.started_at),

@@ -190,11 +190,13 @@ def reply_of(answer: Answer) -> Reply | RawAnswer | Fault:
     return Reply(tool_calls=tuple(answer))
 
 
-def _usage(usage: TokenUsage) -> Mapping[str, int]:
+def _usage(usage: TokenUsage) -> Mapping[str, object]:
+    details = {"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
     return {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.input_tokens + usage.output_tokens,
+        **(details if usage.reasoning_tokens >= 0 else {}),
     }
 
 

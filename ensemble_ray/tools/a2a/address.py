@@ -5,13 +5,13 @@ The URL is the developer's own. Whatever a card says, requests and their headers
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.text.header_values import header_flaw, header_name_flaw
 
 __all__ = ["IDEMPOTENT_MESSAGES", "AgentAddress"]
 
@@ -19,8 +19,6 @@ __all__ = ["IDEMPOTENT_MESSAGES", "AgentAddress"]
 IDEMPOTENT_MESSAGES = "urn:ensemble-ray:a2a:idempotent-messages"
 
 _FORM = "'https://HOST/PATH', under which its card is found"
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _WELL_KNOWN = "/.well-known/"
 _PORTS = {"http": 80, "https": 443}
 
@@ -59,13 +57,13 @@ class AgentAddress:
         if parts.query or parts.fragment:
             raise ValidationError("RemoteAgent url must be without a query or fragment: give keys in headers")
         for name, value in (headers or {}).items():
-            if not _HEADER_NAME.fullmatch(name):
+            if header_name_flaw(name):
                 raise ValidationError(f"RemoteAgent header name is not valid: {name!r}")
-            if not _HEADER_VALUE.fullmatch(value):
-                raise ValidationError(f"RemoteAgent header '{name}' holds characters that no header may hold")
+            if flaw := header_flaw(value.strip()):
+                raise ValidationError(f"RemoteAgent header '{name}' {flaw}")
         return cls(
             url=url.partition(_WELL_KNOWN)[0].rstrip("/"),
-            headers=tuple((headers or {}).items()),
+            headers=tuple((name, value.strip()) for name, value in (headers or {}).items()),
             hosts=frozenset([hosts] if isinstance(hosts, str) else hosts),
             connect_timeout_s=connect_timeout_s,
         )

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ToolConfigurationError, message_of
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.context import current_traceparent
 from ensemble_ray.tools.a2a.address import AgentAddress
 
@@ -245,6 +246,8 @@ def cause_of(error: A2AError) -> str:
         return f"HTTP {status} {cause.response.reason_phrase}{_explain(status)}"
     if isinstance(cause, httpx.ConnectTimeout):
         return "no connection in time"
+    if flaw := tls_flaw(cause):
+        return flaw
     if isinstance(cause, httpx.RequestError):
         return f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
     return message_of(error)
@@ -257,7 +260,7 @@ def _is_lost(error: A2AError) -> bool:
     status = _status_of(error)
     if status is not None:
         return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _LATER
-    return isinstance(error.__cause__, httpx.RequestError)
+    return isinstance(error.__cause__, httpx.RequestError) and not tls_flaw(error)
 
 
 def _status_of(error: A2AError) -> int | None:

@@ -7,7 +7,6 @@ of repr, logs and failure texts.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 from urllib.parse import quote
@@ -16,6 +15,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ensemble_ray.process.threads import threads
+from ensemble_ray.text.header_values import header_flaw, header_name_flaw
 from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 from ensemble_ray.tools.web.net import RequestFailedError, WebAnswer, exchange
@@ -28,8 +28,6 @@ _ERROR_BODY_CHARACTERS = 200
 _GRACE_S = 10.0
 #: methods that change nothing at the server
 _READING = frozenset({"GET", "HEAD"})
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 
 
 class HttpAgentTool(AbstractAgentTool):
@@ -134,15 +132,15 @@ def _require(what: str, value: str | None) -> str:
 
 
 def _header_name(name: str) -> str:
-    if not _HEADER_NAME.fullmatch(name):
+    if header_name_flaw(name):
         raise ValueError(f"HttpAgentTool header name is not valid: {name!r}")
     return name.lower()
 
 
 def _header_value(name: str, value: str | SecretStr) -> SecretStr:
     plain = (value.get_secret_value() if isinstance(value, SecretStr) else value).strip()
-    if not _HEADER_VALUE.fullmatch(plain):
-        raise ValueError(f"HttpAgentTool header '{name}' holds characters that no header may hold")
+    if flaw := header_flaw(plain):
+        raise ValueError(f"HttpAgentTool header '{name}' {flaw}")
     return SecretStr(plain)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.text.header_values import header_flaw, header_name_flaw
 
 __all__ = ["ServerAddress"]
 
@@ -77,7 +78,7 @@ class ServerAddress:
             raise ValidationError("MCP server must be a URL without a name or password: give them in headers")
         if env or cwd is not None:
             raise ValidationError("MCP env and cwd are for a program, and not for a URL")
-        return cls(url=server, headers=tuple(headers.items()), connect_timeout_s=connect_timeout_s, has_model=has_model)
+        return cls(url=server, headers=_checked(headers), connect_timeout_s=connect_timeout_s, has_model=has_model)
 
     @property
     def shown(self) -> str:
@@ -85,3 +86,17 @@ class ServerAddress:
         if self.command:
             return f"{_STDIO}{self.command[0]}"
         return urlsplit(self.url)._replace(query="", fragment="").geturl()
+
+
+def _checked(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return headers without blanks around their values.
+
+    Raises:
+        ValidationError: one cannot be sent; its value is not shown.
+    """
+    for name, value in headers.items():
+        if flaw := header_name_flaw(name):
+            raise ValidationError(f"MCP headers: {name!r} {flaw}")
+        if flaw := header_flaw(value.strip()):
+            raise ValidationError(f"MCP headers: '{name}' {flaw}")
+    return tuple((name, value.strip()) for name, value in headers.items())

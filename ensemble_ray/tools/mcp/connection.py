@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from ensemble_ray.errors import ToolConfigurationError, message_of
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import abandon, after_fork
 from ensemble_ray.process.loop import bridge, library_loop
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.delivery import McpDelivery, current_delivery, is_lost
@@ -103,6 +105,13 @@ async def _ask_once(address: ServerAddress, work: Callable[[Client], Awaitable[T
     outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     session.take(cast("_Request[object]", _Request(work, outcome)))
     return await outcome
+
+
+@after_fork
+def _leave_sessions() -> None:
+    abandon(*_sessions.values(), *_owners)
+    _sessions.clear()
+    _owners.clear()
 
 
 @atexit.register
@@ -225,4 +234,4 @@ def _reason(error: BaseException | None) -> str:
     """Return the text of what ended a session: of the first error, where several came together."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return "it closed the connection" if error is None else message_of(error)
+    return "it closed the connection" if error is None else tls_flaw(error) or message_of(error)

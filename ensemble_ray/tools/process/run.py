@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from ensemble_ray.process.forks import abandon, new_lock, track
 from ensemble_ray.tools.process import supervisor
 
 __all__ = ["ProgramRun"]
@@ -41,7 +42,8 @@ class ProgramRun:
         self._command = command
         self._environment = environment
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
+        self._lock = new_lock()
+        track(self)
         self._is_over = False
         self._process: subprocess.Popen[bytes] | None = None
         #: the only writing end of the pipe that the supervisor watches; -1: there is none
@@ -70,6 +72,16 @@ class ProgramRun:
             _in_thread(self._drain, process.stdout, self._stdout, self._max_bytes),
             _in_thread(self._drain, process.stderr, self._stderr, self._max_bytes),
         ]
+
+    def after_fork(self) -> None:
+        """Let go of the parent's pipes: the program reads and ends by them."""
+        process, self._process = self._process, None
+        abandon(process)
+        streams = () if process is None else (process.stdin, process.stdout, process.stderr)
+        descriptors = [each.fileno() for each in streams if each is not None and not each.closed]
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123  in their place: their owners close the numbers
+            for descriptor in (*descriptors, *([self._lifeline] if self._lifeline >= 0 else [])):
+                os.dup2(nothing.fileno(), descriptor, inheritable=False)
 
     def _start_supervised(self) -> subprocess.Popen[bytes]:
         """Start the supervisor, which starts the program; keep the pipe that it watches."""

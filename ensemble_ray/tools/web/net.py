@@ -27,6 +27,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from ensemble_ray.errors import message_of
+from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.threads import threads
 from ensemble_ray.tools.charsets import decode
 from ensemble_ray.tools.web.addresses import refusal_of
@@ -299,6 +300,8 @@ def _reason(error: Exception) -> str:
         return "the answer is not valid HTTP, or its head is too long"
     if isinstance(error, aiohttp.InvalidURL):
         return "the request is not valid HTTP"
+    if flaw := tls_flaw(error):
+        return flaw
     text = message_of(error)
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 

@@ -216,13 +216,14 @@ def after(*outputs: TaskOutput) -> LoopIterationContext:
 
 
 def test_parsed_output_is_judged_when_the_condition_is_of_it() -> None:
-    """S-LOOP-160."""
+    """S-LOOP-160, S-LOOP-165: an output type says what it is, or a handler returns it."""
     until = Until.parsed(lambda report: report.score > 0.8)
     assert until(after(output("{}", Report(score=0.9)))) is True
     assert until(after(output("{}", Report(score=0.7)))) is False
     with pytest.raises(IllegalStateError, match="No parsed output available"):
         until(after(output("no report")))
     assert loop(body=[task("Rate", output_type=Report)], until=until).until is until
+    assert loop(body=[task("Rate", handler=len)], until=until).until is until
     with pytest.raises(ValidationError, match=r"Until\.parsed needs a callable, got: float"):
         Until.parsed(0.8)  # type: ignore[arg-type]
 

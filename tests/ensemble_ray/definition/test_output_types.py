@@ -5,13 +5,14 @@ from __future__ import annotations
 import fractions
 import functools
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, UnionType
+from typing import Literal, Optional, Union
 
 import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import Task
-from ensemble_ray.definition.output_types import output_types_of
+from ensemble_ray.definition.output_types import find_output_type, output_types_of
 from ensemble_ray.loader.item_prompts import ItemPrompt
 from ensemble_ray.values.task_output import full_name
 
@@ -38,7 +39,7 @@ MODELS = ModuleType("models")
 MODELS.Fruit = Fruit  # type: ignore[attr-defined]  as `import models` has it
 
 
-def of_type(kind: type[object] | None) -> Task:
+def of_type(kind: type[object] | UnionType | None) -> Task:
     """A task of that type."""
     return Task(description="d", expected_output="e", output_type=kind)
 
@@ -127,6 +128,48 @@ def test_nested_and_plain_types_have_their_full_names() -> None:
 
     assert output_types_of([closed(Fruit.Kernel)])[full_name(Fruit.Kernel)] is Fruit.Kernel
     assert output_types_of([nested])["builtins.int"] is int
+
+
+Fruits = list[Fruit]
+
+
+def by_alias(_: object) -> Task:
+    """A factory that names an alias."""
+    return of_type(Fruits)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        list[Fruit],
+        dict[str, Fruit | None],
+        Fruit | None,
+        Optional[list[Fruit]],  # noqa: UP045  its own way to write it
+        tuple[int, Fruit],
+        Literal["a", 1],
+        Union[Fruit, str],  # noqa: UP007  same
+    ],
+    ids=str,
+)
+def test_type_made_of_known_classes_is_found_by_its_text(kind: type[object]) -> None:
+    """S-LLM-56: a record names `list[module.Fruit]`; nothing is imported for it."""
+    assert find_output_type(full_name(kind), output_types_of([by_name])) == kind
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "list[", "list[nowhere.Fruit]", "os.system", "list[os.system]", "nowhere.Fruit.<locals>.X", "1 | 2.5", "f()"],
+)
+def test_type_of_unknown_classes_is_not_found(name: str) -> None:
+    """S-LLM-56: its values stay JSON data."""
+    assert find_output_type(name, output_types_of([by_name])) is None
+
+
+def test_alias_is_found_with_its_classes() -> None:
+    """S-LLM-56."""
+    found = output_types_of([by_alias])
+    assert found[full_name(Fruits)] == Fruits
+    assert found[full_name(Fruit)] is Fruit
 
 
 def test_search_ends_where_values_refer_to_each_other() -> None:

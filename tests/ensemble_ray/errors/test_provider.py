@@ -13,7 +13,7 @@ import pytest
 
 from ensemble_ray import AgentExecutionError
 from ensemble_ray.errors import portable
-from ensemble_ray.errors.provider import pack_provider_error, unpack_provider_error
+from ensemble_ray.errors.provider import is_refusal, is_refusal_data, pack_provider_error, unpack_provider_error
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.values.error_data import error_data, error_from
 
@@ -114,3 +114,33 @@ def test_missing_package_gives_a_stand_in_with_status(monkeypatch: pytest.Monkey
 def test_class_of_the_same_name_is_another() -> None:
     """S-ERR-41: of a user's own package."""
     assert pack_provider_error(type("RateLimitError", (Exception,), {})("x")) is None
+
+
+class ForeignError(Exception):
+    """Of a package that this library does not know."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.code = status
+
+
+@pytest.mark.parametrize(
+    ("error", "is_expected"),
+    [
+        (refused(401), True),
+        (refused(429, {"message": "You exceeded your current quota", "code": "insufficient_quota"}), True),
+        (ForeignError("429 RESOURCE_EXHAUSTED insufficient_quota", 429), True),
+        (ForeignError("Your credit balance is too low", 400), True),
+        (refused(429), False),
+        (ForeignError("my tool has insufficient credits"), False),
+        (ValueError("credit balance is too low"), False),
+    ],
+)
+def test_a_refusal_of_every_call_is_known_in_the_process_and_in_its_record(
+    error: BaseException, *, is_expected: bool
+) -> None:
+    """S-MR-155, S-LLM-21: below an error of ours, and by the data of the record."""
+    outer = AgentExecutionError("Agent 'Writer': refused")
+    outer.__cause__ = error
+    assert is_refusal(outer) is is_expected
+    assert is_refusal_data(json.loads(json.dumps(error_data(outer)))) is is_expected

@@ -230,6 +230,7 @@ def test_token_tells_its_turn() -> None:
         "agent_role": "Writer",
         "task_description": "Write",
         "iteration": 3,
+        "is_reasoning": False,
     }
 
 

@@ -255,6 +255,19 @@ MESSAGES: list[tuple[Event, str, dict[str, object]]] = [
         },
     ),
     (
+        TokenEvent(**WHO, token="hm", agent_role="Writer", task_description="Draft", is_reasoning=True),  # noqa: S106
+        "token",
+        {
+            "token": "hm",
+            "agent_role": "Writer",
+            "task_description": "Draft",
+            "iteration_index": 0,
+            "sent_at": "2026-01-02T12:00:00Z",
+            "instance": "draft#0",
+            "is_reasoning": True,
+        },
+    ),
+    (
         LoopIterationCompletedEvent(
             run_id="run",
             instance="loop:refine#0",

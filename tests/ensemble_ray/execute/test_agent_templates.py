@@ -43,6 +43,7 @@ def test_agents_that_differ_by_data_are_one_kind() -> None:
         "max_iterations": 3,
         "response_format": "short",
         "on_incomplete": "fail",
+        "keep_reasoning": True,
         "allow_delegation": True,
     }
     other = worker(tools=[look], **changes)

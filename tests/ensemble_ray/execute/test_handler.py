@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from datetime import date
+from typing import Literal
 
 import pytest
 from pydantic import BaseModel
@@ -103,6 +105,111 @@ async def test_recorded_structured_output_stays_data_when_the_type_changed(caplo
     assert result.output is not None
     assert result.output.parsed_output == {"other": 1}
     assert "stays data" in caplog.text
+
+
+@dataclass
+class Leg:
+    """A value without pydantic."""
+
+    start: str
+
+
+class Index:
+    """An object without a text."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+
+INDEX = Index("tide")
+
+
+@pytest.mark.parametrize(
+    ("returned", "raw", "parsed"),
+    [
+        ("yes", "yes", None),
+        ({"b": [1, None]}, '{"b":[1,null]}', {"b": [1, None]}),
+        ([Leg("Bern")], '[{"start":"Bern"}]', [Leg("Bern")]),
+        (Count(number=3, day=date(2026, 1, 2)), '{"number":3,"day":"2026-01-02"}', Count(number=3, day=date(2026, 1, 2))),
+        (42, "42", 42),
+        (0.5, "0.5", 0.5),
+        (INDEX, f"<{__name__}.Index object>", INDEX),
+        (b"\xff", r"b'\xff'", b"\xff"),
+        (ToolResult.success("found", INDEX), "found", INDEX),
+        (ToolResult.success("found"), "found", None),
+    ],
+)  # fmt: skip
+async def test_result_of_a_handler_is_text_and_object(returned: object, raw: str, parsed: object) -> None:
+    """S-DET-6, S-DET-9, S-LLM-49: without an output type, too; an object without a text is named by its class."""
+    bench, _ = bench_of(Counting(returned))
+    output = (await bench.run("count")).output
+    assert output is not None
+    assert (output.raw, output.parsed_output) == (raw, parsed)
+
+
+async def later(_: object) -> list[int]:
+    return [1, 2]
+
+
+async def one_by_one(_: object) -> AsyncIterator[int]:
+    yield 1
+    yield 2
+
+
+@pytest.mark.parametrize("handler", [later, one_by_one, lambda _: iter([1, 2]), lambda _: later(None)])
+async def test_items_of_a_handler_are_collected(handler: object) -> None:
+    """S-LLM-45."""
+    bench, _ = bench_of(handler)
+    output = (await bench.run("count")).output
+    assert output is not None
+    assert (output.raw, output.parsed_output) == ("[1,2]", [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("output_type", "returned", "parsed"),
+    [
+        (Count, {"number": 3, "day": "2026-01-02"}, Count(number=3, day=date(2026, 1, 2))),
+        (list[Leg], [{"start": "Bern"}], [Leg("Bern")]),
+        (Index, INDEX, INDEX),
+        (str, "yes", "yes"),
+        (Literal["yes", "no"], "yes", "yes"),
+        (int | None, 42, 42),
+        (Count, "no value", None),
+        (dict[str, int], ToolResult.success("one", {"a": 1}), {"a": 1}),
+    ],
+)
+async def test_result_of_a_handler_is_of_the_output_type(output_type: object, returned: object, parsed: object) -> None:
+    """S-DET-6: what fits is made one of that type; a text is no value of a type that takes no text."""
+    bench, _ = bench_of(Counting(returned), output_type=output_type)
+    output = (await bench.run("count")).output
+    assert output is not None
+    assert output.parsed_output == parsed
+
+
+@pytest.mark.parametrize(
+    ("output_type", "returned"),
+    [(Count, {"day": 1}), (list[int], ["a"]), (Index, 5), (str, ToolResult.success("x", 5))],
+)
+async def test_task_fails_when_the_handlers_result_is_of_another_type(output_type: object, returned: object) -> None:
+    """S-DET-6."""
+    bench, _ = bench_of(Counting(returned), output_type=output_type)
+    failed = await bench.run("count")
+    assert str(failed.error).startswith("Deterministic task handler returned a ")
+    assert ", which is no " in str(failed.error)
+
+
+async def test_recorded_result_without_a_type_is_data() -> None:
+    """S-DET-6, S-DUR-25: the record has JSON; with an output type it is an object again."""
+    bench, journal = bench_of(Counting([Leg("Bern")]))
+    await bench.run("count")
+    again, _ = bench_of(Counting("never"), known=journal.facts()[:2])
+    output = (await again.run("count", epoch=1)).output
+    assert output is not None
+    assert output.parsed_output == [{"start": "Bern"}]
+    typed, _ = bench_of(Counting("never"), known=journal.facts()[:2], output_type=list[Leg])
+    output = (await typed.run("count", epoch=1)).output
+    assert output is not None
+    assert output.parsed_output == [Leg("Bern")]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import pytest
 
 from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError
 from ensemble_ray.limits.local_limiter import LocalLimiter, process_limiter
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.limits.settling import settle
+from tests.forking import call_in_child
 
 PER_SECOND = RateLimit.per_second(1)
 
@@ -160,3 +162,17 @@ def test_token_goes_to_the_next_when_a_loop_was_closed_under_its_waiter(
     coroutine = lost.get_coro()
     assert coroutine is not None
     coroutine.close()
+
+
+@pytest.mark.program
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+async def test_callers_of_a_forked_child_do_not_wait_behind_its_parents() -> None:
+    """S-ENG-81: whose loop is not there to let them go on."""
+    limiter = LocalLimiter(clock=ManualClock())
+    limit = RateLimit.per_minute(1)
+    await limiter.acquire("a", limit, timeout_s=1)
+    waiting = asyncio.ensure_future(limiter.acquire("a", limit, timeout_s=60))
+    await settle()
+    call_in_child(lambda: run_blocking(limiter.acquire("a", limit, timeout_s=0)))
+    assert not waiting.done()
+    waiting.cancel()

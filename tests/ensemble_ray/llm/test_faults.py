@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError, ValidationError
-from ensemble_ray.llm.faults import fault_of, status_of
+from ensemble_ray.errors.provider import status_of
+from ensemble_ray.llm.faults import fault_of
 from ensemble_ray.llm.protocol.errors import CallFailure, CallOrigin, build_provider_error
 
 ORIGIN = CallOrigin(url="http://h/v1/chat/completions", model="m", key="", timeout_s=9)
@@ -57,6 +58,31 @@ async def test_it_is_the_providers_fault_when_there_is_no_answer() -> None:
     assert late is not None
     assert (lost.what, lost.status) == ("no connection", None)
     assert (late.what, late.status) == ("no answer in time", None)
+
+
+class ToldError(Exception):
+    """Of any package; it holds the decoded body of a stream's error, and the status of the stream."""
+
+    def __init__(self, body: object, status: int | None = 200) -> None:
+        super().__init__("told in a stream")
+        self.body = body
+        self.status_code = status
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "retry_after"),
+    [
+        ({"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}, 503, None),
+        ({"message": "limited, try again in 2s", "code": 429}, 429, "2"),
+        ({"error": {"code": "502", "message": "upstream", "metadata": {"retry_after": 4}}}, 502, "4"),
+    ],
+)
+def test_it_is_the_providers_fault_when_a_body_says_so(body: object, status: int, retry_after: str | None) -> None:
+    """S-LLM-20: the status of a stream that began well says nothing."""
+    for error in (ToldError(body), ToldError(body, None)):
+        fault = fault_of(error)
+        assert fault is not None
+        assert (fault.status, fault.retry_after) == (status, retry_after)
 
 
 class StatusError(Exception):

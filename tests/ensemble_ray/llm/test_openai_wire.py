@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray import ChatMessage, ChatResponse, ProviderFields, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
 from ensemble_ray.llm.protocol.wire import (
+    AnswerFailedError,
     EncodedPieces,
     WireError,
     decode_completion,
@@ -115,10 +120,10 @@ def test_the_oldest_pieces_are_forgotten_when_the_bound_is_reached() -> None:
 
 @given(st.text(), st.text())
 def test_any_text_survives_when_sent(content: str, arguments: str) -> None:
-    """S-CONV-21: content is carried as it is."""
+    """S-CONV-21: content is carried as it is; beside tool calls a blank one is null (S-LLM-9)."""
     message = ChatMessage("assistant", content, (ToolCall("1", "t", json.dumps({"a": arguments})),))
     body = json.loads(encode_request(PREFIX, [message, USER, USER], ()))
-    assert body["messages"][0]["content"] == content
+    assert body["messages"][0]["content"] == (content if content.strip() else None)
     assert json.loads(body["messages"][0]["tool_calls"][0]["function"]["arguments"]) == {"a": arguments}
 
 
@@ -170,13 +175,17 @@ def test_the_error_says_what_came_when_it_is_no_completion(raw: bytes, text: str
     assert str(caught.value) == text
 
 
-EVENTS = b'data: {"a": 1}\n\n: comment\n\nevent: x\ndata: {"b":\ndata: 2}\r\n\r\ndata:[DONE]\n\n'
-DATA = [b'{"a": 1}', b'{"b":\n2}', b"[DONE]"]
+EVENTS = (
+    b'\xef\xbb\xbfdata: {"a": 1}\n\n: comment\n\nevent: x\nid: 7\nretry: 5\ndata: {"b":\ndata: 2}\r\n\r\n'
+    b"data: \n\ndata\n\nevent: ping\ndata: anything\n\nid: 8\n\r\n"
+    b'data: {"c": 3}\r\r\nevent: heartbeat\rdata: {}\r\rdata:[DONE]\n\n'
+)
+DATA = [b'{"a": 1}', b'{"b":\n2}', b'{"c": 3}', b"[DONE]"]
 
 
 @given(st.lists(st.integers(0, len(EVENTS)), max_size=8))
 def test_events_are_found_when_the_bytes_come_cut_anywhere(cuts: list[int]) -> None:
-    """S-STR-8: pieces are read as they come, wherever the network cuts them."""
+    """S-STR-8, S-LLM-13: pieces are read as they come, wherever the network cuts them; pings and empty events are none."""
     parser = SseParser()
     edges = [0, *sorted(cuts), len(EVENTS)]
     found = [data for start, stop in itertools.pairwise(edges) for data in parser.feed(EVENTS[start:stop])]
@@ -190,6 +199,63 @@ def test_the_last_event_counts_when_the_stream_does_not_close_it() -> None:
     assert list(parser.finish()) == [b"x"]
 
 
+@pytest.mark.parametrize(
+    ("message", "reasoning", "text"),
+    [
+        ({"content": "42", "reasoning_content": "41?"}, "41?", "42"),
+        ({"content": "42", "reasoning": "41?"}, "41?", "42"),
+        (
+            {"content": "42", "reasoning": "41?", "reasoning_details": [{"type": "reasoning.text", "text": "41?"}]},
+            "41?",
+            "42",
+        ),
+        ({"content": "42", "reasoning_content": None, "reasoning": {"effort": "low"}}, None, "42"),
+        (
+            {
+                "content": "42",
+                "reasoning_details": [
+                    {"type": "reasoning.summary", "summary": "4"},
+                    {"type": "reasoning.text", "text": "1?"},
+                    {"type": "reasoning.encrypted", "data": "eA=="},
+                ],
+            },
+            "41?",
+            "42",
+        ),
+        (
+            {
+                "content": [
+                    {"type": "thinking", "thinking": "4", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "eA=="},
+                    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "1"}]},
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "?"}]},
+                    {"type": "text", "text": "4"},
+                    {"type": "output_text", "text": "2"},
+                    {"type": "image", "text": None},
+                ]
+            },
+            "41?",
+            "42",
+        ),
+        ({"content": "<think>41?</think>42"}, None, "<think>41?</think>42"),
+    ],
+)
+def test_reasoning_is_read_in_all_the_forms_of_endpoints(
+    message: dict[str, object], reasoning: str | None, text: str
+) -> None:
+    """S-LLM-3: members and parts, in one piece and in a stream; tags are left to the task's runner."""
+    usage = {"prompt_tokens": 1, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 3}}
+    found = decode_completion(answer(message, usage=usage))
+    assert (found.reasoning, found.text, found.usage) == (reasoning, text, TokenUsage(1, 5, 3))
+    assembler = StreamAssembler()
+    fragment = assembler.feed(chunk(message))
+    assert (assembler.thought or None, fragment) == (reasoning, text)
+    assembler.feed(chunk({}))
+    assert assembler.thought == ""
+    whole = assembler.finish()
+    assert (whole.reasoning, whole.text) == (reasoning, text)
+
+
 def chunk(delta: object, **more: object) -> dict[str, object]:
     """A chunk with that delta."""
     return {"choices": [{"index": 0, "delta": delta}], **more}
@@ -201,6 +267,7 @@ def test_fragments_make_the_text_when_streamed() -> None:
     deltas = [{"role": "assistant", "content": None}, {"content": "Hel"}, {"content": "lo"}, {}]
     assert [assembler.feed(chunk(delta)) for delta in deltas] == ["", "Hel", "lo", ""]
     assert assembler.feed({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}) == ""
+    assert assembler.feed_data(b" [DONE] ") == ""
     assert assembler.finish() == ChatResponse("Hello", (), TokenUsage(7, 2))
 
 
@@ -215,6 +282,7 @@ def test_tool_calls_are_assembled_when_they_come_in_pieces() -> None:
     ]
     for piece in pieces:
         assert assembler.feed(chunk({"tool_calls": [piece]})) == ""
+    assembler.feed_data(b"[DONE]")
     assert assembler.finish() == ChatResponse(None, (ToolCall("a", "t", '{"x": 1}'), ToolCall("b", "u", "{}")))
 
 
@@ -231,6 +299,7 @@ def test_usage_is_unknown_when_the_stream_names_none() -> None:
     """S-STR-10: complete, with unknown usage."""
     assembler = StreamAssembler()
     assembler.feed(chunk({"content": "x"}))
+    assembler.feed_data(b"[DONE]")
     assert assembler.finish() == ChatResponse("x", (), None)
 
 
@@ -252,6 +321,283 @@ def test_the_error_says_what_came_when_a_piece_is_no_chunk(data: bytes, text: st
 
 
 def test_an_empty_stream_is_an_error_when_nothing_of_an_answer_came() -> None:
-    """S-STR-10 speaks of answers; a stream without any piece of one is none."""
-    with pytest.raises(WireError, match="without a single piece"):
+    """S-STR-10 speaks of answers; a stream without any piece of one is none, and is worth another attempt (S-LLM-8)."""
+    with pytest.raises(AnswerFailedError, match="without a single piece"):
         StreamAssembler().finish()
+    empty = StreamAssembler()
+    empty.feed(chunk({"role": "assistant", "content": ""}))
+    with pytest.raises(AnswerFailedError, match="without a single piece"):
+        empty.finish()
+
+
+@pytest.mark.parametrize("ping", [{}, {"type": "ping"}, {"event": "keepalive"}, {"heartbeat": 3}, None])
+def test_a_ping_is_no_piece_of_an_answer_when_it_is_an_object(ping: object) -> None:
+    """S-LLM-13: it is left out; a stream of pings alone is no answer."""
+    assembler = StreamAssembler()
+    assert [assembler.feed(each) for each in (ping, chunk({"content": "x"}, usage=None), ping)] == ["", "x", ""]
+    assembler.feed_data(b"[DONE]")
+    assert assembler.finish() == ChatResponse("x")
+    alone = StreamAssembler()
+    alone.feed(ping)
+    with pytest.raises(AnswerFailedError, match="without a single piece"):
+        alone.finish()
+
+
+@pytest.mark.parametrize("empty", [{"choices": []}, {"choices": None}, {"choices": [{"index": 0, "delta": None}]}])
+def test_a_piece_without_content_is_borne_when_it_comes_anywhere(empty: object) -> None:
+    """S-LLM-13: results of content filters, roles and usage come in such pieces."""
+    assembler = StreamAssembler()
+    pieces = [empty, chunk({"content": "x"}), empty, {"choices": [{"delta": {"tool_calls": [None]}}]}]
+    assert [assembler.feed(each) for each in pieces] == ["", "x", "", ""]
+
+
+def test_a_whole_message_is_read_when_it_is_the_only_piece() -> None:
+    """S-LLM-12: some servers send their completion as one event."""
+    assembler = StreamAssembler()
+    assert assembler.feed({"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}) == "hi"
+    assembler.feed({"choices": [{"delta": {}, "message": {"content": "hi"}}]})
+    assert assembler.finish() == ChatResponse("hi", finish_reason="stop")
+
+
+def test_one_answer_is_read_when_the_request_asked_for_several() -> None:
+    """S-LLM-13: pieces of two answers are not mixed."""
+    assembler = StreamAssembler()
+    for index, text in ((0, "a"), (1, "x"), (0, "b"), (1, "y")):
+        assembler.feed({"choices": [{"index": index, "delta": {"content": text}}]})
+    assert assembler.finish().text == "ab"
+
+
+def piece(index: int | None, call_id: str | None, name: str | None, arguments: str) -> dict[str, object]:
+    """A piece of a tool call; what is None is left out."""
+    function = {"arguments": arguments, **({} if name is None else {"name": name})}
+    entry: dict[str, object] = {"function": function}
+    return {**entry, **({} if index is None else {"index": index}), **({} if call_id is None else {"id": call_id})}
+
+
+TWO = [("weather", '{"city":"Oslo"}'), ("weather", '{"city":"Rome"}')]
+STREAMED_CALLS = {
+    "new ids": ([piece(0, "a", *TWO[0]), piece(0, "b", *TWO[1])], TWO),
+    "new ids, in pieces": (
+        [
+            piece(0, "a", "weather", '{"city":'),
+            piece(0, None, None, '"Oslo"}'),
+            piece(0, "b", "weather", ""),
+            piece(0, "b", None, TWO[1][1]),
+        ],
+        TWO,
+    ),
+    "new names": ([piece(0, None, "t", "{}"), piece(0, None, "u", "{}")], [("t", "{}"), ("u", "{}")]),
+    "one id, new names": ([piece(0, "a", "t", "{}"), piece(0, "a", "u", "{}")], [("t", "{}"), ("u", "{}")]),
+    "no ids": ([piece(0, "", *TWO[0]), piece(0, "", *TWO[1])], TWO),
+    "id and name repeated": (
+        [piece(0, "a", "t", '{"x"'), piece(0, "a", "t", ":1"), piece(0, "a", "t", "}")],
+        [("t", '{"x":1}')],
+    ),
+    "name repeated": (
+        [piece(0, None, "t", '{"x"'), piece(0, None, "t", ':{"y":1}'), piece(0, None, "t", "}")],
+        [("t", '{"x":{"y":1}}')],
+    ),
+    "an id for each piece": (
+        [piece(0, "a", "t", '{"x"'), piece(0, "b", None, ":1}"), piece(0, "c", None, "")],
+        [("t", '{"x":1}')],
+    ),
+    "no index, id repeated": (
+        [piece(None, "a", "t", '{"x"'), piece(None, "a", "t", ":1}"), piece(None, "b", "t", "{}")],
+        [("t", '{"x":1}'), ("t", "{}")],
+    ),
+    "no index, ids in turn": (
+        [
+            piece(None, "a", "t", "{"),
+            piece(None, "b", "u", "{"),
+            piece(None, "a", None, "}"),
+            piece(None, "b", None, "}"),
+        ],
+        [("t", "{}"), ("u", "{}")],
+    ),
+    "no index": ([piece(None, None, *TWO[0]), piece(None, None, *TWO[1])], TWO),
+}
+
+
+@pytest.mark.parametrize("name", STREAMED_CALLS)
+def test_calls_are_told_apart_when_servers_number_them_in_their_own_way(name: str) -> None:
+    """S-LLM-11: a new id or name under an index in use begins a call; what is repeated in each piece continues it."""
+    pieces, expected = STREAMED_CALLS[name]
+    assembler = StreamAssembler()
+    for each in pieces:
+        assembler.feed(chunk({"tool_calls": [each]}))
+    calls = assembler.finish().tool_calls
+    assert [(call.name, call.arguments) for call in calls] == expected
+    together = StreamAssembler()
+    together.feed(chunk({"tool_calls": pieces}))
+    assert [(call.name, call.arguments) for call in together.finish().tool_calls] == expected
+
+
+HERE, ELSEWHERE = "http://here/v1 m", "http://elsewhere/v1 m"
+THOUGHT = {"reasoning_content": "I look", "extra_content": {"google": {"thought_signature": "sig"}}}
+LOOK = {
+    "id": "a",
+    "type": "function",
+    "function": {"name": "t", "arguments": "{}", "signature": "s"},
+    "extra_content": {"x": [1]},
+}
+
+
+def sent_back(response: ChatResponse, origin: str, *, calls: bool = True) -> Mapping[str, object]:
+    """The message of an answer, as the next request has it."""
+    message = ChatMessage(
+        "assistant",
+        response.text,
+        response.tool_calls if calls else (),
+        provider_fields=response.provider_fields,
+    )
+    body = json.loads(encode_request(PREFIX, [SYSTEM, USER, message], (), origin=origin))
+    return cast("Mapping[str, object]", body["messages"][2])
+
+
+def test_members_go_back_when_the_history_goes_to_the_endpoint_that_sent_them() -> None:
+    """S-LLM-9: members that only the provider knows, those of calls and of their functions too; nowhere else."""
+    raw = answer({"content": "", "refusal": None, "annotations": [], **THOUGHT, "tool_calls": [LOOK]})
+    response = decode_completion(raw, origin=HERE)
+    assert sent_back(response, HERE) == {"role": "assistant", "content": None, **THOUGHT, "tool_calls": [LOOK]}
+    plain = {"id": "a", "type": "function", "function": {"name": "t", "arguments": "{}"}}
+    for other in (ELSEWHERE, ""):
+        assert sent_back(response, other) == {"role": "assistant", "content": None, "tool_calls": [plain]}
+    assert pickle.loads(pickle.dumps(response)) == response  # noqa: S301  our own bytes
+    assert hash(response.provider_fields)
+
+
+def test_reasoning_goes_back_only_when_its_message_asks_for_tools() -> None:
+    """S-LLM-9: endpoints that want it back there refuse it elsewhere; other members go back with any message."""
+    raw = answer({"content": "hi", **THOUGHT})
+    expected = {"role": "assistant", "content": "hi", "extra_content": THOUGHT["extra_content"]}
+    assert sent_back(decode_completion(raw, origin=HERE), HERE) == expected
+    with_calls = decode_completion(answer({"content": "hi", **THOUGHT, "tool_calls": [LOOK]}), origin=HERE)
+    assert sent_back(with_calls, HERE, calls=False) == expected
+    assert (
+        decode_completion(answer({"content": "hi", "reasoning": "hm", "audio": None}), origin=HERE).provider_fields
+        is None
+    )
+
+
+@pytest.mark.parametrize("fields", ["[1]", "no JSON", "[" * 100_000, '{"content": "x", "role": "user"}'])
+def test_a_message_goes_out_when_a_record_has_other_members_than_an_object(fields: str) -> None:
+    """S-LLM-9: what is no object is left out, and members of the protocol stay as they are."""
+    message = ChatMessage("assistant", "hi", provider_fields=ProviderFields(origin=HERE, message=fields))
+    body = json.loads(encode_request(PREFIX, [message], (), origin=HERE))
+    assert body["messages"] == [{"role": "assistant", "content": "hi"}]
+
+
+def test_members_are_merged_when_they_are_streamed() -> None:
+    """S-LLM-9: texts are joined, objects merged, items continued by their index, and other values replaced."""
+    detail = {"type": "reasoning.text", "format": "f", "index": 0}
+    deltas: list[dict[str, object]] = [
+        {"reasoning_content": "I ", "reasoning_details": [{**detail, "text": "a"}], "n": 1, "none": None},
+        {
+            "reasoning_content": "look",
+            "reasoning_details": [{**detail, "text": "b"}, {"type": "x", "index": 0}],
+            "n": 2,
+        },
+        {
+            "reasoning_details": [{"index": 0, "type": "reasoning.text", "signature": "s"}, "odd"],
+            "extra": {"a": {"b": "c"}},
+        },
+        {"extra": {"a": {"b": "d", "e": True}}, "tool_calls": [{"index": 0, **LOOK}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "", "signature": "t"}}]},
+    ]
+    assembler = StreamAssembler(origin=HERE)
+    for each in deltas:
+        assembler.feed(chunk(each))
+    expected = {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "I look",
+        "reasoning_details": [{**detail, "text": "ab", "signature": "s"}, {"type": "x", "index": 0}, "odd"],
+        "n": 2,
+        "extra": {"a": {"b": "cd", "e": True}},
+        "tool_calls": [{**LOOK, "function": {"name": "t", "arguments": "{}", "signature": "st"}}],
+    }
+    assert sent_back(assembler.finish(), HERE) == expected
+
+
+def test_members_are_refused_when_they_are_longer_than_an_answer() -> None:
+    """S-LLM-9, S-SEC-51: the limit counts the members of all pieces."""
+    assembler = StreamAssembler(AnswerLimits(body_bytes=1000))
+    for _ in range(20):
+        assembler.feed(chunk({"reasoning_content": "x" * 20}))
+    with pytest.raises(TooMuchError, match="1000 bytes"):
+        assembler.feed(chunk({"extra": {"a": "x" * 20, "b": ["x" * 20] * 20}}))
+
+
+def test_the_encoded_form_fits_when_one_history_goes_to_two_endpoints() -> None:
+    """S-LLM-9: what is kept of a message for one endpoint is not sent to the other."""
+    response = decode_completion(answer({"content": "hi", "signature": "s"}), origin=HERE)
+    message = ChatMessage("assistant", "hi", provider_fields=response.provider_fields)
+    for origin in (HERE, ELSEWHERE, HERE):
+        body = json.loads(encode_request(PREFIX, [SYSTEM, USER, message], (), origin=origin))
+        assert ("signature" in body["messages"][2]) == (origin == HERE)
+
+
+def ids_sent(messages: Sequence[ChatMessage]) -> list[object]:
+    """Ids of calls and of results, in the order of the request."""
+    sent = json.loads(encode_request(PREFIX, messages, ()))["messages"]
+    return [[call["id"] for call in each.get("tool_calls", ())] or each.get("tool_call_id") for each in sent]
+
+
+def turn(*ids: str) -> list[ChatMessage]:
+    """A turn of a tool loop: calls with these ids, and their results."""
+    calls = tuple(ToolCall(each, "t", "{}") for each in ids)
+    return [ChatMessage("assistant", None, calls), *(ChatMessage("tool", "r", (), each, "t") for each in ids)]
+
+
+@pytest.mark.parametrize(
+    ("turns", "sent"),
+    [
+        ([turn("a", "b"), turn("c")], [["a", "b"], "a", "b", ["c"], "c"]),
+        ([turn("call_0"), turn("call_0")], [["call_0"], "call_0", ["call00001"], "call00001"]),
+        ([turn("a", "a")], [["a", "call00001"], "a", "call00001"]),
+        ([turn("", " ")], [["call00001", "call00002"], "call00001", "call00002"]),
+        ([turn("call00001"), turn("")], [["call00001"], "call00001", ["call00002"], "call00002"]),
+    ],
+)
+def test_each_call_has_an_id_of_its_own_when_a_request_is_sent(
+    turns: list[list[ChatMessage]], sent: list[object]
+) -> None:
+    """S-LLM-10: ids that are missing or repeated are replaced, and results have those of their calls."""
+    messages = [message for each in turns for message in each]
+    assert ids_sent(messages) == sent
+    assert ids_sent([*messages, *turn("z")])[: len(sent)] == sent
+
+
+def test_a_result_keeps_its_id_when_no_call_has_it() -> None:
+    """S-LLM-10: such a history is the endpoint's to refuse."""
+    assert ids_sent([ChatMessage("tool", "r", (), "x"), *turn("a"), ChatMessage("tool", "again", (), "a")]) == [
+        "x", ["a"], "a", "a",
+    ]  # fmt: skip
+
+
+BODY = (
+    b"".join(
+        b"data: %s\n\n" % json.dumps(chunk(each)).encode()
+        for each in (
+            {"role": "assistant", "content": "Caf\u00e9 ", **THOUGHT},
+            {"content": "au lait", "reasoning_content": " again"},
+            {"tool_calls": [piece(0, "a", *TWO[0])]},
+            {"tool_calls": [piece(0, "b", "weather", TWO[1][1][:5])]},
+            {"tool_calls": [piece(0, None, None, TWO[1][1][5:])]},
+        )
+    )
+    + b"event: ping\r\ndata: \r\n\r\ndata: [DONE] \r\n\r\n"
+)
+
+
+@given(st.lists(st.integers(0, len(BODY)), max_size=12))
+def test_the_answer_is_the_same_when_the_bytes_come_cut_anywhere(cuts: list[int]) -> None:
+    """S-STR-8, S-LLM-9, S-LLM-11: text, calls, members and end."""
+    parser, assembler = SseParser(), StreamAssembler(origin=HERE)
+    for start, stop in itertools.pairwise([0, *sorted(cuts), len(BODY)]):
+        for data in parser.feed(BODY[start:stop]):
+            assembler.feed_data(data)
+    response = assembler.finish()
+    assert (response.text, response.finish_reason) == ("Caf\u00e9 au lait", None)
+    assert [(call.id, call.name, call.arguments) for call in response.tool_calls] == [("a", *TWO[0]), ("b", *TWO[1])]
+    assert sent_back(response, HERE)["reasoning_content"] == "I look again"

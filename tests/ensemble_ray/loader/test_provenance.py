@@ -14,6 +14,9 @@ from tests.ensemble_ray.loader.conftest import Load, Refused
 
 OWN = '''
 import functools
+from collections.abc import Sequence
+from datetime import date
+from typing import Literal
 from pydantic import BaseModel
 from ensemble_ray import tool
 from parts.inner import imported
@@ -53,6 +56,14 @@ class Stock:
         return 1
 
 stock = Stock()
+
+class Line:
+    pass
+
+Lines = list[Line]
+Choice = Literal["a", "b"]
+Answers = dict[str, vendored.Answer] | None
+Days = Sequence[date]
 
 class Answer(BaseModel):
     value: int
@@ -128,6 +139,8 @@ def modules(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pyt
         *(("tool", name) for name in ("vendored:VendorTool", "{vendored:VendorTool: {size: 2}}")),
         *(("tool", name) for name in ("ensemble_ray:CalculatorTool", "ensemble_ray.tools:DateTimeTool")),
         *(("kind", name) for name in ("vendored:Answer", "builtins:str", "datetime:date", "decimal:Decimal")),
+        *(("kind", f"own_code:{name}") for name in ("Lines", "Choice", "Answers", "Days")),
+        *(("kind", name) for name in ("str", "int", "float", "bool", "list", "dict")),
     ],
 )
 def test_code_that_is_meant_for_teams_is_taken(load: Load, place: str, named: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sqlite3
 import stat
@@ -11,6 +12,7 @@ import pytest
 
 from ensemble_ray import EnsembleError, EvictionPolicy, MemoryEntry, SqliteMemory
 from tests.ensemble_ray.memory.doubles import WordsModel
+from tests.forking import Child
 
 
 @pytest.fixture
@@ -83,3 +85,29 @@ class _Without(EvictionPolicy):
     def apply(self, entries: object) -> list[MemoryEntry]:
         assert isinstance(entries, list | tuple)
         return [entry for entry in entries if self._word not in entry.content]
+
+
+@pytest.mark.program
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_child_and_parent_of_a_fork_lose_nothing_of_each_other(path: Path) -> None:
+    """S-ENG-81, S-MEM-117: the child's locks are its own, also when its parent lets go of the file."""
+    memory = SqliteMemory(path)
+    memory.store("a", MemoryEntry(content="before"))
+    reading, writing = os.pipe()
+    told, telling = os.pipe()
+
+    def store() -> None:
+        memory.store("a", MemoryEntry(content="child"))
+        os.write(telling, b"x")
+        os.read(reading, 1)
+        memory.store("a", MemoryEntry(content="child, later"))
+
+    child = Child(store)
+    os.read(told, 1)
+    memory.store("a", MemoryEntry(content="parent"))
+    memory.close()
+    os.write(writing, b"x")
+    child.result()
+    assert stored(memory) == ["before", "child", "parent", "child, later"]
+    for each in (reading, writing, told, telling):
+        os.close(each)

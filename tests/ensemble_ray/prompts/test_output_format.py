@@ -270,13 +270,53 @@ def test_type_is_described_when_a_task_accepts_it(kind: type[object], text: str 
     assert described.count('"child"') in {0, 6}
 
 
-@pytest.mark.parametrize(
-    "kind", [None, type(None), int, float, bool, complex, bytes, list, list[int], tuple, set[str], frozenset]
-)
+@pytest.mark.parametrize("kind", [None, type(None)])
 def test_type_is_refused_when_no_answer_can_be_one(kind: type[object] | None) -> None:
-    """S-OUT-5, S-OUT-39: None, primitives, arrays; the text says to wrap them."""
-    with pytest.raises(ValueError, match=r"Cannot describe the schema of .*(Wrap it in a|Give a) pydantic model"):
+    """S-OUT-5."""
+    with pytest.raises(ValueError, match=r"Cannot describe the schema of None. Give a type"):
         describe_schema(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (int, '"integer"'),
+        (list[Color], '["enum: red, dark blue"]'),
+        (tuple[int, str], '["integer", "string"]'),
+        (int | str, '"integer" or "string"'),
+        (dict[str, int] | None, '{"string": "integer"} or null'),
+        (Annotated[Color | None, "a"], '"enum: red, dark blue" or null'),
+    ],
+    ids=str,
+)
+def test_alternatives_are_described_when_the_type_is_a_union(kind: type[object], text: str) -> None:
+    """S-OUT-2, S-OUT-5."""
+    assert describe_schema(kind) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (int, "an integer"),
+        (bool, "true or false"),
+        (float | None, "a number or null"),
+        (Color, "one of these: red, dark blue"),
+        (Literal["yes", 2], "one of these: yes, 2"),
+        (dt.date, "a date in ISO 8601"),
+        (int | str, "an integer or plain text"),
+    ],
+    ids=str,
+)
+def test_section_asks_for_the_bare_value_when_it_needs_no_json(kind: type[object], wanted: str) -> None:
+    """S-LLM-54: small models put no quotes around a word."""
+    instruction = f"Respond with ONLY {wanted}: no quotes, no code fences, no explanation, no text before or after it."
+    assert output_format_section(kind) == f"## Output Format\n{instruction}"
+    assert correction_prompt(kind, problem="p", response="r").endswith(instruction)
+
+
+def test_section_asks_for_text_when_the_answer_is_one() -> None:
+    """S-LLM-54."""
+    assert output_format_section(str) == "## Output Format\nRespond with plain text."
 
 
 def test_section_asks_for_only_json() -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ensemble_ray.text.json_search import FoundJson, find_json
+from ensemble_ray.text.json_search import FoundJson, find_json, iter_json
 
 _ANY = re.compile(r"[\[{]")
 
@@ -30,8 +30,14 @@ def test_first_value_that_decodes_is_found(text: str, found: FoundJson | None) -
     assert find_json(text, _ANY) == found
 
 
-@pytest.mark.parametrize("rest", ["1," * 5000, '"' + "a" * 10_000, "9" * 10_000])
-def test_search_ends_when_it_has_read_the_text_eight_times_in_vain(rest: str) -> None:
+def test_all_values_are_found_each_once() -> None:
+    """S-OUT-12: not those inside of others, nor inside the part of a broken one that decodes."""
+    text = '{"a": {"b": 1}} [x] [2] {"c": {"d": 3}, oops {"e": 4}'
+    assert [found.value for found in iter_json(text, _ANY)] == [{"a": {"b": 1}}, [2], {"e": 4}]
+
+
+def test_search_ends_when_it_has_read_the_text_eight_times_in_vain() -> None:
     """S-SEC-22: what comes after is not looked for."""
-    assert find_json("[" * 8 + rest.replace("{", "") + "{}", _ANY) is not None
-    assert find_json("[" * 12 + rest + "{}", _ANY) is None
+    rest = "9" * 10_000 + "{}"
+    assert find_json("[" * 8 + rest, _ANY) is not None
+    assert find_json("[" * 12 + rest, _ANY) is None

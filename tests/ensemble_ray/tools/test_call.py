@@ -8,7 +8,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
 import pytest
@@ -117,6 +117,74 @@ async def test_text_follows_the_return_value_when_a_function_ends() -> None:
     assert await call(half, '{"n": 3}') == ToolOutcome("Error: odd", "failure")
     assert await call(half, '{"n": 4}') == ToolOutcome("Error: no", "failure")
     assert await call(half, '{"n": 9}') == ToolOutcome("Tool error: KeyError: 9", "error")
+
+
+def lines() -> Iterator[str]:
+    yield "one"
+    yield "two"
+
+
+async def lines_async() -> AsyncIterator[str]:
+    yield "one"
+    yield "two"
+
+
+async def lines_later() -> Iterator[str]:
+    return lines()
+
+
+async def lines_twice_awaited() -> object:
+    return lines_later()
+
+
+def promised_lines() -> object:
+    return lines_later()
+
+
+@pytest.mark.parametrize("work", [lines, lines_async, lines_later, lines_twice_awaited, promised_lines])
+async def test_items_are_collected_when_a_tool_yields(work: Callable[[], object]) -> None:
+    """S-LLM-45: in functions and in all kinds of tools; an awaitable that comes of a sync function is awaited."""
+    expected = '["one","two"]'
+    assert (await call(tool("Reads lines", name="read_lines")(work))).text == expected
+    assert (await call(Plain(lambda _: work()), "x")).text == expected
+    assert (await call(Safe(lambda _: work()), "x")).text == expected
+    assert Safe(lambda _: work()).execute("x").output == expected
+
+
+async def test_error_names_the_tool_when_its_result_has_no_text() -> None:
+    """S-LLM-47."""
+
+    @tool("Opens a connection", name="connect")
+    def connect() -> object:
+        return object()
+
+    outcome = await call(connect)
+    assert outcome.outcome == "error"
+    assert "Tool 'connect' returned a object, which has no text" in outcome.text
+    for kind in (Plain, Safe):
+        assert "'find' returned a object, which has no text" in (await call(kind(lambda _: object(), "find"), "x")).text
+
+
+async def test_generator_runs_in_the_tools_thread_and_ends_with_its_call() -> None:
+    """S-LLM-46, S-SET-34: the time limit of the call holds for it, and the thread stops at the next item."""
+    threads: set[int] = set()
+    asked, closed = threading.Event(), threading.Event()
+
+    @tool("Counts", timeout=0.05)
+    def count() -> Iterator[int]:
+        try:
+            while True:
+                threads.add(threading.get_ident())
+                asked.wait()
+                yield 1
+        finally:
+            closed.set()
+
+    outcome = await call(count)
+    asked.set()
+    assert (outcome.outcome, "timed out after 0.05 s" in outcome.text) == ("error", True)
+    assert threading.get_ident() not in threads
+    assert await asyncio.to_thread(closed.wait, 20)
 
 
 async def test_function_is_not_reached_when_arguments_do_not_fit() -> None:

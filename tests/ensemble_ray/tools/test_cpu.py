@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
@@ -68,16 +70,22 @@ def test_error_says_so_when_something_cannot_travel() -> None:
 
 
 def test_outcome_comes_back_when_a_tool_ran() -> None:
-    """S-SET-35, S-ENG-51: also of an async function, and of one that raises."""
+    """S-SET-35, S-ENG-51, S-LLM-45, S-LLM-47: also of an async function, a generator, and of one that raises."""
 
     async def later() -> str:
         return "later"
+
+    async def lines() -> AsyncIterator[str]:
+        yield "one"
 
     def run(function: object) -> object:
         return unpack_reply(call_packed(pack_tool(function), pack(CALL)))  # type: ignore[arg-type]
 
     assert run(lambda: {"a": 1}) == ToolOutcome('{"a":1}')
     assert run(later) == ToolOutcome("later")
+    assert run(lines) == ToolOutcome('["one"]')
+    assert run(lambda: (each for each in "ab")) == ToolOutcome('["a","b"]')
+    assert "has no text" in cast("ToolOutcome", run(object)).text
     assert run(lambda: 1 / 0) == ToolOutcome("Tool error: ZeroDivisionError: division by zero", "error")
     assert run(leave) == ToolOutcome("Tool error: the tool called sys.exit(2)", "error")
 

@@ -90,7 +90,7 @@ def test_message_is_the_next_input_when_the_pipeline_goes_on(message: str, passe
 
 
 def test_adapter_makes_the_next_input_when_its_step_succeeded() -> None:
-    """S-TOOL-73: it sees the payload; None is an empty text; it may be async."""
+    """S-TOOL-73, S-LLM-45: it sees the payload; None is an empty text; it may be async, or a generator; steps too."""
     seen: list[str] = []
     source = Plain(lambda _text: ToolResult.success("rows", {"first": "Oslo"}), name="source")
 
@@ -101,9 +101,12 @@ def test_adapter_makes_the_next_input_when_its_step_succeeded() -> None:
         (lambda result: result.structured_output["first"], "Oslo"),
         (lambda _result: None, ""),
         (later, "ROWS"),
+        (lambda result: iter(result.output), '["r","o","w","s"]'),
     ):
         ToolPipeline("p", "d", [(source, adapter), adding("c", seen)]).execute("-")
         assert seen.pop() == expected
+    ToolPipeline("p", "d", [Plain(iter, name="letters"), adding("c", seen)]).execute("-+")
+    assert seen == ['["-","+"]']
 
 
 def test_adapter_is_not_called_when_its_step_failed_or_is_last() -> None:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import threading
+from collections import deque
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from typing import NamedTuple
+from uuid import UUID
 
 import pytest
 from pydantic import BaseModel
@@ -17,12 +28,44 @@ class Point(BaseModel):
     y: int = 0
 
 
+class Color(Enum):
+    RED = "red"
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+@dataclasses.dataclass
+class Leg:
+    start: str
+    color: Color
+
+
+class Bare:
+    """A class without a text."""
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
-    [("as is", "as is"), (None, ""), (42, "42"), (1.5, "1.5"), (True, "True"), ((1, 2), "(1, 2)")],
+    [
+        ("as is", "as is"),
+        (None, ""),
+        (42, "42"),
+        (1.5, "1.5"),
+        (True, "True"),
+        (b"caf\xc3\xa9", "café"),
+        (Color.RED, "red"),
+        (PurePosixPath("a/b"), "a/b"),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (Decimal("1.50"), "1.50"),
+        (date(2026, 1, 2), "2026-01-02"),
+        (ValueError("no rows"), "no rows"),
+    ],
 )
 def test_text_is_plain_when_the_value_is_no_data_structure(value: object, text: str) -> None:
-    """S-TOOL-14: str as is, None as nothing, others by str."""
+    """S-TOOL-14, S-LLM-48: str as is, None as nothing, bytes as UTF-8, an enum as its value, others by str."""
     assert render_value(value) == text
 
 
@@ -32,6 +75,56 @@ def test_text_is_json_when_the_value_is_data(value: object) -> None:
     expected = json.loads(json.dumps(value, default=lambda model: model.model_dump()))
     assert json.loads(render_value(value)) == expected
     assert "\\u" not in render_value(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((1, "b"), '[1,"b"]'),
+        ({"b", "a"}, '["a","b"]'),
+        (frozenset({2}), "[2]"),
+        (deque([1]), "[1]"),
+        (range(2), "[0,1]"),
+        ({"a": 1}.keys(), '["a"]'),
+        (map(str, [1, 2]), '["1","2"]'),
+        (Pair(1, 2), '{"left":1,"right":2}'),
+        (Leg("Bern", Color.RED), '{"start":"Bern","color":"red"}'),
+        (MappingProxyType({"legs": [Leg("Bern", Color.RED)]}), '{"legs":[{"start":"Bern","color":"red"}]}'),
+        ({"rows": (each for each in "ab"), "at": date(2026, 1, 2), "keys": {1: 2}.keys()},
+         '{"rows":["a","b"],"at":"2026-01-02","keys":[1]}'),
+    ],
+)  # fmt: skip
+def test_text_is_json_when_the_value_is_a_container(value: object, text: str) -> None:
+    """S-LLM-48: tuples, sets, views, iterators and dataclasses are data as lists and dicts are."""
+    assert render_value(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(Bare(), "Bare"), (lambda: 1, "function"), (threading.Lock(), "lock"), ([{"a": Bare()}], "Bare")],
+)
+def test_value_is_refused_when_it_has_no_text(value: object, kind: str) -> None:
+    """S-LLM-47: the address of an object tells a model nothing; the error says what to return."""
+    with pytest.raises(TypeError, match=rf"^Tool 'find' returned a {kind}, which has no text. Return a str, a JSON"):
+        render_value(value, "Tool 'find'")
+
+
+def test_value_is_refused_when_its_bytes_are_no_text() -> None:
+    """S-LLM-48."""
+    with pytest.raises(TypeError, match=r"^A tool returned 2 bytes that are no UTF-8 text"):
+        render_value(b"\xff\xfe")
+
+
+def test_value_is_refused_when_it_yields_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-LLM-46."""
+    monkeypatch.setattr("ensemble_ray.tools.rendering.MOST_ITEMS", 3)
+
+    def numbers() -> Iterator[int]:
+        while True:
+            yield 1
+
+    with pytest.raises(TypeError, match="yielded more than 3 items"):
+        render_value(numbers())
 
 
 def test_text_is_json_when_data_holds_what_json_does_not_know() -> None:

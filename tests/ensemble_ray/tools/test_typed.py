@@ -7,7 +7,8 @@ from enum import StrEnum
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from ensemble_ray import AbstractTypedAgentTool, ToolResult, TypedAgentTool, ValidationError
+from ensemble_ray import AbstractTypedAgentTool, ToolContext, ToolResult, TypedAgentTool, ValidationError
+from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.registry import resolve_tools
 
 
@@ -72,6 +73,24 @@ def test_model_instance_arrives_when_arguments_fit() -> None:
     result = tool.execute('{"city": "Oslo", "days": 3, "unit": "imperial", "moon": true}')
     assert result == ToolResult.success('{"city":"Oslo","unit":"imperial"}')
     assert tool.seen == [Forecast(city="Oslo", days=3, unit=Unit.IMPERIAL)]
+
+
+async def test_items_are_collected_when_a_typed_tool_yields() -> None:
+    """S-LLM-45."""
+
+    class Days(ForecastTool):
+        def execute_typed(self, arguments: Forecast, /) -> object:
+            yield from range(arguments.days)
+
+    class LaterDays(ForecastTool):
+        async def execute_typed(self, arguments: Forecast, /) -> object:  # type: ignore[override]  # yields
+            for day in range(arguments.days):
+                yield day
+
+    for kind in (Days, LaterDays):
+        (bound,) = resolve_tools([kind()])
+        outcome = await call_tool(bound, '{"city": "Oslo", "days": 2}', context=ToolContext())
+        assert outcome.text == "[0,1]"
 
 
 @pytest.mark.parametrize(

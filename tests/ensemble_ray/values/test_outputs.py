@@ -2,6 +2,7 @@
 
 import pickle
 from datetime import UTC, datetime, timedelta, timezone
+from typing import cast
 
 import pytest
 from pydantic import BaseModel
@@ -76,6 +77,25 @@ def test_parsed_output_is_given_when_it_is_of_the_type() -> None:
     assert output.get_parsed_output(Report) is report
     assert output.get_parsed_output(BaseModel) is report
     assert output.parsed is report
+
+
+def test_parsed_output_is_none_when_the_type_takes_it() -> None:
+    """S-LLM-55, S-DOM-75."""
+    output = TaskOutput(**REQUIRED, parsed_output=None, output_type=Report | None)
+    assert output.parsed is None
+    assert output.get_parsed_output(cast("type[object]", Report | None)) is None
+    with pytest.raises(IllegalStateError, match=r"^No parsed output available\."):
+        output.get_parsed_output(Report)
+
+
+def test_types_that_are_no_classes_are_named_as_they_are_written() -> None:
+    """S-LLM-55, S-DOM-42."""
+    output = TaskOutput(**REQUIRED, parsed_output=[1], output_type=list[int])
+    assert output.get_parsed_output(list[int]) == [1]
+    assert output.get_parsed_output(list) == [1]
+    assert output.model_dump(mode="json")["output_type"] == "list[int]"
+    with pytest.raises(IllegalStateError, match=r"requested type list\[str\] does not match"):
+        output.get_parsed_output(list[str])
 
 
 def test_parsed_output_is_refused_when_there_is_none() -> None:

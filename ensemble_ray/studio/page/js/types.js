@@ -101,7 +101,7 @@
 /** @typedef {{steps: Step[], cursor: number}} StepList */
 /** @typedef {{steps: Step[], cursor: number, run: RunDetail}} LiveSteps */
 /** @typedef {{id: string, name: string, arguments: string}} RequestedCall */
-/** @typedef {{iteration: number, text: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, latency_ms: number|null, model: string|null, started_at: number|null}} Answer */
+/** @typedef {{iteration: number, text: string|null, reasoning: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, reasoning_tokens: number|null, latency_ms: number|null, model: string|null, started_at: number|null}} Answer */
 /** @typedef {{name: string, arguments: string, result: string|null, outcome: string, duration_ms: number|null, started_at: number|null, effect: string|null, iteration: number|null}} ToolCallDetail */
 
 /**
@@ -164,7 +164,7 @@
  * What a live stream tells.
  * @typedef {object} LiveListener
  * @property {(news: LiveSteps) => void} onSteps
- * @property {(token: {step: string, text: string}) => void} onToken
+ * @property {(token: {step: string, text: string, is_reasoning?: boolean}) => void} onToken
  * @property {() => void} onEnd
  * @property {(isConnected: boolean, retryInMs: number) => void} onConnection
  */

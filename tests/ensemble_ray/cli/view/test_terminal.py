@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 
 import pytest
 
-from ensemble_ray.cli.view.terminal import SafeFormatter, say, screen_line, show, show_answer, show_json
+from ensemble_ray.cli.view.terminal import (
+    SafeFormatter,
+    guard_streams,
+    say,
+    screen_line,
+    show,
+    show_answer,
+    show_json,
+)
 
 HOSTILE = "\x1b[2J\u202e\ud83d"
 
@@ -52,3 +62,51 @@ def test_one_line_is_one_line_and_no_longer_than_asked() -> None:
     """S-SEC-60: escapes count."""
     assert screen_line("a\nb\r\nc\x1b", 80) == r"a b c\x1b"
     assert screen_line("\x1b" * 100, 10) == "\\x1b\\x1b\\…"
+
+
+UNUSUAL = "na\u00efve \u2026 \u4e2d \U0001f600"
+
+
+def guarded(monkeypatch: pytest.MonkeyPatch, encoding: str) -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
+    """Standard output and error of a program with that encoding, after its start."""
+    output, error = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
+    for name in ("sys.excepthook", "sys.unraisablehook", "threading.excepthook", "warnings.formatwarning"):
+        monkeypatch.setattr(name, print)  # so that they are restored
+    monkeypatch.setattr("logging.lastResort", None)
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(sys, "stderr", error)
+    guard_streams()
+    return output, error
+
+
+def written(stream: io.TextIOWrapper) -> str:
+    """What a reader of the same encoding sees."""
+    stream.flush()
+    buffer = stream.buffer
+    assert isinstance(buffer, io.BytesIO)
+    return buffer.getvalue().decode(stream.encoding)
+
+
+ENCODINGS = pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1", "utf-8"])
+
+
+@ENCODINGS
+def test_what_an_encoding_lacks_is_an_escape(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    """S-LLM-34: in results, answers and notes; nothing is lost, and nothing fails."""
+    with monkeypatch.context() as patched:
+        output, error = guarded(patched, encoding)
+        show(UNUSUAL)
+        show_answer(UNUSUAL)
+        say(UNUSUAL)
+    expected = UNUSUAL.encode(encoding, "backslashreplace").decode(encoding)
+    assert written(output) == f"{expected}\n{expected}\n"
+    assert written(error) == f"{expected}\n"
+
+
+@ENCODINGS
+def test_json_is_the_same_data_in_every_encoding(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    """S-LLM-34, S-SEC-63: JSON has escapes of its own."""
+    with monkeypatch.context() as patched:
+        output, _ = guarded(patched, encoding)
+        show_json({UNUSUAL: [UNUSUAL, HOSTILE]})
+    assert json.loads(written(output)) == {UNUSUAL: [UNUSUAL, HOSTILE]}

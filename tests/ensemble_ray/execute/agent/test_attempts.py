@@ -109,6 +109,41 @@ async def test_a_call_is_made_again_when_its_provider_failed(caplog: pytest.LogC
     assert (fact["retries"], fact["attempts_failed"]) == (2, ["HTTP 503: status 503", "no connection: reset"])
 
 
+class BodyError(StatusError):
+    """The same, with what the provider said."""
+
+    def __init__(self, status: int, **said: object) -> None:
+        super().__init__(status)
+        self.body = {"error": said}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BodyError(429, code="insufficient_quota"),
+        BodyError(402, message="Insufficient Balance"),
+        BodyError(400, message="Your credit balance is too low"),
+    ],
+)
+async def test_a_call_is_made_once_when_the_account_has_no_credit(error: BodyError) -> None:
+    """S-LLM-21: for a model of the user's own, too; the endpoint is well, so that nobody waits for it (S-DUR-64)."""
+    provider = Provider(*[error] * 6, "Done", endpoint_id="e")
+    bench = bench_of(provider)
+    for _ in range(6):
+        assert (await bench.run()).status == "failed"
+    assert provider.requests == 6
+    assert (await bench.run()).status == "completed"
+
+
+async def test_a_call_is_made_again_when_the_model_wrote_a_bad_tool_call() -> None:
+    """S-LLM-22: up to the policy's attempts; no breaker opens for it (S-DUR-64)."""
+    bad = BodyError(400, code="tool_use_failed", failed_generation="<function=look{}")
+    provider = Provider(bad, "Done", *[bad] * 10, "Done", endpoint_id="e")
+    bench = bench_of(provider)
+    assert [(await bench.run()).status for _ in range(4)] == ["completed", "failed", "failed", "completed"]
+    assert provider.requests == 13
+
+
 async def test_retries_count_when_no_attempt_was_answered() -> None:
     """S-DUR-60, S-DUR-66: five attempts, then the provider's own error."""
     errors = [StatusError(500) for _ in range(6)]

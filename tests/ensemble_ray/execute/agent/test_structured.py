@@ -3,7 +3,10 @@
 import json
 import logging
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
+from enum import Enum
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -43,11 +46,12 @@ GOOD = '{"name": "Bern", "people": 134}'
         'Sure!\n```json\n  {"a": 1}  \n```\nAnything else?',
         '```python\nprint({})\n```\nand\n```json\n{"a": 1}\n```',
         '```\nno JSON\n```\n```json\n{"a": 1}\n```',
-        '```json\n{"a": 1}\n```\n```json\n{"b": 2}\n```',
+        '```json\n{"b": 2}\n```\n```json\n{"a": 1}\n```',
+        '```json\n{"a": 1}\n```\nCall it:\n```python\nf({"a": 2})\n```',
     ],
 )
 def test_fenced_block_is_taken_when_it_looks_like_json(raw: str) -> None:
-    """S-OUT-10: the first one, tagged json or not at all, stripped."""
+    """S-OUT-10: the last one, tagged json or not at all, stripped; before code of another language."""
     assert extract_json(raw) == '{"a": 1}'
 
 
@@ -68,8 +72,11 @@ def test_whole_text_is_taken_when_it_looks_like_json(raw: str) -> None:
     [
         ('The answer is {"a": {"b": [1, {}]}} as asked.', '{"a": {"b": [1, {}]}}'),
         ('It is {"a": "} { ]"}.', '{"a": "} { ]"}'),
-        ('{oops} then {"a": 1} then {"b": 2}.', '{"a": 1}'),
+        ('{oops} then {"b": 2} then {"a": 1}.', '{"a": 1}'),
         ("A list: [1, 2] and more", "[1, 2]"),
+        ('{"b": 2}? No: {"a": 1}', '{"a": 1}'),
+        ('```json\n{"b": 2}\n```\nBetter: {"a": 1}', '{"a": 1}'),
+        ('It is {"x": {"b": 2}, {"c": 3} or {"a": 1}.', '{"a": 1}'),
         ('```json\n{"a": 1}', '{"a": 1}'),
         ('```json\n{"code": "```py\\nx\\n```"}\n```', '{"code": "```py\\nx\\n```"}'),
     ],
@@ -79,7 +86,9 @@ def test_embedded_json_is_found_when_it_decodes(raw: str, found: str) -> None:
     assert extract_json(raw) == found
 
 
-@pytest.mark.parametrize("raw", [None, "", "  \n", "no JSON here", "{", "[[", '{"a": 1', "42", "a ] b ["])
+@pytest.mark.parametrize(
+    "raw", [None, "", "  \n", "no JSON here", "{", "[[", '{"a": 1', "42", "a ] b [", '[{"a": 1}, {"a": 2},']
+)
 def test_nothing_is_found_when_nothing_is_there(raw: str | None) -> None:
     """S-OUT-12: None, blank, prose, something cut off, a scalar."""
     assert extract_json(raw) is None
@@ -141,6 +150,79 @@ def test_bare_scalar_is_parsed_when_the_type_takes_one(raw: str, kind: type[obje
     assert parse_output(raw, kind).value == value
 
 
+class Verdict(Enum):
+    YES = "yes"
+    NO = "no"
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "value"),
+    [
+        ("It is fine.", str, "It is fine."),
+        ('{"a": 1}', str, '{"a": 1}'),
+        ('"Quoted" is a word', str, '"Quoted" is a word'),
+        ("null", str | None, None),
+        ("yes", Verdict, Verdict.YES),
+        ("**No.**", Verdict, Verdict.NO),
+        ("```\nYES\n```", Verdict | None, Verdict.YES),
+        ("Two words", Literal["two words", 2], "two words"),
+        ("2", Literal["two words", 2], 2),
+        ("2026-01-02", date, date(2026, 1, 2)),
+        ("`42`.", int, 42),
+        ("-0.5", float, -0.5),
+        ("True", bool, True),
+        ("null", int | None, None),
+        ("five", int | str, "five"),
+        ("5", int | str, 5),
+        ('It is {"name": "Bern"}', City | str, City(name="Bern")),
+        ("I do not know [yet].", City | str, "I do not know [yet]."),
+        ('["a"] or ["a", "b"]', list[str], ["a", "b"]),
+        ("[1, 2]", tuple[int, int], (1, 2)),
+        ('[{"name": "Bern"}]', list[City] | None, [City(name="Bern")]),
+    ],
+)
+def test_answer_without_json_is_read_when_the_type_needs_none(raw: str, kind: type[object], value: object) -> None:
+    """S-LLM-50, S-LLM-51, S-LLM-52: texts, choices, numbers and alternatives, as models write them."""
+    assert parse_output(raw, kind) == ParseResult(value=value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "value"),
+    [
+        ('{"verdict": "no"}', Verdict, Verdict.NO),
+        ('```json\n{"count": 42}\n```', int, 42),
+        ('{"items": [1, 2]}', list[int], [1, 2]),
+    ],
+)
+def test_value_alone_in_an_object_is_the_answer(raw: str, kind: type[object], value: object) -> None:
+    """S-LLM-53: endpoints that are asked for JSON may write objects only."""
+    assert parse_output(raw, kind) == ParseResult(value=value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        ("perhaps", Verdict),
+        ("yes and no", Verdict),
+        (".5", int),
+        ("forty", int),
+        ("I think 42", int),
+        ("maybe", bool),
+        ('{"a": 1, "b": 2}', int),
+        ("none", list[str]),
+    ],
+)
+def test_answer_is_asked_for_again_when_it_is_no_value_of_the_type(raw: str, kind: type[object]) -> None:
+    """S-LLM-52: nothing is guessed."""
+    assert not parse_output(raw, kind).is_success
+
+
+def test_mistake_says_what_would_do_when_the_answer_is_no_choice() -> None:
+    """S-LLM-52."""
+    expected = "The response is no Verdict: Input should be 'yes' or 'no'"
+    assert parse_output("perhaps", Verdict).error_message == expected
+
+
 def test_mismatch_is_told_with_type_and_place() -> None:
     """S-OUT-21, S-OUT-23: the type's name, the field and what is wrong with it; missing and null are mismatches."""
     start = "JSON could not be deserialized as City: "
@@ -148,6 +230,27 @@ def test_mismatch_is_told_with_type_and_place() -> None:
     assert parse_output('{"name": null}', City).error_message == f"{start}'name': Input should be a valid string"
     assert str(parse_output("{oops}", City).error_message).startswith(f"{start}Invalid JSON")
     assert "as dict[str, int]: 'a': " in str(parse_output('{"a": "x"}', dict[str, int]).error_message)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"name": "Bern"}? No: {"name": "Zurich"}',
+        'It is {"name": "Zurich"}, as in {"source": "atlas"} [1].',
+        '```json\n{"name": "Bern"}\n```\nBetter:\n```json\n{"name": "Zurich"}\n```\n```json\n{"n": 1}\n```',
+        '{"name": "Bern", "people": "many"} becomes {"name": "Zurich"} {}',
+    ],
+)
+def test_the_last_value_that_fits_is_the_answer(raw: str) -> None:
+    """S-OUT-13: not the first brace, nor a value of another form."""
+    assert parse_output(raw, City).value == City(name="Zurich")
+
+
+def test_a_part_of_a_broken_value_is_no_answer() -> None:
+    """S-OUT-13: an answer that was cut off, or has a slip, is asked for again."""
+    assert not parse_output('[{"name": "Bern"}, {"name": "Zurich"},', City).is_success
+    assert not parse_output('{"name": "Bern" "next": {"name": "Zurich"}}', City).is_success
+    assert not parse_output('```json\n{"name": "Bern" "next": {"name": "Zurich"}}\n```', City).is_success
 
 
 def test_unknown_properties_are_ignored_unless_the_type_forbids_them() -> None:

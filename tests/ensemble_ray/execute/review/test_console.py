@@ -288,3 +288,14 @@ async def test_two_consoles_ask_one_after_the_other() -> None:
     pipe.put("c\n")
     assert await asyncio.gather(*asking) == [ReviewDecision.Continue()] * 2
     assert shown.getvalue().count("Review Required") == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+async def test_a_question_is_shown_whole_when_the_terminal_lacks_characters(encoding: str) -> None:
+    """S-LLM-34: as escapes."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    asked = request(task_description="Draft \u4e2d")
+    decision = await ReviewHandler.console(io.StringIO("c\n"), output).review(asked)  # type: ignore[misc]
+    assert decision == ReviewDecision.Continue()
+    output.seek(0)
+    assert r"Draft \u4e2d" in output.read()

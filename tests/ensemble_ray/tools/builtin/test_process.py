@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from ensemble_ray import ProcessAgentTool, ToolResult
+from ensemble_ray.process.loop import library_loop
 from tests.ensemble_ray.tools.builtin.travel import travelled
+from tests.forking import Child
 
 #: holds a lock with its child, says so, ends or waits as told
 _LOCKING_PROGRAM = """
@@ -192,3 +195,31 @@ def test_tool_travels_when_pickled() -> None:
     """S-CONV-34."""
     copy = travelled(_python("print(1)"))
     assert (copy.name, copy.execute("x").output) == ("prog", "1")
+
+
+@pytest.mark.program
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+async def test_program_ends_with_its_process_though_a_forked_child_lives_on(tmp_path: Path) -> None:
+    """S-ENG-81, S-BIT-64: the child keeps no pipe of its parent's programs open."""
+    lock = tmp_path / "lock"
+    reading, writing = os.pipe()
+
+    async def begin_and_fork() -> None:
+        _calls.append(asyncio.ensure_future(_python(_LOCKING_PROGRAM, str(lock), "wait").aexecute("x")))
+        while not (tmp_path / "lock.ready").exists():  # noqa: ASYNC110  another process sets it
+            await asyncio.sleep(0.01)
+        if os.fork() == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+
+    Child(lambda: asyncio.run_coroutine_threadsafe(begin_and_fork(), library_loop()).result()).result()
+    try:
+        assert await _is_released(lock)
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
+#: Keeps calls of a child from being collected.
+_calls: list[object] = []

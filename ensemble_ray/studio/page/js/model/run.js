@@ -25,6 +25,8 @@ export class RunModel {
     this.steps = new Map(steps.map((step) => [step.id, step]));
     /** Text of answers that are being given, by step. @type {Map<string, string>} */
     this.tokens = new Map();
+    /** The same of their reasoning. @type {Map<string, string>} */
+    this.thoughts = new Map();
     /** Server's clock ahead of this one, ms; so that bars grow by the server's time. */
     this.isConnected = true;
     /** @type {Set<() => void>} */
@@ -58,13 +60,14 @@ export class RunModel {
       onSteps: (news) => {
         for (const step of news.steps) {
           this.steps.set(step.id, step);
-          if (step.status !== "running") this.tokens.delete(step.id);
+          if (step.status !== "running") for (const said of [this.tokens, this.thoughts]) said.delete(step.id);
         }
         this.run = { ...this.run, ...news.run, inputs: Object.keys(news.run.inputs).length ? news.run.inputs : this.run.inputs, cursor: news.cursor };
         this.tell();
       },
-      onToken: ({ step, text }) => {
-        this.tokens.set(step, (this.tokens.get(step) ?? "") + text);
+      onToken: ({ step, text, is_reasoning }) => {
+        const said = is_reasoning ? this.thoughts : this.tokens;
+        said.set(step, (said.get(step) ?? "") + text);
         for (const listener of this.tokenListeners) listener(step, text);
       },
       onEnd: () => {
@@ -82,7 +85,7 @@ export class RunModel {
    * @param {number} retryInMs
    */
   setConnection(isConnected, retryInMs) {
-    if (isConnected) this.tokens.clear(); // what is being said is told from its beginning on each connection
+    if (isConnected) for (const said of [this.tokens, this.thoughts]) said.clear(); // what is being said is told from its beginning on each connection
     this.isConnected = isConnected;
     this.onConnection(isConnected, retryInMs);
   }

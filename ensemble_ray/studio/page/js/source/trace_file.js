@@ -75,9 +75,9 @@ function stepOf(trace, id, parent) {
 function answerOf(answer, at) {
   const [from, to] = [instant(answer.started_at), instant(answer.completed_at)];
   return {
-    iteration: known(answer.iteration_index) ?? at, text: typeof answer.response_text === "string" ? answer.response_text : null,
+    iteration: known(answer.iteration_index) ?? at, text: typeof answer.response_text === "string" ? answer.response_text : null, reasoning: typeof answer.reasoning === "string" ? answer.reasoning : null,
     tool_calls: list(answer.tool_calls).map((call) => ({ id: "", name: text(call.tool_name), arguments: text(call.arguments) })),
-    input_tokens: known(answer.input_tokens), output_tokens: known(answer.output_tokens), latency_ms: from === null || to === null ? null : to - from, model: null, started_at: from,
+    input_tokens: known(answer.input_tokens), output_tokens: known(answer.output_tokens), reasoning_tokens: known(answer.reasoning_tokens), latency_ms: from === null || to === null ? null : to - from, model: null, started_at: from,
   };
 }
 

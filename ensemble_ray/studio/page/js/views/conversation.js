@@ -42,11 +42,14 @@ export function conversation(step, show) {
  * @param {ShowText} show
  */
 function answerOf(answer, step, show) {
-  const facts = [answer.model ? oneLine(answer.model, 40) : "", answer.input_tokens === null ? "" : `${formatCount(answer.input_tokens)} → ${formatCount(answer.output_tokens)} tokens`, answer.latency_ms === null ? "" : formatDuration(answer.latency_ms)].filter(Boolean);
+  const facts = [answer.model ? oneLine(answer.model, 40) : "", answer.input_tokens === null ? "" : `${formatCount(answer.input_tokens)} → ${formatCount(answer.output_tokens)} tokens${answer.reasoning_tokens ? ` (${formatCount(answer.reasoning_tokens)} reasoning)` : ""}`, answer.latency_ms === null ? "" : formatDuration(answer.latency_ms)].filter(Boolean);
   const at = step.answers.indexOf(answer);
   const isOutput = answer.text !== null && answer.text === step.output && !answer.tool_calls.length;
   return h("div", { class: "message assistant" },
     h("div", { class: "message-head" }, h("span", { class: "role" }, step.answers.length > 1 ? `answer ${at + 1}` : "answer"), h("span", { class: "muted num clip" }, facts.join(" · "))),
+    answer.reasoning ? h("details", { class: "message reasoning" },
+      h("summary", {}, icon("right"), h("span", { class: "role" }, "reasoning"), line(answer.reasoning, "muted clip preview-line", 120)),
+      show(`answers.${at}.reasoning`, answer.reasoning, { prose: true, label: "Reasoning" })) : null,
     isOutput ? h("p", { class: "muted note" }, "This is the output above.") : answer.text ? show(`answers.${at}`, answer.text, { prose: true, label: "Answer" }) : null,
     answer.tool_calls.length > 0 && h("p", { class: "muted note" }, `asks for ${answer.tool_calls.map((call) => oneLine(call.name, 40)).join(", ")}`));
 }

@@ -146,11 +146,14 @@ export function stepPanel(app, model, id) {
   }
 
   function drawTokens() {
-    const text = model.steps.get(id)?.status === "running" ? (model.tokens.get(id) ?? "") : "";
+    const isRunning = model.steps.get(id)?.status === "running";
+    const answer = isRunning ? (model.tokens.get(id) ?? "") : "";
+    const text = answer || (isRunning ? (model.thoughts.get(id) ?? "") : "");
+    const title = answer ? "Answer so far" : "Reasoning so far";
     live.hidden = !text;
     if (!text) return fill(live);
     const shown = text.length > 6000 ? `…${text.slice(-6000)}` : text;
-    fill(live, h("h3", { class: "row" }, statusPill("running"), "Answer so far"), textBlock(shown, { prose: true, label: "Answer so far" }));
+    fill(live, h("h3", { class: "row" }, statusPill("running"), title), textBlock(shown, { prose: true, label: title }));
     const pre = live.querySelector("pre");
     if (pre) pre.scrollTop = pre.scrollHeight;
   }
