@@ -18,7 +18,7 @@ from ensemble_ray.serve.answers import add_failure_handlers
 from ensemble_ray.serve.callers import Callers
 from ensemble_ray.serve.key_check import OPEN_PATHS, KeyCheck
 from ensemble_ray.serve.mcp_api.endpoint import add_mcp
-from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
+from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck, OriginCheck
 from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
 from ensemble_ray.serve.openai_api.errors import refusal_error
 from ensemble_ray.serve.routes import a2a, capabilities, control, ensembles, events, health, metrics, reviews, runs
@@ -100,6 +100,7 @@ def build_api(
             forms={"/v1/": refusal_error},
             is_open=is_page if has_studio else OPEN_PATHS.__contains__,
         )
+    api.add_middleware(OriginCheck, allowed_origins=allowed_origins)
     if allowed_origins:
         api.add_middleware(
             CORSMiddleware,

@@ -1,6 +1,6 @@
-"""What a request has to pass before the interface sees it: its host, and the length of its body. Package: serve.
+"""What a request has to pass before the interface sees it: its host, its origin, and the length of its body. Package: serve.
 
-Both are plain ASGI and know neither teams nor runs. Refusals have the form of all failures. Never: more of a body in memory
+All are plain ASGI and know neither teams nor runs. Refusals have the form of all failures. Never: more of a body in memory
 than the limit, whatever its header announces; a request for another host's name, by which a page of another site reaches a
 server that listens on loopback alone (DNS rebinding).
 """
@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ensemble_ray import ValidationError
-from ensemble_ray.access.hosts import headers_of, host_name, is_served_host, own_address
+from ensemble_ray.access.hosts import headers_of, host_name, is_allowed_origin, is_served_host, own_address
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.schemas import Failure
 
@@ -25,6 +25,7 @@ __all__ = [
     "DEFAULT_MAX_BODY_BYTES",
     "BodyLimit",
     "HostCheck",
+    "OriginCheck",
     "body_limit",
     "for_proxy",
 ]
@@ -36,6 +37,8 @@ DEFAULT_MAX_BODY_BYTES = 8_388_608
 #: So much beyond the limit is read and thrown away: a client that is refused while it sends often loses the answer.
 _DISCARDED_BYTES = 8_388_608
 _LONGEST_NUMBER = 30
+#: Code of a WebSocket that is closed because of what its client may not do.
+_POLICY_VIOLATION = 1008
 _log = bounded_logger(__name__)
 
 
@@ -93,6 +96,40 @@ class HostCheck:
             "operator names others with allowed_hosts=NAME, as an argument of the application"
         )
         await _refusal(HTTPStatus.MISDIRECTED_REQUEST, "HOST_NOT_SERVED", text)(scope, receive, send)
+
+
+class OriginCheck:
+    """Refuses what pages of other sites ask through the browser of a person at this machine.
+
+    Without keys, whoever reaches the endpoint may do everything, and a browser on this machine reaches it for any page that
+    is open in it. A request with a key passes: a browser sends none by itself.
+
+    Args:
+        app: What comes behind it.
+        allowed_origins: Origins whose pages may ask.
+    """
+
+    def __init__(self, app: ASGIApp, *, allowed_origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._allowed = frozenset(allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it with 403."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+        elif not headers_of(scope, b"authorization") and not is_allowed_origin(scope, self._allowed):
+            origins = ", ".join(headers_of(scope, b"origin"))
+            _log.warning("Refused a request from the page '%.200s'", origins)
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "Origin not allowed"})
+                return
+            text = (
+                f"Pages of the origin '{origins[:200]}' may not ask here. What to do: the operator names it with allowed_origins, "
+                "or the request sends a key"
+            )
+            await _refusal(HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", text)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class BodyLimit:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 
-from ensemble_ray.access.hosts import headers_of, is_local_origin
 from ensemble_ray.access.rights import Right
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
@@ -116,7 +115,7 @@ class _EndpointGuard:
         """Return who asks.
 
         Raises:
-            StudioRefusal: the caller lacks the right, or sent a change from a page of another site.
+            StudioRefusal: the caller lacks the right.
         """
         del is_counted  # `KeyCheck` counts, and ends answers of keys that are revoked meanwhile
         found: object = getattr(request.state, "caller", ANYBODY)
@@ -124,8 +123,6 @@ class _EndpointGuard:
         if right not in caller.rights:
             raise StudioRefusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", f"This key lacks the right '{right}'")
         if not caller.name:
-            if request.method not in {"GET", "HEAD"} and not is_local_origin(headers_of(request.scope, b"origin")):
-                raise StudioRefusal(HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", "Origin not allowed")
             return _CallerOfEndpoint(None, None)
         accepted = self._accepted.get(caller.ensembles)
         if accepted is None:

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-__all__ = ["headers_of", "host_name", "is_local_origin", "is_loopback", "is_served_host", "own_address"]
+__all__ = [
+    "headers_of",
+    "host_name",
+    "is_allowed_origin",
+    "is_local_origin",
+    "is_loopback",
+    "is_served_host",
+    "own_address",
+]
 
 _ANY = "*"
 _LOCAL = "localhost"
@@ -78,6 +86,24 @@ def is_local_origin(origins: Sequence[str]) -> bool:
         (True, False, False)
     """
     return len(origins) == 1 and _LOCAL_ORIGIN.fullmatch(origins[0]) is not None
+
+
+def is_allowed_origin(scope: Mapping[str, Any], allowed: Collection[str] = ()) -> bool:
+    """Return whether a request may change something, as far as its `Origin` says.
+
+    Programs send none. A page may be of this machine, of the server that it asks, or of an allowed origin. What a proxy adds
+    (`X-Forwarded-...`) does not count. The request's `Host` has been checked before.
+
+    Args:
+        scope: The request.
+        allowed: Origins such as `https://team.example.org`, or `*`.
+    """
+    origins = headers_of(scope, b"origin")
+    if not origins or is_local_origin(origins) or _ANY in allowed:
+        return True
+    hosts = headers_of(scope, b"host")
+    own = {f"{scheme}://{host.lower()}" for host in hosts[:1] for scheme in ("http", "https")}
+    return len(origins) == 1 and (origins[0] in allowed or origins[0].lower() in own)
 
 
 def _is_address(text: str) -> bool:

@@ -13,6 +13,7 @@ from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.reflection.local import LocalRunReflections
+from ensemble_ray.execute.review.console import ConsoleReviewHandler
 from ensemble_ray.execute.review.reviewer import LocalReviewer
 from ensemble_ray.execute.run_models import RunModels
 from ensemble_ray.memory.run_memory import LocalRunMemory, rules_of
@@ -107,6 +108,8 @@ def request_of(
         capture_mode: What its trace keeps.
     """
     handler = None if definition.is_detached else definition.review_handler
+    if isinstance(handler, ConsoleReviewHandler):
+        handler.warn_without_terminal()
     context = run_context_of(
         definition,
         planned,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ensemble_ray.access.hosts import headers_of, host_name, is_local_origin, is_loopback
+from ensemble_ray.access.hosts import headers_of, host_name, is_allowed_origin, is_loopback
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.studio.response_headers import HEADERS
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopbackCheck"]
 
-_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _log = bounded_logger(__name__)
 
 
 class LoopbackCheck:
-    """Lets requests pass that are for a name of loopback, and those that change something only from a page of this machine.
+    """Lets requests pass that are for a name of loopback, and from no page of another site.
 
-    Browsers say where a request that changes something comes from; a program says `Origin: http://localhost` itself.
+    Browsers send the origin of a page with its requests; programs send none.
     WebSockets check their `Origin` themselves, since they say why on the connection (S-WEB-71).
     """
 
@@ -44,13 +43,9 @@ class LoopbackCheck:
             _log.warning("Refused a request for the host '%.200s'", shown)
             text = f"The host '{shown[:200]}' is not served here: use localhost or 127.0.0.1"
             await _refuse("HOST_NOT_SERVED", text, scope, receive, send)
-        elif (
-            scope["type"] == "http"
-            and scope["method"] not in _READING
-            and not is_local_origin(origins := headers_of(scope, b"origin"))
-        ):
-            text = "Origin not allowed: send the header Origin with a page of this machine, such as http://localhost"
-            _log.warning("Refused a request from the page '%.200s'", ", ".join(origins) or "none")
+        elif scope["type"] == "http" and not is_allowed_origin(scope):
+            text = "Origin not allowed: only pages of this machine may ask here"
+            _log.warning("Refused a request from the page '%.200s'", ", ".join(headers_of(scope, b"origin")))
             await _refuse("ORIGIN_NOT_ALLOWED", text, scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.routing import Route
 
-from ensemble_ray.access.hosts import headers_of, is_local_origin
+from ensemble_ray.access.hosts import is_allowed_origin
 from ensemble_ray.serve.answers import refusal_answer
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.rights import Right, caller_of
@@ -82,9 +82,7 @@ class McpEndpoint:
             Refusal: another method than POST, a page of another origin, or a caller without the right `run`.
         """
         caller_of(request).check(Right.RUN)
-        origins = headers_of(scope, b"origin")
-        is_known = not origins or is_local_origin(origins) or "*" in self._allowed_origins
-        if not is_known and not self._allowed_origins.issuperset(origins):
+        if not is_allowed_origin(scope, self._allowed_origins):  # also with a key, as the protocol wants it
             text = "Pages of this origin may not ask here. What to do: the operator names it with allowed_origins"
             raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", text)
         if request.method != "POST":  # there are no sessions to end, and no messages outside of answers

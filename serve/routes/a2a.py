@@ -88,6 +88,10 @@ async def post_message(team: str, request: Request, service: ServiceDependency, 
         caller.check(Right.RUN)
     info = await _team(service, caller, team)
     _check_installed()
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        # A page can send other types of bodies to any site without asking that site before.
+        text = "The body must be JSON. What to do: send the header Content-Type: application/json"
+        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "NOT_JSON", text)
     try:
         body: object = json.loads(await request.body())
     except (ValueError, RecursionError):

@@ -389,6 +389,9 @@ async def test_a_queue_that_is_full_is_429_and_the_older_protocol_is_answered(ho
                     task = (await http.post("/a2a/t", json=body)).json()["result"]
             assert task["artifacts"][0]["parts"][0]["text"] == "late"
             for wrong in (b"{", b"[]", b"\xff", b"[" * 100_000):
-                assert (await http.post("/a2a/t", content=wrong)).json()["error"]["code"] == -32700
+                as_json = {"content-type": "application/json; charset=utf-8"}
+                assert (await http.post("/a2a/t", content=wrong, headers=as_json)).json()["error"]["code"] == -32700
+                refused = await http.post("/a2a/t", content=wrong, headers={"content-type": "text/plain"})
+                assert (refused.status_code, refused.json()["code"]) == (415, "NOT_JSON")
             unknown = {"jsonrpc": "2.0", "id": 9, "method": "Nothing"}
             assert (await http.post("/a2a/t", json=unknown)).json()["error"]["code"] == -32601

@@ -6,10 +6,21 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError as PydanticError
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from ensemble_ray import ValidationError
 from ensemble_ray.serve.app import EndpointOptions
-from ensemble_ray.serve.middleware import BODY_VARIABLE, DEFAULT_MAX_BODY_BYTES, BodyLimit, body_limit, for_proxy
+from ensemble_ray.serve.middleware import (
+    BODY_VARIABLE,
+    DEFAULT_MAX_BODY_BYTES,
+    BodyLimit,
+    OriginCheck,
+    body_limit,
+    for_proxy,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,3 +60,58 @@ def test_clusters_of_ours_hold_the_limit_in_serves_proxy() -> None:
     for file, count in (("cluster.yaml", 2), ("deploy/cluster-aws.yaml", 2), ("deploy/Dockerfile", 1)):
         assert (ROOT / file).read_text(encoding="utf-8").count(named) == count
     assert named in (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+OTHERS = (
+    "https://evil.example",
+    "null",
+    "",
+    "http://localhost.evil.example",
+    "http://team.example:81",
+    "https://team.example.evil",
+)
+
+
+async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer whatever passes the check."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        return
+    await PlainTextResponse("passed")(scope, receive, send)
+
+
+@pytest.mark.parametrize("origin", OTHERS)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_pages_of_other_sites_may_ask_nothing_without_a_key(origin: str, method: str) -> None:
+    """S-SRV-162: whatever the proxy headers say, which a page can send."""
+    client = TestClient(OriginCheck(answer, allowed_origins=["https://team.example"]), base_url="http://team.example")
+    headers = {
+        "origin": origin,
+        "x-forwarded-for": "127.0.0.1",
+        "x-forwarded-host": "localhost",
+        "forwarded": "host=localhost",
+    }
+    refused = client.request(method, "/a2a/team", headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (403, "ORIGIN_NOT_ALLOWED")
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("ws://team.example/ws", headers=headers):
+        pass
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://localhost:3000"},
+        {"origin": "http://127.0.0.1"},
+        {"origin": "https://team.example"},
+        {"origin": "http://TEAM.example"},
+        {"origin": "https://evil.example", "authorization": "Bearer erk_x"},
+    ],
+)
+def test_programs_own_pages_and_keys_pass(headers: dict[str, str]) -> None:
+    """S-SRV-162: a browser sends no key by itself; whether the key is known is checked behind this."""
+    client = TestClient(OriginCheck(answer, allowed_origins=["https://team.example"]), base_url="http://team.example")
+    assert client.post("/runs/one/cancel", headers=headers).text == "passed"
+    with client.websocket_connect("ws://team.example/ws", headers=headers):
+        pass

@@ -183,15 +183,16 @@ async def test_reviews_are_decided_by_the_endpoint(records: Path) -> None:
 
 
 async def test_another_sites_page_changes_nothing(records: Path) -> None:
-    """S-STU-81: where nobody needs a key, a change has to come from a page of this machine."""
+    """S-STU-81: where nobody needs a key, a page of another site is refused; programs send no origin."""
     async with guarded(records, team(), has_studio=True) as served:
         client = served.client
         await client.post("/runs", json={"run_id": "one"}, headers={"prefer": "wait=30"})
         assert len((await client.get(f"{API}/runs")).json()["runs"]) == 1
-        for headers in ({}, {"origin": "http://evil.example"}):
-            answer = await client.post(f"{API}/runs/one/cancel", headers=headers)
+        for origin in ("http://evil.example", "null"):
+            answer = await client.post(f"{API}/runs/one/cancel", headers={"origin": origin})
             assert (answer.status_code, answer.json()["code"]) == (403, "ORIGIN_NOT_ALLOWED")
-        assert (await client.post(f"{API}/runs/one/cancel", headers={"origin": "http://localhost"})).status_code == 409
+        for headers in ({}, {"origin": "http://localhost"}):
+            assert (await client.post(f"{API}/runs/one/cancel", headers=headers)).status_code == 409
 
 
 async def test_processes_are_those_of_the_callers_runs(

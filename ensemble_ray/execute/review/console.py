@@ -11,14 +11,15 @@ import math
 import os
 import queue
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import Protocol, TextIO
 from weakref import WeakKeyDictionary
 
-from ensemble_ray.errors import message_of
+from ensemble_ray.errors import ReviewTimeoutError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.forks import after_fork
 from ensemble_ray.process.terminal import is_terminal, terminal_lock
@@ -28,14 +29,12 @@ from ensemble_ray.values.reviews import (
     Continue,
     Edit,
     ExitEarly,
+    OnTimeoutAction,
     ReviewDecision,
     ReviewRequest,
     ReviewTiming,
     decision_at_timeout,
 )
-
-if TYPE_CHECKING:
-    from ensemble_ray.values.reviews import OnTimeoutAction
 
 __all__ = ["ConsoleReviewHandler", "LineSource", "line_source", "render_header"]
 
@@ -46,6 +45,13 @@ _MOST_OUTPUT = 500
 #: How soon a reader finds that nobody wants its line any more, s.
 _TICK_S = 0.2
 _CHOICES = "[c] Continue  [e] Edit  [x] Exit early"
+#: Words of each choice (S-REV-46). Whatever else is typed decides nothing.
+_CONTINUE = frozenset({"c", "y", "yes", "continue", "approve"})
+_EDIT = frozenset({"e", "edit"})
+_EXIT = frozenset({"x", "n", "no", "q", "exit"})
+_HELP = (
+    f"Type one of these words: {', '.join(sorted(_CONTINUE))}; {', '.join(sorted(_EDIT))}; {', '.join(sorted(_EXIT))}."
+)
 #: What the countdown calls the action that is coming.
 _COMING = {"continue": "auto-c", "exit_early": "auto-x", "fail": "auto-fail"}
 
@@ -171,6 +177,15 @@ class ConsoleReviewHandler:
         self._lines = lines
         self._now = now
 
+    def warn_without_terminal(self) -> None:
+        """Warn that no person can answer: standard input is the console, and no terminal."""
+        stream = self._input()
+        if stream is sys.stdin and not is_terminal(stream):
+            _log.warning(
+                "Reviews are asked at the console, and standard input is no terminal. When it ends, open reviews exit the run early. "
+                "Use another review_handler, or review_wait='detach' to decide later"
+            )
+
     async def review(self, request: ReviewRequest, /) -> ReviewDecision:
         """Ask in a thread; a cancelled caller ends the question."""
         given_up = threading.Event()
@@ -187,8 +202,7 @@ class ConsoleReviewHandler:
         try:
             return self._ask_question(request, given_up)
         except (OSError, ValueError) as error:
-            _log.warning("The console cannot be read, so the run continues: %s", message_of(error))
-            return Continue()
+            return _unanswered(request, f"the console cannot be read: {message_of(error)}")
         finally:
             terminal_lock.release()
 
@@ -212,19 +226,23 @@ class _Question:
     def ask(self) -> ReviewDecision:
         """Show it, and return what is typed, or what follows when nothing is."""
         self._show(render_header(self.request))
-        choice = self._choice()
-        if choice is None:
-            self._show("\n")
-            if self.given_up.is_set():
+        limit_s = self.request.timeout_s
+        ends_at = None if limit_s is None else self.now() + limit_s
+        while (line := self._choice(ends_at)) is not None:
+            word = line.strip().lower()
+            if not line:
+                return _unanswered(self.request, "the input of the console has ended")
+            if word in _CONTINUE:
                 return Continue()
-            return decision_at_timeout(self.request, self.request.timeout_s or 0.0)
-        match choice.strip().lower():
-            case "e":
+            if word in _EDIT:
                 return self._edit()
-            case "x":
+            if word in _EXIT:
                 return ExitEarly()
-            case _:
-                return Continue()
+            self._show(f"{_HELP}\n")
+        self._show("\n")
+        if self.given_up.is_set():
+            return Continue()
+        return decision_at_timeout(self.request, limit_s or 0.0)
 
     def _edit(self) -> ReviewDecision:
         """Read the new text; who is writing it is not hurried."""
@@ -232,12 +250,12 @@ class _Question:
         text = None
         while text is None and not self.given_up.is_set():
             text = self._read(_TICK_S)
+        if not text and not self.given_up.is_set():
+            return _unanswered(self.request, "the input of the console has ended before the new text")
         return Edit((text or "").rstrip("\r\n"))
 
-    def _choice(self) -> str | None:
+    def _choice(self, ends_at: float | None) -> str | None:
         """Return a line, showing the time that is left before it; None: there was none in time."""
-        limit_s = self.request.timeout_s
-        ends_at = None if limit_s is None else self.now() + limit_s
         shown = ""
         while not self.given_up.is_set():
             left_s = None if ends_at is None else ends_at - self.now()
@@ -265,6 +283,19 @@ class _Question:
         # A character that a terminal lacks is no reason to lose the question (S-LLM-34).
         self.output.write(escape_unencodable(text, getattr(self.output, "encoding", None)))
         self.output.flush()
+
+
+def _unanswered(request: ReviewRequest, reason: str) -> ReviewDecision:
+    """Return what follows when no answer can come: never that the run continues (S-REV-46).
+
+    Raises:
+        ReviewTimeoutError: the gate fails its task, or it is a question of a tool, which passes the error to its model.
+    """
+    is_question = request.timing is ReviewTiming.DURING_EXECUTION and request.ends_run
+    if request.on_timeout is OnTimeoutAction.FAIL or (is_question and request.on_timeout is OnTimeoutAction.CONTINUE):
+        raise ReviewTimeoutError(f"Review gate has no answer: {reason} (on_timeout={request.on_timeout})")
+    _log.warning("A review exits early: %s", reason)
+    return ExitEarly(timed_out=True)
 
 
 def _countdown(left_s: float, action: OnTimeoutAction) -> str:

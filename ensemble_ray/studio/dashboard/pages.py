@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ensemble_ray.access.hosts import headers_of, is_local_origin
+from ensemble_ray.access.hosts import headers_of, is_allowed_origin, is_local_origin
 from ensemble_ray.errors import message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.studio.dashboard.texts import decode, encode
@@ -78,7 +78,8 @@ class PageSocket:
     async def serve(self, websocket: WebSocket) -> None:
         """Serve one page until it goes."""
         await websocket.accept()
-        if self._is_local and not is_local_origin(origins := headers_of(websocket.scope, b"origin")):
+        origins = headers_of(websocket.scope, b"origin")
+        if not (is_local_origin(origins) if self._is_local else is_allowed_origin(websocket.scope)):
             _log.warning("Refused a connection from the page '%.200s'", ", ".join(origins) or "none")
             await websocket.close(_POLICY_VIOLATION, "Origin not allowed")
             return

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import pytest
 
-from ensemble_ray import ReviewDecision, ReviewHandler, ReviewRequest, ReviewTimeoutError, ReviewTiming
+from ensemble_ray import (
+    Agent,
+    Ensemble,
+    ReviewDecision,
+    ReviewHandler,
+    ReviewRequest,
+    ReviewTimeoutError,
+    ReviewTiming,
+    Task,
+)
 from ensemble_ray.execute.review.console import ConsoleReviewHandler
+from ensemble_ray.testing import ScriptedModel
 
 CHOICE = "[c] Continue  [e] Edit  [x] Exit early"
 
@@ -33,21 +42,22 @@ async def ask(text: str, **fields: Any) -> tuple[ReviewDecision, str]:
 @pytest.mark.parametrize(
     ("typed", "decision"),
     [
-        ("\n", ReviewDecision.Continue()),
-        ("c\n", ReviewDecision.Continue()),
-        ("  C \n", ReviewDecision.Continue()),
-        ("no idea\n", ReviewDecision.Continue()),
-        ("", ReviewDecision.Continue()),
-        ("x\n", ReviewDecision.ExitEarly()),
-        (" X\n", ReviewDecision.ExitEarly()),
+        *((f"{word}\n", ReviewDecision.Continue()) for word in ("c", "  C ", "y", "Yes", "continue", "approve")),
+        *((f"{word}\n", ReviewDecision.ExitEarly()) for word in ("x", " X", "n", "NO", "q", "exit")),
         ("e\nBetter text \n", ReviewDecision.Edit("Better text ")),
+        ("edit\nlast line", ReviewDecision.Edit("last line")),
         ("E\n\n", ReviewDecision.Edit("")),
-        ("e\n", ReviewDecision.Edit("")),
+        ("\nno idea\nyess\nn\n", ReviewDecision.ExitEarly()),
+        ("\nc\n", ReviewDecision.Continue()),
     ],
 )
 async def test_what_is_typed_decides(typed: str, decision: ReviewDecision) -> None:
-    """S-REV-42, S-REV-46: trimmed, in any case; the end of input continues, or is an empty text."""
-    assert (await ask(typed))[0] == decision
+    """S-REV-42, S-REV-46: by whole words, trimmed, in any case; other lines ask again."""
+    decided, shown = await ask(typed)
+    assert decided == decision
+    others = sum(line.strip() in {"", "no idea", "yess"} for line in typed.split("\n")[:-1])
+    is_edit = isinstance(decision, ReviewDecision.Edit)
+    assert shown.count("Type one of these words: ") == (0 if is_edit else others)
 
 
 class Broken(io.StringIO):
@@ -58,14 +68,47 @@ class Broken(io.StringIO):
         raise OSError("the line is cut")
 
 
-async def test_a_console_that_cannot_be_read_continues(caplog: pytest.LogCaptureFixture) -> None:
-    """S-REV-46: with a warning."""
-    with caplog.at_level(logging.WARNING):
-        decision = await ReviewHandler.console(Broken(), io.StringIO()).review(request())  # type: ignore[misc]
-    assert decision == ReviewDecision.Continue()
-    assert [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING] == [
-        "The console cannot be read, so the run continues: the line is cut"
-    ]
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (io.StringIO, "the input of the console has ended"),
+        (lambda: io.StringIO("maybe\n"), "the input of the console has ended"),
+        (lambda: io.StringIO("e\n"), "the input of the console has ended before the new text"),
+        (Broken, "the console cannot be read: the line is cut"),
+    ],
+)
+async def test_nothing_continues_when_no_answer_can_come(
+    stream: Callable[[], io.StringIO], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-REV-46: the run exits early, or its task fails where the gate says so; a question is an error of its tool."""
+    after, during = ReviewTiming.AFTER_EXECUTION, ReviewTiming.DURING_EXECUTION
+    for fields in (
+        {"timing": after, "on_timeout": "continue"},
+        {"timing": during, "on_timeout": "exit_early"},
+        {"timing": during, "on_timeout": "continue", "ends_run": False},
+    ):
+        handler = ReviewHandler.console(stream(), io.StringIO())
+        decision = await handler.review(request(**fields))  # type: ignore[misc]
+        assert decision == ReviewDecision.ExitEarly(timed_out=True)
+    assert [each.getMessage() for each in caplog.records] == [f"A review exits early: {reason}"] * 3
+    for timing, on_timeout in ((after, "fail"), (during, "continue")):
+        handler = ReviewHandler.console(stream(), io.StringIO())
+        with pytest.raises(ReviewTimeoutError, match=reason):
+            await handler.review(request(timing=timing, on_timeout=on_timeout))  # type: ignore[misc]
+
+
+def test_a_console_without_a_terminal_warns_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-REV-46: once for each run; a stream that the user passed is their choice."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("c\n"))
+    own = ReviewHandler.console(io.StringIO("c\n"), io.StringIO())
+    for handler, warnings in ((ReviewHandler.console(), 1), (own, 0)):
+        caplog.clear()
+        agent = Agent(role="Writer", goal="Write", llm=ScriptedModel("a"))
+        task = Task(description="Draft", expected_output="text", agent=agent)
+        Ensemble(tasks=[task], review_handler=handler).run(runtime="inline")
+        assert sum("standard input is no terminal" in each.getMessage() for each in caplog.records) == warnings
 
 
 async def test_header_of_a_task() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
@@ -20,6 +21,7 @@ from ensemble_ray import (
     HumanInputTool,
     ProcessAgentTool,
     ReviewDecision,
+    ReviewHandler,
     ReviewRequest,
     ReviewTiming,
     Task,
@@ -117,6 +119,19 @@ async def test_a_question_can_end_the_run(*, timed_out: bool) -> None:
     reason = ExitReason.TIMEOUT if timed_out else ExitReason.USER_EXIT_EARLY
     assert (result.status, result.exit_reason, result.output) == ("exited", reason, None)
     assert isinstance(result.failure and result.failure.error, ExitEarlyError)
+
+
+@pytest.mark.parametrize("on_timeout", ["continue", "fail"])
+async def test_a_question_that_nobody_can_answer_is_an_error_for_the_model(on_timeout: str) -> None:
+    """S-REV-46, S-REV-52: it is told that there is no answer, and the task goes on."""
+    tool = HumanInputTool(on_timeout=on_timeout)
+    bench = bench_of(tool, ReviewHandler.console(io.StringIO(), io.StringIO()))
+    result = await bench.run()
+    assert result.output is not None
+    assert result.output.trace is not None
+    (made,) = result.output.trace.llm_interactions[0].tool_calls
+    assert (result.status, made.outcome) == ("completed", "failure")
+    assert "Review gate has no answer: the input of the console has ended" in str(made.result)
 
 
 async def test_required_approval_without_a_handler_fails_the_task() -> None:
