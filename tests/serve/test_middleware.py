@@ -84,7 +84,7 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.mark.parametrize("origin", OTHERS)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_pages_of_other_sites_may_ask_nothing_without_a_key(origin: str, method: str) -> None:
-    """S-SRV-162: whatever the proxy headers say, which a page can send."""
+    """S-SRV-164: whatever the proxy headers say, which a page can send."""
     client = TestClient(OriginCheck(answer, allowed_origins=["https://team.example"]), base_url="http://team.example")
     headers = {
         "origin": origin,
@@ -110,7 +110,7 @@ def test_pages_of_other_sites_may_ask_nothing_without_a_key(origin: str, method:
     ],
 )
 def test_programs_own_pages_and_keys_pass(headers: dict[str, str]) -> None:
-    """S-SRV-162: a browser sends no key by itself; whether the key is known is checked behind this."""
+    """S-SRV-164: a browser sends no key by itself; whether the key is known is checked behind this."""
     client = TestClient(OriginCheck(answer, allowed_origins=["https://team.example"]), base_url="http://team.example")
     assert client.post("/runs/one/cancel", headers=headers).text == "passed"
     with client.websocket_connect("ws://team.example/ws", headers=headers):
