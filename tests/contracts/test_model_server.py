@@ -9,13 +9,13 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, RemoteDisconnected
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
 
 from ensemble_ray import ToolCall
-from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest, tool_loop
+from ensemble_ray.testing import Fault, ModelServer, RawAnswer, Reply, ServedRequest, tool_loop
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -30,6 +30,23 @@ def ask(
     connection.request("POST", place.path + path, body=data, headers=dict(headers or {}))
     response = connection.getresponse()
     return response.status, json.loads(response.read())
+
+
+class Received(NamedTuple):
+    """One whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    read: bytes
+
+
+def send(url: str, body: object) -> Received:
+    """One request, and its answer as it came."""
+    place = urlsplit(url)
+    connection = HTTPConnection(place.netloc, timeout=90)
+    connection.request("POST", f"{place.path}/chat/completions", body=json.dumps(body))
+    response = connection.getresponse()
+    return Received(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
 def text_of(answer: tuple[int, Any]) -> object:
@@ -265,3 +282,29 @@ def test_requests_for_a_form_are_refused_when_the_server_takes_none() -> None:
         assert [request.response_format for request in server.requests] == [form, None, None]
     with ModelServer("{}", rejects_response_format=Fault(status=501)) as server:
         assert ask(server.base_url, {**HELLO, "response_format": form})[0] == 501
+
+
+def test_answers_of_real_endpoints_are_sent_when_scripted() -> None:
+    """S-CONV-22: reasoning, members of a provider, an error in a success, and bytes that no other answer expresses."""
+    streamed = {**HELLO, "stream": True}
+    odd = RawAnswer(body=[b"data: ", b"odd\n\n"], content_type="text/x-odd", status=203, headers={"x-odd": "yes"})
+    refused = Fault(status=200, code="429", message="slow down", retry_after_s=2)
+    thinking = Reply(text="so be it", reasoning="hm well", members={"extra": 1}, is_ended=False)
+    with ModelServer([odd, refused, refused, thinking, thinking]) as server:
+        answers = [send(server.base_url, body) for body in (HELLO, HELLO, streamed, HELLO, streamed)]
+    raw, plain, events, whole, pieces = answers
+    assert (raw.status, raw.headers["content-type"], raw.headers["x-odd"], raw.read) == (
+        203,
+        "text/x-odd",
+        "yes",
+        b"data: odd\n\n",
+    )
+    error = json.loads(plain.read)["error"]
+    assert (plain.status, error["code"], plain.headers["retry-after"]) == (200, "429", "2")
+    assert events.read == b"data: %b\n\n" % plain.read
+    message = json.loads(whole.read)["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"], message["extra"]) == ("so be it", "hm well", 1)
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in pieces.read.decode().split("\n\n") if line]
+    assert [next(iter(delta.items())) for delta in deltas] == [
+        ("reasoning_content", "hm "), ("reasoning_content", "well"), ("extra", 1), ("content", "so "), ("content", "be "), ("content", "it"),
+    ]  # fmt: skip
