@@ -31,6 +31,8 @@ _ORDER = {
     f"tests/{name}": place
     for place, name in enumerate(("chaos", "browser", "serve", "scenarios", "attack", "actors", "studio"))
 }
+#: What a module imports whose tests fork the process that they run in.
+_FORKS = {"Child", "call_in_child"}
 #: Where each test says itself that it starts a program.
 _CORE = "tests/ensemble_ray/"
 #: What a module imports whose tests start programs.
@@ -67,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     A test that needs the cluster is known by its fixtures; outside the core one that starts programs, by its module's imports.
     """
-    items.sort(key=lambda item: _ORDER.get("/".join(item.nodeid.split("/", 2)[:2]), len(_ORDER)))
+    items.sort(key=_place)
     for item in (each for each in items if isinstance(each, pytest.Function)):
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         chosen = {each for each in values if isinstance(each, str)}
@@ -77,6 +79,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if "postgres" in {*item.fixturenames, *chosen} or _PROGRAMS & vars(item.module).keys():
             item.add_marker("program")
+
+
+def _place(item: pytest.Item) -> int:
+    """Where a test runs: those that fork this process come before any that connects it to Ray, whose threads no child survives."""
+    if isinstance(item, pytest.Function) and _FORKS & vars(item.module).keys():
+        return -1
+    return _ORDER.get("/".join(item.nodeid.split("/", 2)[:2]), len(_ORDER))
 
 
 @pytest.fixture(scope="session")

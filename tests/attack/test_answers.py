@@ -188,12 +188,13 @@ async def test_an_error_of_a_failure_is_cut_when_its_body_has_no_end(client: str
     ("piece", "said"),
     [
         (b": still alive\n" * 4096, f"it is longer than {4 * LIMIT} bytes, the limit of a stream"),
-        (b"x" * 65536, f"it is longer than {LIMIT} bytes, the limit of one event"),
+        (b"data: " + b"x" * 65536, f"it is longer than {LIMIT} bytes, the limit of one event"),
+        (b"x" * 65536, f"it is longer than {LIMIT} bytes, the limit of a whole answer"),
         (b"data: x\n" * 4096, f"it is longer than {LIMIT} bytes, the limit of one event"),
         (b'data: {"choices": []}\n\n' * 2048, f"it is longer than {4 * LIMIT} bytes, the limit of a stream"),
         (delta({"content": "word "}) * 512, f"it is longer than {4 * LIMIT} bytes, the limit of a stream"),
     ],
-    ids=["comments", "line", "event", "events", "tokens"],
+    ids=["comments", "line", "no stream", "event", "events", "tokens"],
 )
 async def test_an_endless_stream_ends_at_the_limit_when_an_endpoint_sends_one(
     client: str, piece: bytes, said: str

@@ -151,8 +151,10 @@ def test_names_of_other_hosts_are_refused(server: Server) -> None:
     ],
 )
 def test_requests_that_a_page_can_send_unasked_begin_no_run(server: Server, declared: str) -> None:
-    """S-SEC-83: a browser sends these across sites without a preflight; the answer to a preflight allows nothing."""
-    assert server.status("POST", "/runs", _RUN, content_type=declared, origin="https://evil.example") == 422
+    """S-SEC-83, S-SRV-164: a browser sends these across sites without a preflight; the answer to a preflight allows nothing."""
+    assert server.status("POST", "/runs", _RUN, content_type=declared, origin="https://evil.example") == 403
+    assert server.status("POST", "/runs", _RUN, content_type=declared, origin="null") == 403
+    assert server.status("POST", "/runs", _RUN, content_type=declared) == 422
     connection = server.connect()
     asks = {
         "origin": "https://evil.example",
@@ -161,7 +163,7 @@ def test_requests_that_a_page_can_send_unasked_begin_no_run(server: Server, decl
     }
     connection.request("OPTIONS", "/runs", headers=asks)
     answer = connection.getresponse()
-    assert answer.status == 405
+    assert answer.status == 403
     assert not [name for name, _ in answer.getheaders() if name.lower().startswith("access-control")]
     connection.close()
 

@@ -105,7 +105,7 @@ SCENARIOS = {
         Scenario(
             name="newsroom",
             target="tests.chaos.teams:newsroom",
-            calls=32,
+            calls=34,
             answer=answer_in_newsroom,
             questions=25,
             has_manager=True,

@@ -69,7 +69,10 @@ def test_reviews_on_the_page(inline_runtime: Runtime) -> None:
         gate = page.until("review_requested")["review_id"]
         (review,) = asked(dashboard, "reviews")["reviews"]
         assert (review["gate_id"], review["prompt"], review["decidable"]) == (gate, "a?", True)
-        refused = httpx.post(f"{url_of(dashboard)}/api/studio/reviews/reviewed/{gate}", json={"decision": "exit"})
+        others = {"origin": "https://evil.example"}
+        refused = httpx.post(
+            f"{url_of(dashboard)}/api/studio/reviews/reviewed/{gate}", json={"decision": "exit"}, headers=others
+        )
         assert refused.status_code == 403
         decided = done(dashboard, f"reviews/reviewed/{gate}", decision="edit", text="edited")
         assert decided.status_code == 200

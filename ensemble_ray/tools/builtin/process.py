@@ -168,4 +168,4 @@ def _interpret(stdout: str) -> ToolResult:
         error = said.get("error")
         return ToolResult.failure("Process returned success=false" if error is None else render_value(error))
     output = said.get("output")
-    return ToolResult.success(stdout if output is None else output, said.get("structured"))
+    return ToolResult.success(stdout if output is None else render_value(output), said.get("structured"))
