@@ -11,18 +11,19 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
     from mcp import MCPError
-    from mcp.client._transport import TransportStreams, WriteStream
+    from mcp.client._transport import ReadStream, TransportStreams, WriteStream
     from mcp.shared.message import SessionMessage
 
-__all__ = ["McpDelivery", "current_delivery", "is_lost", "watch_transport"]
+__all__ = ["McpDelivery", "WrappedStream", "current_delivery", "is_lost", "watch_transport"]
 
+S = TypeVar("S", bound="WriteStream[Any] | ReadStream[Any]")
 #: What the SDK makes of an answer of HTTP that is no answer of the protocol; it has the same text for every status.
 _NO_ANSWER = "Server returned an error response"
 
@@ -63,11 +64,28 @@ async def watch_transport(transport: AbstractAsyncContextManager[TransportStream
         yield received, _WatchedStream(sent)
 
 
-class _WatchedStream:
-    """The stream of messages to a program."""
+class WrappedStream(Generic[S]):
+    """A stream of the SDK that is closed, entered and left as the one inside of it."""
 
-    def __init__(self, inner: WriteStream[SessionMessage]) -> None:
+    def __init__(self, inner: S) -> None:
         self._inner = inner
+
+    async def aclose(self) -> None:
+        """Close the stream inside."""
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> bool | None:
+        return await self._inner.__aexit__(exc_type, exc_val, exc_tb)
+
+
+class _WatchedStream(WrappedStream["WriteStream[SessionMessage]"]):
+    """The stream of messages to a program."""
 
     async def send(self, item: SessionMessage, /) -> None:
         """Send a message; one that nobody took, since the program ended, was not sent."""
@@ -80,15 +98,3 @@ class _WatchedStream:
         except (BrokenResourceError, ClosedResourceError):
             delivery.sent -= 1
             raise
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> bool | None:
-        return await self._inner.__aexit__(exc_type, exc_val, exc_tb)

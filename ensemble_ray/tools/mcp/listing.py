@@ -15,10 +15,10 @@ import pydantic
 
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.tools.foreign_schema import LONGEST_NAME, SchemaError, hash_name, normalise_parameters
+from ensemble_ray.tools.mcp.delivery import WrappedStream
 from ensemble_ray.tools.tool import make_tool_name
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from mcp.client._transport import ReadStream, TransportStreams
@@ -99,11 +99,11 @@ async def mend_transport(
         yield _MendedStream(received, server), sent
 
 
-class _MendedStream:
+class _MendedStream(WrappedStream["ReadStream[SessionMessage | Exception]"]):
     """The stream of messages from a server."""
 
     def __init__(self, inner: ReadStream[SessionMessage | Exception], server: str) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._server = server
 
     @property
@@ -121,9 +121,6 @@ class _MendedStream:
                 listing["tools"] = mend_listing(cast("list[object]", tools), self._server)
         return item
 
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
     def __aiter__(self) -> Self:
         return self
 
@@ -134,12 +131,3 @@ class _MendedStream:
             return await self.receive()
         except EndOfStream:
             raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> bool | None:
-        return await self._inner.__aexit__(exc_type, exc_val, exc_tb)
