@@ -1,6 +1,7 @@
 """The documentation runs: code blocks of README.md and docs/ are tests. In: Markdown. Out: one test per block.
 
-- `python`: run in the order of the page, all blocks of a page in one namespace.
+- `python`: run in the order of the page, all blocks of a page in one namespace. A visible block of README.md has a namespace of its own: it runs when
+  a reader copies it alone.
 - `output`: exactly what the Python block before it printed; `...` stands for anything.
 - `python original`: the same in another framework: run like `python`, and not checked for types, which are the framework's.
 - `python elsewhere`: the original of a framework that is not installed here: it must be Python, and is not run.
@@ -62,6 +63,10 @@ def pytest_configure() -> None:
 
 def _run_python(example: Example) -> None:
     """Run a block and keep what it printed."""
+    is_visible = example.document.text.startswith("```", example.start)
+    if is_visible and Path(example.path).name == "README.md":
+        for name in example.namespace.keys() - {"model_server"}:
+            del example.namespace[name]
     printed = io.StringIO()
     example.namespace.setdefault("__name__", "__main__")
     with contextlib.redirect_stdout(printed):
