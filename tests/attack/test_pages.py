@@ -206,11 +206,11 @@ async def test_charset_is_refused_when_the_page_names_it(server: WebServer) -> N
 
 
 #: Pages of the largest size that parsers take quadratic time for, or much memory.
-HTML = {
-    "nested": "<div>" * (LIMIT_BYTES // 5),
-    "attributes": f"<a {' '.join(f'x{number}' for number in range(600_000))}>",
-    "formatting": "".join(f"<font color={number}>" for number in range(20_000)) + "<p>x" * 1_000_000,
-    "open everything": "<table><tr><td><select><svg><math>" * (LIMIT_BYTES // 34),
+HTML: dict[str, Callable[[], str]] = {
+    "nested": lambda: "<div>" * (LIMIT_BYTES // 5),
+    "attributes": lambda: f"<a {' '.join(f'x{number}' for number in range(600_000))}>",
+    "formatting": lambda: "".join(f"<font color={number}>" for number in range(20_000)) + "<p>x" * 1_000_000,
+    "open everything": lambda: "<table><tr><td><select><svg><math>" * (LIMIT_BYTES // 34),
 }
 
 
@@ -222,13 +222,13 @@ async def test_parser_is_ended_when_a_page_takes_too_long(page: str, monkeypatch
     # A fast processor parses what needs 280 MiB within a second; a small page needs less than 100.
     monkeypatch.setattr(page_reader, "_MEMORY_BYTES", 150 << 20)
     with costs_at_most(), pytest.raises(PageError, match=r"processor time|unexpectedly"):
-        await read_page(HTML[page][:LIMIT_BYTES], most_characters=100)
+        await read_page(HTML[page]()[:LIMIT_BYTES], most_characters=100)
 
 
 async def test_model_is_told_when_a_page_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-SEC-14, S-BIT-45: a failure that it can read."""
     monkeypatch.setattr(page_reader, "_CPU_S", 1)
-    tool = WebScraperTool(fetcher=lambda _: HTML["nested"])
+    tool = WebScraperTool(fetcher=lambda _: HTML["nested"]())
     result = await tool.aexecute('{"url": "http://x"}')
     assert result.error_message == "Failed to read page: its HTML takes more than 1 s of processor time to parse"
 
@@ -246,7 +246,7 @@ async def test_parser_is_killed_when_its_call_is_given_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(asyncio, "create_subprocess_exec", seen)
     monkeypatch.setattr(page_reader, "_CPU_S", 600)
     with costs_at_most():
-        reading = asyncio.create_task(read_page(HTML["nested"], most_characters=100))
+        reading = asyncio.create_task(read_page(HTML["nested"](), most_characters=100))
         process = await begun.get()
         assert process.returncode is None
         reading.cancel()

@@ -67,13 +67,13 @@ def _patterns() -> Iterator[Used]:
             text = path.read_text(encoding="utf-8")
             if not re.search(r"\bre\.\w", text):  # most files; to parse them all takes seconds
                 continue
-            tree = ast.parse(text)
+            nodes = list(ast.walk(ast.parse(text)))
             place = path.relative_to(ROOT).as_posix()
-            names = {id(node.value): _names_of(node) for node in ast.walk(tree) if isinstance(node, ast.Assign)}
-            for node in ast.walk(tree):
+            names = {id(node.value): _names_of(node) for node in nodes if isinstance(node, ast.Assign)}
+            for node in nodes:
                 match node:
                     case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=name)) if name in _FUNCTIONS:
-                        used = _methods_of(tree, names.get(id(node), ())) if name == "compile" else {name}
+                        used = _methods_of(nodes, names.get(id(node), ())) if name == "compile" else {name}
                         yield Used(place, _pattern_of(node, place, names.get(id(node), ())), frozenset(used))
 
 
@@ -81,14 +81,14 @@ def _names_of(assignment: ast.Assign) -> tuple[str, ...]:
     return tuple(target.id for target in assignment.targets if isinstance(target, ast.Name))
 
 
-def _methods_of(tree: ast.AST, names: tuple[str, ...]) -> set[str]:
+def _methods_of(nodes: Sequence[ast.AST], names: tuple[str, ...]) -> set[str]:
     """Say what a module calls of a pattern of that name; `search` where it hands the pattern on, or has no name for it."""
-    called = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    called = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
     methods = {node.attr for node in called if isinstance(node.value, ast.Name) and node.value.id in names}
     owners = {id(node.value) for node in called}
     is_handed_on = any(
         isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load) and id(node) not in owners
-        for node in ast.walk(tree)
+        for node in nodes
     )
     return methods if methods and not is_handed_on else methods | {"search"}
 
@@ -149,7 +149,7 @@ def test_pattern_is_found_slow_when_it_is(source: str) -> None:
 def test_use_is_known_when_a_pattern_is_matched_or_handed_on() -> None:
     """S-SEC-20: the check takes a pattern for what it is used for."""
     code = "import re\nA = re.compile('a')\nB = re.compile('b')\nA.fullmatch(x)\nB.match(x)\nf(B)\n"
-    tree = ast.parse(code)
-    assert _methods_of(tree, ("A",)) == {"fullmatch"}
-    assert _methods_of(tree, ("B",)) == {"match", "search"}
+    nodes = list(ast.walk(ast.parse(code)))
+    assert _methods_of(nodes, ("A",)) == {"fullmatch"}
+    assert _methods_of(nodes, ("B",)) == {"match", "search"}
     assert len(PATTERNS) > 40
