@@ -142,8 +142,14 @@ class Accounts:
         terminalreporter.write_line(f"{'this machine meanwhile':28}{machine:>12.1f}")
         if machine > _MOST_PROCESSOR_S:
             terminalreporter.write_line(f"WARNING: more than {_MOST_PROCESSOR_S:.0f} s of processor time", yellow=True)
+        starting = Counter(line.split()[5] for line in self._lines() if " instances " in line)
+        for test, count in sorted(starting.items()):
+            terminalreporter.write_line(f"starts {count} instances of Ray: {test}")
         for line in self._compare() if os.environ.get(_TIER) else ():
             terminalreporter.write_line(line, red=True)
+
+    def _lines(self) -> list[str]:
+        return self._file.read_text(encoding="utf-8").splitlines()
 
     def _read(self) -> tuple[Counter[str], dict[str, Counter[str]]]:
         """Return processor seconds by directory, and starts by directory and kind."""
@@ -151,7 +157,7 @@ class Accounts:
         starts: dict[str, Counter[str]] = {}
         entered: dict[str, str] = {}
         seen: set[tuple[str, str]] = set()
-        entries = [line.split() for line in self._file.read_text(encoding="utf-8").splitlines()]
+        entries = [line.split()[:5] for line in self._lines()]
         workers = {pid: worker for event, _, worker, _, pid in entries if event == "enter"}
         if self._time is not None:
             entries += [["spent", str(at), workers.get(str(pid), "-"), str(s), ""] for at, pid, s in self._time.samples]

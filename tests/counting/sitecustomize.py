@@ -22,7 +22,9 @@ def _note_start() -> None:
     line = " ".join(sys.orig_argv)
     kind = next((kind for part, kind in _KINDS if part in line), "programs")
     if kind:
-        entry = f"start {time.time_ns()} {os.environ.get('PYTEST_XDIST_WORKER', '-')} {kind} {os.getpid()}\n"
+        test = os.environ.get("PYTEST_CURRENT_TEST", "-").partition(" ")[0]
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "-")
+        entry = f"start {time.time_ns()} {worker} {kind} {os.getpid()} {test}\n"
         with open(os.environ["TEST_ACCOUNTS"], "a", encoding="utf-8") as file:  # noqa: PTH123  pathlib takes longer to import
             file.write(entry)
 
