@@ -220,6 +220,11 @@ class RunEnded(FactData):
     errors: Sequence[RecordedError] = ()
     trace_id: str | None = None
 
+    @property
+    def reason(self) -> ExitReason:
+        """Why the run ended; if the record does not say, the usual reason for its state."""
+        return self.exit_reason or (self.state or RunState.INTERRUPTED).exit_reason
+
 
 _STIMULUS: Mapping[str, Check] = {
     "key": TEXT,

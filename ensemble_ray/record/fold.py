@@ -36,12 +36,6 @@ __all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
 
 #: Tasks of a run with their places in its plan.
 _Tasks = Sequence[tuple[TaskFold, Mapping[str, object]]]
-_USUAL_REASONS = {
-    RunState.FAILED: ExitReason.ERROR,
-    RunState.CANCELLED: ExitReason.CANCELLED,
-    RunState.BUDGET_EXHAUSTED: ExitReason.BUDGET_EXHAUSTED,
-    RunState.WAITING: ExitReason.WAITING,
-}
 #: Ends with an output; it may be of a part.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})
 
@@ -121,8 +115,8 @@ class RunFold:
                 self._last_at = max(fact.at, self._started_at or 0.0)
             case RunResumed(is_restart=is_restart):
                 self._end = None  # it goes on: a cancelled run ended, and has not ended any more
-                if self._units is not None and not is_restart:
-                    self._units.resume()
+                if self._units is not None:
+                    self._units.resume(fact.at, is_restart=is_restart)
             case LossAccepted(reason=reason):
                 self._lost.append(reason)
             case told if not fact.is_of_run:
@@ -165,8 +159,7 @@ class RunFold:
     @property
     def exit_reason(self) -> ExitReason:
         """Why the run ended."""
-        usual = _USUAL_REASONS.get(self.state, ExitReason.COMPLETED)
-        return usual if self._end is None else self._end.exit_reason or usual
+        return ExitReason.COMPLETED if self._end is None else self._end.reason
 
     @property
     def tasks(self) -> Mapping[str, TaskFold]:

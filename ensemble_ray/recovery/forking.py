@@ -32,8 +32,8 @@ from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts
 from ensemble_ray.record.resume.run_budget import options_of_fork, recorded_options
 from ensemble_ray.record.resume.run_head import locate_errors, origin_in, read_head
 from ensemble_ray.record.resume.unit_fork import plan_unit_fork
+from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.stores import RecordedRun, RunStore
-from ensemble_ray.record.units.replayed import recorded_plan
 from ensemble_ray.recovery.planning import plan_again
 from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.runs.handle import Run

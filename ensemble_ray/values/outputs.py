@@ -77,6 +77,11 @@ class RunState(StrEnum):
         """Whether somebody must own the run."""
         return self in {RunState.PENDING, RunState.RUNNING}
 
+    @property
+    def exit_reason(self) -> ExitReason:
+        """Why a run in this state ended, where its record says nothing else."""
+        return next((reason for reason, state in _STATES.items() if state is self), ExitReason.COMPLETED)
+
 
 #: States of runs whose output has that reason; the others are completed.
 _STATES = {

@@ -156,7 +156,7 @@ def _draw_run(store: RunStore, named: RecordedRun, pictures: Pictures) -> None:
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import RunFold
     from ensemble_ray.record.resume.run_head import locate_errors, read_head
-    from ensemble_ray.record.units.replayed import recorded_plan
+    from ensemble_ray.record.source import recorded_plan
     from ensemble_ray.visualization.exporter import DagExporter
     from ensemble_ray.visualization.files import trace_steps
     from ensemble_ray.visualization.map_reduce import tally_flow

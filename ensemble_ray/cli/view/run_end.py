@@ -11,7 +11,7 @@ from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL
 from ensemble_ray.record.resume.run_head import locate_errors, read_head
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
@@ -58,12 +58,11 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
     if found.state in _WITH_TEXT:
         with locate_errors(found.location):
             text = await (_last_text(store, run_id) if head.is_dynamic else _planned_text(store, run_id))
-    reason = None if end is None else end.exit_reason or (ExitReason.ERROR if found.state is RunState.FAILED else None)
     errors = () if end is None else end.errors
     return RecordedEnd(
         run_id=run_id,
         state=found.state.value,
-        exit_reason="" if reason is None else reason.value,
+        exit_reason="" if end is None else end.reason.value,
         text=text,
         errors=tuple(f"task '{each.key}': {each.message}" if each.key else each.message for each in errors),
     )

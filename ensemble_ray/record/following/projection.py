@@ -11,7 +11,7 @@ In: the facts of one run, in order. Out: what a page is told of each. Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -25,21 +25,21 @@ from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.record.following.delegations import DelegationMessages
-from ensemble_ray.record.following.starts import ReplayedStarts
 from ensemble_ray.record.following.unit_messages import render_round
+from ensemble_ray.record.source import ReplayedSource
 from ensemble_ray.schedule.instructions import Announce, Start
 from ensemble_ray.schedule.stimuli import Failed, decode_stimulus
 from ensemble_ray.values.ids import delegating_call, node_key, task_instance
-from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.schedule.instructions import Instruction
     from ensemble_ray.values.messages import ToolCall
 
 __all__ = ["EventProjection"]
 
 _NOTHING: Mapping[str, object] = {}
-_REASONS = {RunState.FAILED: ExitReason.ERROR, RunState.CANCELLED: ExitReason.CANCELLED}
 
 
 class EventProjection:
@@ -49,7 +49,7 @@ class EventProjection:
         self._run_id = run_id
         self._started_at = 0.0
         self._nodes: Mapping[str, Mapping[str, object]] = {}
-        self._starts: ReplayedStarts | None = None
+        self._source: ReplayedSource | None = None
         self._started: set[str] = set()
         self._ended: set[str] = set()
         #: rounds of units that were told
@@ -87,10 +87,7 @@ class EventProjection:
         if self._end is None:
             return None
         end, at, seq = self._end
-        usual = _REASONS.get(end.state or RunState.INTERRUPTED, ExitReason.COMPLETED)
-        return WireEvent(
-            type=LAST_TYPE, data=self._summary(at, (end.exit_reason or usual).value), cursor=Cursor(seq, 1)
-        )
+        return WireEvent(type=LAST_TYPE, data=self._summary(at, end.reason.value), cursor=Cursor(seq, 1))
 
     def unrecorded_end(self, exit_reason: str, at: float) -> WireEvent:
         """Return the last message about a run whose record has no end; it has no cursor, since the run may go on.
@@ -121,7 +118,7 @@ class EventProjection:
                 return []
             case RunResumed(is_restart=is_restart):
                 self._end = None
-                wanted = [] if is_restart or self._starts is None else self._starts.resume()
+                wanted = [] if self._source is None else self._source.resume(fact.at, is_restart=is_restart)
                 return list(self._project_wanted(wanted, fact.at))
             case StimulusRecorded():
                 return list(self._stimulus(cast("Fact[StimulusRecorded]", fact)))
@@ -134,7 +131,7 @@ class EventProjection:
         plan = header.plan or {}
         self._started_at = at if header.started_at is None else header.started_at
         if not header.is_dynamic and plan:
-            self._starts = ReplayedStarts(plan)
+            self._source = ReplayedSource(plan)
             self._nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
             self._delegations.begin(plan)
         return messages.ensemble_started(
@@ -153,15 +150,15 @@ class EventProjection:
         ):  # its process died, and nobody else wrote it down
             yield from self._start(told.instance, fact.at)
             yield self._fail(told.instance, told.message or told.error_type, fact.at)
-        if self._starts is not None:
-            yield from self._project_wanted(self._starts.apply(fact), fact.at)
+        if self._source is not None:
+            yield from self._project_wanted(self._source.apply(fact), fact.at)
 
-    def _project_wanted(self, wanted: list[Start | Announce], at: float) -> Iterator[Message]:
+    def _project_wanted(self, wanted: Sequence[Instruction], at: float) -> Iterator[Message]:
         for each in wanted:
             if isinstance(each, Start):
                 yield from self._start(each.instance, at)
-            elif self._starts is not None:
-                number, message = render_round(each.what, self._starts.plan, self._texts)
+            elif isinstance(each, Announce) and self._source is not None:
+                number, message = render_round(each.what, self._source.plan, self._texts)
                 if (each.what.unit, number) not in self._rounds:
                     self._rounds.add((each.what.unit, number))
                     yield message
@@ -227,7 +224,7 @@ class EventProjection:
         output = typed_output({**given.output_data(), "trace": None})  # which is large
         self._ended.add(instance)
         self._tokens = _sum_tokens(self._tokens, output.metrics.total_tokens)
-        if self._starts is not None and self._starts.plan.units:
+        if self._source is not None and self._source.plan.units:
             self._texts[instance] = output.raw
         task = replace(self._task(instance), description=output.task_description, agent_role=output.agent_role)
         return messages.task_completed(

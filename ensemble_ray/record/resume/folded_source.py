@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
-from ensemble_ray.record.resume.stimuli import is_undone
+from ensemble_ray.record.source import RecordedStimuli, relevant
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import EdgeMatches, Evaluate, Question, ResetMemory, Start, UntilHolds
-from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Stimulus, decode_stimulus
+from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
@@ -26,28 +25,18 @@ __all__ = ["FoldedSource", "numbered_groups", "path_of_question"]
 
 
 def numbered_groups(facts: Iterable[Fact]) -> list[list[tuple[int, Stimulus]]]:
-    """Return recorded stimuli with the numbers of their facts, in the groups in which the source was told them.
+    """Return recorded stimuli with the positions of their facts, in the groups in which the source received them.
 
     Raises:
-        RecordError: one is damaged.
+        RecordError: One of them is damaged.
     """
-    groups: list[list[tuple[int, Stimulus]]] = []
-    is_open = False
+    stimuli = RecordedStimuli()
     for fact in facts:
-        if isinstance(fact.data, RunResumed) and not fact.data.is_restart:
-            groups = [[each for each in group if not is_undone(each[1])] for group in groups]
-        if not isinstance(fact.data, StimulusRecorded):
-            continue
-        if not is_open:
-            groups.append([])
-        is_open = bool(fact.data.more)
-        try:
-            stimulus = decode_stimulus(cast("Fact[StimulusRecorded]", fact))
-        except TypeError as error:
-            raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error
-        if stimulus is not None:
-            groups[-1].append((fact.seq, stimulus))
-    return [group for group in groups if group]
+        if isinstance(fact.data, RunResumed):
+            stimuli.resume(fact.at, is_restart=fact.data.is_restart)
+        elif isinstance(fact.data, StimulusRecorded):
+            stimuli.apply(cast("Fact[StimulusRecorded]", fact))
+    return [group for group in stimuli.numbered if group]
 
 
 class FoldedSource:
@@ -63,12 +52,16 @@ class FoldedSource:
 
     def apply(self, stimuli: Sequence[Stimulus]) -> list[Start]:
         """Apply what came together, but for what means nothing to it; return the tasks that it wants started."""
-        relevant = [stimulus for stimulus in stimuli if self._is_relevant(stimulus)]
-        for stimulus in relevant:
+        known = [
+            stimulus
+            for stimulus in relevant(self.source, stimuli)
+            if not isinstance(stimulus, Evaluated) or stimulus.question in self.questions
+        ]
+        for stimulus in known:
             if isinstance(stimulus, Evaluated):
                 del self.questions[stimulus.question]
         wanted: list[Start] = []
-        for instruction in self.source.handle(*relevant) if relevant else ():
+        for instruction in self.source.handle(*known) if known else ():
             match instruction:
                 case Start():
                     self.starts[instruction.instance] = instruction
@@ -78,15 +71,6 @@ class FoldedSource:
                 case _:
                     pass
         return wanted
-
-    def _is_relevant(self, stimulus: Stimulus) -> bool:
-        match stimulus:
-            case Cancelled():  # of a run that went on, what was stopped may run again
-                return self.source.is_cancelling(stimulus.instance)
-            case Evaluated():
-                return stimulus.question in self.questions
-            case _:
-                return True
 
     def history_of(self, question: Question) -> Sequence[HistoryEntry]:
         """Return the history that an open question is about."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
+from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.orders import FailureSummary, TaskFailure, TaskResult
 from ensemble_ray.execute.outcomes import Resumed
 from ensemble_ray.execute.recorded import typed_output
@@ -25,7 +26,7 @@ from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.resume.lazy_results import LazyResults
 from ensemble_ray.record.resume.reading import RecordedFailures, TakePage, read_pages
 from ensemble_ray.record.resume.run_head import RunHead
-from ensemble_ray.record.resume.stimuli import RecordedStimuli
+from ensemble_ray.record.source import RecordedStimuli, is_undone
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus
 from ensemble_ray.values.error_data import error_from
@@ -82,7 +83,9 @@ class PlannedRecovery:
         self._keep = keep
         self._is_resumed = is_resumed
         self._is_empty = True
-        self._told = RecordedStimuli()
+        self._stimuli = RecordedStimuli()
+        #: early ends that tasks recorded, or the source was told of, by instance
+        self._exits: dict[str, Exited] = {}
         self._outputs: dict[str, _OutputFigures] = {}
         #: texts of tasks whose end the machine was not told, and those that it was told: it may read them
         self._texts: dict[str, str] = {}
@@ -128,9 +131,9 @@ class PlannedRecovery:
                         self._apply_end(fact)
                 case RunResumed(is_restart=is_restart):
                     self.head.apply(fact)
+                    self._stimuli.resume(fact.at, is_restart=is_restart)
                     if not is_restart:
-                        self._told.forget_undone()
-                    self._told.apply_continued(fact.at)
+                        self._forget_undone_exits()
                 case DirectiveRecorded() | ModelSwitched() as directive:
                     self._directives.append(directive)
                 case _ if fact.is_of_run:
@@ -147,11 +150,19 @@ class PlannedRecovery:
             self._begun.add(task_instance(fact.instance))
 
     def _apply_stimulus(self, fact: Fact[StimulusRecorded]) -> None:
-        told = self._told.apply(fact)
-        if isinstance(told, Completed):
-            self._texts.pop(told.instance, None)
-            if told.text is not None:
-                self._texts[told.instance] = told.text
+        match self._stimuli.apply(fact):
+            case Completed(instance=instance, text=text):
+                self._texts.pop(instance, None)
+                if text is not None:
+                    self._texts[instance] = text
+            case Exited() as exited:
+                self._exits[exited.instance] = exited
+            case None:
+                raise RecordError(
+                    f"The record is damaged: stimulus {fact.seq} is of the unknown type '{fact.data.type}'"
+                )
+            case _:
+                pass
 
     def _apply_end(self, fact: Fact) -> None:
         match fact.data:
@@ -162,26 +173,30 @@ class PlannedRecovery:
             case FailureRecorded():
                 self._failures.put(fact.name, cast("Fact[FailureRecorded]", fact))
             case ExitRecorded(reason=reason):
-                self._told.apply_exit(Exited(at=fact.at, instance=fact.name, reason=reason))
+                self._exits[fact.name] = Exited(at=fact.at, instance=fact.name, reason=reason)
             case _:
                 pass
 
     def end_pages(self) -> None:
         """Take notice that all facts were given."""
         if self._is_resumed:
-            self._told.forget_undone()
+            self._stimuli.undo()
+            self._forget_undone_exits()
+
+    def _forget_undone_exits(self) -> None:
+        self._exits = {instance: each for instance, each in self._exits.items() if not is_undone(each)}
 
     @property
     def unexplained(self) -> frozenset[str]:
         """Instances of tasks that gave nothing, of which only their effects tell what they did."""
-        return frozenset((self._untraced | self._told.exits.keys()) - self._outputs.keys()) | self._stoppable
+        return frozenset((self._untraced | self._exits.keys()) - self._outputs.keys()) | self._stoppable
 
     @property
     def _stoppable(self) -> frozenset[str]:
         """Instances of tasks that did something and did not end, in a run that may have stopped some of them for good (S-DUR-135)."""
         if not _has_forks(self.head.header):
             return frozenset()
-        return frozenset(self._begun - self._outputs.keys() - set(self._failures) - self._told.exits.keys())
+        return frozenset(self._begun - self._outputs.keys() - set(self._failures) - self._exits.keys())
 
     @property
     def needs_effects(self) -> bool:
@@ -236,7 +251,7 @@ class PlannedRecovery:
     @property
     def stimuli(self) -> tuple[tuple[Stimulus, ...], ...]:
         """What the machine was told, in the groups in which it was."""
-        return self._told.groups
+        return self._stimuli.groups
 
     def failure(self, instance: str) -> TaskResult | None:
         """Return what is recorded of a task that failed or ended the run early; None when it did neither (S-DUR-39)."""
@@ -247,7 +262,7 @@ class PlannedRecovery:
             done = self._fold_of(instance) if instance in self._untraced else TaskFold(instance=instance)
             done.failure = failed
             return self._result(done, "failed", failed.at, error=error_from(failed.data.error_data))
-        exited = self._told.exits.get(instance)
+        exited = self._exits.get(instance)
         if exited is None:
             return None
         return self._result(self._fold_of(instance), "exited", exited.at, reason=exited.reason)
@@ -291,7 +306,7 @@ class PlannedRecovery:
     @property
     def ended(self) -> Iterable[str]:
         """Instances of tasks whose output, failure or early exit is recorded."""
-        return dict.fromkeys((*self._outputs, *self._failures, *self._told.exits))
+        return dict.fromkeys((*self._outputs, *self._failures, *self._exits))
 
     def result(
         self, instance: str, output_of: Callable[[str], Output], failure_of: Callable[[TaskFailure], Failure]
@@ -314,7 +329,7 @@ class PlannedRecovery:
 
     def _make_completed(self, instance: str, figures: _OutputFigures) -> TaskResult:
         """Return what scheduling needs of a task that gave its output."""
-        exited = self._told.exits.get(instance)  # at the gate behind it
+        exited = self._exits.get(instance)  # at the gate behind it
         return TaskResult(
             key=node_key(instance),
             instance=instance,

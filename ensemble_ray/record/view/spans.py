@@ -161,7 +161,7 @@ def _run_ended(header: PlanRecorded, beginning: _Beginning) -> RunTracedEvent:
     end = beginning.end
     reason, error_type, message = ExitReason.ERROR, "Interrupted", "The run was interrupted"
     if end is not None:
-        reason = end.exit_reason or ExitReason.COMPLETED
+        reason = end.reason
         error_type, message = next(((each.error_type, each.message) for each in end.errors), ("", ""))
     return RunTracedEvent(
         run_id=beginning.tracing.run_id,

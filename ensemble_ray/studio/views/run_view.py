@@ -177,14 +177,7 @@ class RunView:
         end = self.totals.head.end
         if state.is_going_on or state is RunState.INTERRUPTED:
             return None
-        if end is not None and end.exit_reason is not None:
-            return end.exit_reason
-        return {
-            RunState.FAILED: ExitReason.ERROR,
-            RunState.CANCELLED: ExitReason.CANCELLED,
-            RunState.BUDGET_EXHAUSTED: ExitReason.BUDGET_EXHAUSTED,
-            RunState.WAITING: ExitReason.WAITING,
-        }.get(state, ExitReason.COMPLETED)
+        return state.exit_reason if end is None else end.reason
 
     def _error(self, first_failed: str | None) -> RunError | None:
         end = self.totals.head.end

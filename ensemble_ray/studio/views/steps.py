@@ -21,8 +21,8 @@ from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorde
 from ensemble_ray.facts.items import AgentsJoined, GroupRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.record.delegation_fold import worker_role
-from ensemble_ray.record.following.starts import ReplayedSource
 from ensemble_ray.record.identity.map_reduce import map_key
+from ensemble_ray.record.source import ReplayedSource
 from ensemble_ray.schedule.instructions import Announce, End, IterationEnded, Skip, Start, StepEnded
 from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Failed, Waiting, decode_stimulus
 from ensemble_ray.studio.views.step_effects import apply_effect
@@ -134,19 +134,16 @@ class StepsView:
 
     def _resume(self, *, is_restart: bool, at: float) -> None:
         self._is_over = False
-        if is_restart:  # its work goes on where it was, in other processes
-            for state in self.states.values():
-                if state.status == "interrupted":
-                    state.status, state.ended_at = "running", None
-                    state.touch(self._seq)
-            return
         for state in self.states.values():
             before = state.status
-            state.go_on()
+            if not is_restart:
+                state.go_on()
+            elif before == "interrupted":  # its work goes on where it was, in other processes
+                state.status, state.ended_at = "running", None
             if state.status != before:
                 state.touch(self._seq)
         if self._source is not None:
-            self._want(self._source.resume(), at)
+            self._want(self._source.resume(at, is_restart=is_restart), at)
 
     def _tell(self, fact: Fact[StimulusRecorded]) -> None:
         told = decode_stimulus(fact) if fact.data.type in _TOLD else None

@@ -1,0 +1,152 @@
+"""The recorded stimuli of a planned run, and its source, which receives them again (S-DUR-30). Package: record. Pure.
+
+The same stimuli produce the same instructions, so a replayed source shows what the run's source wanted and where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.schedule import machine_for
+from ensemble_ray.schedule.stimuli import (
+    Cancelled,
+    CancelRequested,
+    Continued,
+    Exited,
+    Stimulus,
+    Waiting,
+    decode_stimulus,
+)
+from ensemble_ray.values.outputs import ExitReason
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import StimulusRecorded
+    from ensemble_ray.schedule.instructions import Instruction
+    from ensemble_ray.schedule.source import PlanSource
+
+__all__ = ["RecordedStimuli", "ReplayedSource", "is_undone", "recorded_plan", "relevant"]
+
+
+class RecordedStimuli:
+    """The stimuli of one run, in the groups in which its source received them."""
+
+    def __init__(self) -> None:
+        #: each stimulus with the position of its fact; 0: it has none
+        self.numbered: list[list[tuple[int, Stimulus]]] = []
+        #: whether more of the last group follows
+        self.is_open = False
+        #: whether tasks wait at gates since the run was resumed last
+        self._is_waiting = False
+
+    def apply(self, fact: Fact[StimulusRecorded]) -> Stimulus | None:
+        """Add the next stimulus and return it; None if this version does not know its type.
+
+        Raises:
+            RecordError: The fact is damaged.
+        """
+        try:
+            stimulus = decode_stimulus(fact)
+        except TypeError as error:
+            raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error
+        if not self.is_open:
+            self.numbered.append([])
+        if stimulus is not None:
+            self.numbered[-1].append((fact.seq, stimulus))
+        self.is_open = bool(fact.data.more)
+        self._is_waiting = self._is_waiting or isinstance(stimulus, Waiting)
+        return stimulus
+
+    def resume(self, at: float, *, is_restart: bool) -> None:
+        """Apply a resumption of the run. It is no recorded stimulus, but starts the tasks again that waited at gates.
+
+        Args:
+            at: When it was resumed, Unix time, s.
+            is_restart: Whether only its scheduler was replaced: then it is still cancelled if it was.
+        """
+        if not is_restart:
+            self.undo()
+        if self._is_waiting:
+            self.numbered.append([(0, Continued(at=at))])
+            self.is_open = self._is_waiting = False
+
+    def undo(self) -> None:
+        """Drop what a resumed run makes up for: cancellations, and that its budget was spent."""
+        for group in self.numbered:
+            group[:] = [each for each in group if not is_undone(each[1])]
+
+    @property
+    def groups(self) -> tuple[tuple[Stimulus, ...], ...]:
+        """The stimuli by group; the end of the last group may be missing."""
+        return tuple(tuple(stimulus for _, stimulus in group) for group in self.numbered if group)
+
+
+class ReplayedSource:
+    """The source of a recorded run, fed with the recorded stimuli one by one.
+
+    Attributes:
+        plan: The recorded plan.
+    """
+
+    def __init__(self, data: Mapping[str, object]) -> None:
+        """Start with a recorded plan.
+
+        Raises:
+            RecordError: The plan is damaged.
+        """
+        self.plan = recorded_plan(data)
+        self._source: PlanSource = machine_for(self.plan)
+        self._stimuli = RecordedStimuli()
+
+    def apply(self, fact: Fact[StimulusRecorded]) -> list[Instruction]:
+        """Apply the next stimulus. Return the source's instructions; an empty list inside a group.
+
+        Raises:
+            RecordError: The fact is damaged.
+        """
+        self._stimuli.apply(fact)
+        return [] if self._stimuli.is_open else self._handle(self._stimuli.numbered[-1])
+
+    def resume(self, at: float, *, is_restart: bool) -> list[Instruction]:
+        """Apply a resumption; see `RecordedStimuli.resume`. Return all instructions so far, or after a restart the new ones."""
+        count = len(self._stimuli.numbered)
+        self._stimuli.resume(at, is_restart=is_restart)
+        if is_restart:
+            new = self._stimuli.numbered[count:]
+        else:
+            self._source, new = machine_for(self.plan), self._stimuli.numbered
+        return [instruction for group in new for instruction in self._handle(group)]
+
+    def _handle(self, group: Sequence[tuple[int, Stimulus]]) -> list[Instruction]:
+        found = relevant(self._source, [stimulus for _, stimulus in group])
+        return self._source.handle(*found) if found else []
+
+
+def relevant(source: PlanSource, stimuli: Sequence[Stimulus]) -> list[Stimulus]:
+    """Return the stimuli that mean something to a source now.
+
+    That a task was stopped does only if the source asked for it, as a join of a graph does: the cancellation of the run may be undone.
+    """
+    return [each for each in stimuli if not isinstance(each, Cancelled) or source.is_cancelling(each.instance)]
+
+
+def is_undone(stimulus: Stimulus) -> bool:
+    """Return whether a resumed run makes up for it: the run was cancelled, or had spent its budget (S-DUR-35, S-BUD-6)."""
+    if isinstance(stimulus, Exited):
+        return stimulus.reason is ExitReason.BUDGET_EXHAUSTED
+    return isinstance(stimulus, CancelRequested)
+
+
+def recorded_plan(data: Mapping[str, object]) -> Plan:
+    """Return a recorded plan, without hidden ids.
+
+    Raises:
+        RecordError: The plan is damaged.
+    """
+    try:
+        return Plan.from_dict(cast("Mapping[str, None]", data))
+    except ValueError as error:
+        raise RecordError(f"The record is damaged: its plan cannot be read: {error}") from error
