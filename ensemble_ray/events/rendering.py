@@ -29,6 +29,7 @@ from ensemble_ray.events import (
 )
 from ensemble_ray.events.messages import Message, ShownTask
 from ensemble_ray.events.wire import render_token
+from ensemble_ray.values.metrics import add_tokens
 from ensemble_ray.values.trace import jsonable
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class RunMessages:
         self._is_over = False
         self._tokens = 0
         self._tool_calls = 0
+        #: tokens and tool calls by instance, of tasks that have not completed and of delegated work
+        self._used: dict[str, tuple[int, int]] = {}
 
     def apply(self, event: Event, at: float) -> Message | None:
         """Take the next event, and return its message; None for an event that no page is told of.
@@ -67,13 +70,16 @@ class RunMessages:
             case TaskStartEvent() | TaskInputEvent() | TaskCompleteEvent() | TaskFailedEvent():
                 return self._of_task(event, at)
             case ToolCallEvent():
-                self._tool_calls += 1
                 return _tool_called(event)
             case DelegationStartedEvent() | DelegationCompletedEvent() | DelegationFailedEvent():
                 return _of_delegation(event)
             case LoopIterationCompletedEvent() | GraphStateCompletedEvent():
                 return _of_round(event)
             case LlmIterationStartedEvent() | LlmIterationCompletedEvent() | TokenEvent():
+                if isinstance(event, LlmIterationCompletedEvent):
+                    tokens, calls = self._used.get(event.instance, (0, 0))
+                    tokens += event.input_tokens + event.output_tokens
+                    self._used[event.instance] = (tokens, calls + len(event.tool_requests))
                 return _of_model(event, at)
             case _:
                 return None
@@ -86,13 +92,14 @@ class RunMessages:
         return self._end(exit_reason, at, at - self._started_at)
 
     def _end(self, exit_reason: str, at: float, duration_s: float) -> Message:
+        used = self._used.values()
         return messages.ensemble_completed(
             self._run_id,
             at=at,
             duration_s=duration_s,
             exit_reason=exit_reason,
-            total_tokens=self._tokens,
-            total_tool_calls=self._tool_calls,
+            total_tokens=add_tokens((self._tokens, *(tokens for tokens, _ in used))),
+            total_tool_calls=self._tool_calls + sum(calls for _, calls in used),
         )
 
     def _of_task(
@@ -114,7 +121,9 @@ class RunMessages:
                 return messages.task_failed(task, at=at, reason=_reason_of(event.cause))
             case TaskCompleteEvent(task_output=output):
                 tokens = output.metrics.total_tokens
-                self._tokens = -1 if -1 in {self._tokens, tokens} else self._tokens + tokens
+                self._tokens = add_tokens((self._tokens, tokens))
+                self._tool_calls += output.tool_call_count
+                self._used.pop(event.instance, None)
                 return messages.task_completed(
                     task,
                     at=output.completed_at.timestamp(),

@@ -342,7 +342,7 @@ class TaskFold:
             started_at=self._last_at if self._first_at is None else self._first_at,
             capture_mode=capture_mode,
             models=models,
-            tool_call_count=sum(len(model.tools) for model in models),
+            tool_call_count=self._count_calls(models),
             retry_count=sum(model.retries for model in models),
             is_handler=not models and "agent_key" in node and node["agent_key"] is None,
             is_outcome_unknown=self._is_handler_unknown,
@@ -351,6 +351,11 @@ class TaskFold:
             embedding_tokens=self._embedding_tokens,
             sampled=list(self._sampled.items()),
         )
+
+    def _count_calls(self, models: Sequence[ModelEffect]) -> int:
+        """Return how many calls began or were answered; those of unknown tools have no fact, but all have been once the model goes on."""
+        answered = sum(max(len(model.tools), len(model.response.tool_calls)) for model in models[:-1])
+        return answered + sum(len(model.tools) for model in models[-1:])
 
     @property
     def _is_handler_unknown(self) -> bool:

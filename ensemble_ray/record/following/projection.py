@@ -27,6 +27,7 @@ from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, Stimulus
 from ensemble_ray.record.following.delegations import DelegationMessages
 from ensemble_ray.record.following.unit_messages import render_round
 from ensemble_ray.record.source import ReplayedSource
+from ensemble_ray.record.totals import ExecutionTotals
 from ensemble_ray.schedule.instructions import Announce, Start
 from ensemble_ray.schedule.stimuli import Failed, decode_stimulus
 from ensemble_ray.values.ids import delegating_call, node_key, task_instance
@@ -62,8 +63,7 @@ class EventProjection:
         self._calls: dict[str, tuple[ToolCall, ...]] = {}
         self._gates: dict[str, ReviewRequested] = {}
         self._delegations = DelegationMessages()
-        self._tokens = 0
-        self._tool_calls = 0
+        self._totals = ExecutionTotals()
         self._end: tuple[RunEnded, float, int] | None = None
 
     @property
@@ -77,6 +77,7 @@ class EventProjection:
         Raises:
             RecordError: it is damaged.
         """
+        self._totals.apply(fact)
         return [
             WireEvent(type=kind, data=data, cursor=Cursor(fact.seq, number))
             for number, (kind, data) in enumerate(self._messages_of(fact), start=1)
@@ -104,8 +105,8 @@ class EventProjection:
             at=at,
             duration_s=at - self._started_at if self.has_begun else 0,
             exit_reason=exit_reason,
-            total_tokens=self._tokens,
-            total_tool_calls=self._tool_calls,
+            total_tokens=self._totals.tokens,
+            total_tool_calls=self._totals.tool_calls,
         ).data
 
     def _messages_of(self, fact: Fact) -> list[Message]:
@@ -223,7 +224,6 @@ class EventProjection:
     def _complete(self, instance: str, given: OutputRecorded) -> Message:
         output = typed_output({**given.output_data(), "trace": None})  # which is large
         self._ended.add(instance)
-        self._tokens = _sum_tokens(self._tokens, output.metrics.total_tokens)
         if self._source is not None and self._source.plan.units:
             self._texts[instance] = output.raw
         task = replace(self._task(instance), description=output.task_description, agent_role=output.agent_role)
@@ -261,7 +261,6 @@ class EventProjection:
             return told  # a handler's, or a call of nothing that there is
         calls = self._calls.get(instance, ())
         call = calls[int(number)] if int(number) < len(calls) else None
-        self._tool_calls += 1
         called = messages.tool_called(
             agent_role=self._who(instance),
             task_index=self._task(task_instance(instance)).index,
@@ -296,8 +295,3 @@ def _review(asked: ReviewRequested, instance: str) -> Message:
         required_role=asked.required_role,
     )
     return Message(message.type, {**message.data, "instance": instance})
-
-
-def _sum_tokens(total: int, more: int) -> int:
-    """Return a sum of token counts; -1 where one of them is unknown."""
-    return -1 if -1 in {total, more} else total + more

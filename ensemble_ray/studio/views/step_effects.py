@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ensemble_ray.facts.effects import ModelAnswered, ToolIntended, ToolReturned
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.values.metrics import add_tokens
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
@@ -25,6 +27,9 @@ def apply_effect(state: StepState, fact: Fact) -> None:
             _apply_answer(state, fact.name, answer)
         case SamplingAnswered() as answer:
             state.count(int(answer.input_tokens), int(answer.output_tokens))
+        case MemoryRecalled(embedding_tokens=tokens) | MemoryStored(embedding_tokens=tokens):
+            state.begin(fact.at)
+            state.input_tokens = add_tokens((state.input_tokens, tokens))
         case ToolIntended() as intent:
             state.begin(fact.at)
             state.is_repeated = state.is_repeated or fact.name in state.intents

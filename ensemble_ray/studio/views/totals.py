@@ -21,6 +21,7 @@ from ensemble_ray.facts.sampling import SamplingAnswered
 from ensemble_ray.record.open_reviews import END_KINDS, GATE_KINDS, ends_of, fold_gates
 from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
 from ensemble_ray.record.spent import SpentTally
+from ensemble_ray.record.totals import ExecutionTotals
 from ensemble_ray.studio.schemas.runs import RunRow
 from ensemble_ray.studio.schemas.wire import CostSchema
 from ensemble_ray.studio.views.step_state import as_millis, title_of
@@ -83,8 +84,7 @@ class RunTotals:
         #: keys of tasks whose answers are decisions about phases
         self._reviewers: set[str] = set()
         self._result = ""
-        self._uncounted = 0
-        self._calls = 0
+        self._totals = ExecutionTotals()
         #: facts of gates, and of what closed them
         self._gate_facts: list[Fact] = []
         self._closing: set[str] = set()
@@ -94,6 +94,7 @@ class RunTotals:
         self.last_at, self.cursor = max(self.last_at, fact.at), fact.seq
         self.head.apply(fact)
         self._spent.apply((fact,))
+        self._totals.apply(fact)
         if fact.kind in END_KINDS:
             if fact.name in self._closing:
                 self._gate_facts.append(fact)
@@ -111,9 +112,6 @@ class RunTotals:
                 self._first_task = title_of(as_text(nodes[0].get("description"))) if nodes else ""
             case RunResumed(is_restart=False, budget=budget) if budget is not None:
                 self.budget = budget
-            case ModelAnswered() as answer if not answer.is_copied:
-                self._calls += 1
-                self._uncounted += answer.input_tokens < 0 or answer.output_tokens < 0
             case OutputRecorded() as given:
                 self._take_output(fact, given)
             case FailureRecorded(trace=trace):
@@ -129,8 +127,8 @@ class RunTotals:
 
     @property
     def tokens(self) -> int | None:
-        """What its models read and wrote; None: nothing was asked, or one provider did not say (S-MET-22)."""
-        return self._spent.total.tokens if self._calls and not self._uncounted else None
+        """Tokens of all executions (S-MET-38); None: no model was called, or a provider did not count (S-MET-22)."""
+        return self._totals.tokens if self._totals.model_calls and self._totals.tokens >= 0 else None
 
     @property
     def spent_tokens(self) -> int:

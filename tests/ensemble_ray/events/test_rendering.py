@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -339,14 +340,15 @@ def completed(tokens: int) -> TaskCompleteEvent:
     return TaskCompleteEvent(**TASK, total_tasks=3, task_output=output(tokens=tokens), duration=timedelta())
 
 
-@pytest.mark.parametrize(("tokens", "total"), [((7, 5), 12), ((7, -1), -1), ((-1, 7), -1)])
+@pytest.mark.parametrize(("tokens", "total"), [((7, 5), 16), ((7, -1), -1), ((-1, 7), -1)])
 def test_the_end_of_a_run(tokens: tuple[int, int], total: int) -> None:
-    """S-WEB-33, S-WEB-34: what its tasks used; -1 where that is not known of each."""
+    """S-WEB-33, S-WEB-34, S-MET-38: what tasks used, one that failed or was delegated included; -1 where a count is not known."""
     ended = EnsembleCompletedEvent(
         run_id="run", ensemble_id="run", total_duration=timedelta(seconds=9), exit_reason=ExitReason.USER_EXIT_EARLY
     )
-    called = next(event for event, kind, _ in MESSAGES if kind == "tool_called")
-    assert told(ended, STARTED, *map(completed, tokens), called) == (
+    answered = next(event for event, kind, _ in MESSAGES if kind == "llm_iteration_completed")
+    of_other = replace(answered, instance="other#0")
+    assert told(ended, STARTED, answered, *map(completed, tokens), of_other) == (
         "ensemble_completed",
         {
             "ensemble_id": "run",
@@ -354,7 +356,7 @@ def test_the_end_of_a_run(tokens: tuple[int, int], total: int) -> None:
             "duration_ms": 9000,
             "exit_reason": "user_exit_early",
             "total_tokens": total,
-            "total_tool_calls": 1,
+            "total_tool_calls": 7,
         },
     )
 

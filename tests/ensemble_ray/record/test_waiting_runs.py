@@ -30,7 +30,9 @@ from ensemble_ray.studio.views.steps import StepsView
 def _team(review: Review | None) -> Ensemble:
     draft = Task(name="draft", description="Draft", expected_output="x", handler=lambda _: "a page", review=review)
     loop = Loop(name="refine", body=[draft], max_iterations=2, until=lambda _: False)
-    last = Task(name="last", description="Send", expected_output="x", handler=lambda _: "sent", context=[loop.output_of(draft)])
+    last = Task(
+        name="last", description="Send", expected_output="x", handler=lambda _: "sent", context=[loop.output_of(draft)]
+    )
     return Ensemble(loops=[loop], tasks=[last], review_wait="detach")
 
 

@@ -1,0 +1,70 @@
+"""Tokens and calls of a run, counted from its facts (S-MET-38). Package: record. Pure.
+
+Counts all executions of tasks: completed, failed, cancelled and unfinished ones, delegated work, and what a fork has copied. What a budget
+counts is different (`record.spent`): it leaves out copies, and includes calls that made agents or reflected on outputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
+from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
+from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
+from ensemble_ray.facts.sampling import SamplingAnswered
+from ensemble_ray.values.metrics import add_tokens
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
+
+__all__ = ["ExecutionTotals"]
+
+
+class ExecutionTotals:
+    """What all executions of a run used, as far as facts were applied.
+
+    Attributes:
+        tokens: Input and output tokens; -1: a provider did not count.
+        model_calls: Answers of models, also those to servers of tools.
+        tool_calls: Calls of tools that began or were answered, unknown tools included.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.model_calls = 0
+        self.tool_calls = 0
+        #: by instance: how many calls of its last answer are not counted yet; a call of an unknown tool has no fact
+        self._uncounted: dict[str, int] = {}
+        #: names of the calls without a result
+        self._open_calls: set[str] = set()
+
+    def apply(self, fact: Fact) -> None:
+        """Apply the next fact."""
+        match fact.data:
+            case ModelAnswered() as answer if not is_making_agent(fact):
+                self._count_answer(answer)
+                self.tool_calls += self._uncounted.pop(
+                    fact.instance, 0
+                )  # all are answered, since the model was called again
+                if answer.tool_calls:
+                    self._uncounted[fact.instance] = len(answer.tool_calls)
+            case SamplingAnswered() as answer:
+                self._count_answer(answer)
+            case MemoryRecalled(embedding_tokens=tokens) | MemoryStored(embedding_tokens=tokens):
+                self.tokens = add_tokens((self.tokens, tokens))
+            case ToolIntended() | DelegationDecided() | ToolReturned() if "/call-" in fact.name:
+                if fact.name not in self._open_calls:
+                    self.tool_calls += 1
+                    self._uncounted[fact.instance] = self._uncounted.get(fact.instance, 1) - 1
+                if isinstance(fact.data, ToolReturned):
+                    self._open_calls.discard(fact.name)
+                else:
+                    self._open_calls.add(fact.name)
+            case OutputRecorded() | FailureRecorded():
+                self._uncounted.pop(fact.instance, None)
+            case _:
+                pass
+
+    def _count_answer(self, answer: ModelAnswered | SamplingAnswered) -> None:
+        self.model_calls += 1
+        self.tokens = add_tokens((self.tokens, int(answer.input_tokens), int(answer.output_tokens)))
