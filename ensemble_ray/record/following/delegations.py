@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from ensemble_ray.events import messages
 from ensemble_ray.events.messages import Message
 from ensemble_ray.facts.effects import read_request
-from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.record.delegation_fold import worker_role
 from ensemble_ray.values.ids import delegated_instance
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.plan.plan import Plan
 
 __all__ = ["DelegationMessages"]
 
@@ -43,10 +43,9 @@ class DelegationMessages:
         #: role of the worker and its work, by instance
         self._workers: dict[str, tuple[str, str]] = {}
 
-    def begin(self, plan: Mapping[str, object]) -> None:
+    def begin(self, plan: Plan) -> None:
         """Take the recorded plan."""
-        agents = map(as_mapping, as_sequence(plan.get("agents")))
-        self._roles = {as_text(agent.get("key")): as_text(agent.get("role")) for agent in agents}
+        self._roles = {agent.key: agent.role for agent in plan.agents}
 
     def role_of(self, instance: str) -> str:
         """Return the role of who does work that was handed on; empty for any other."""

@@ -21,7 +21,7 @@ from ensemble_ray.events.wire import LAST_TYPE, Cursor, WireEvent
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
 from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
-from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.lenient import as_text
 from ensemble_ray.facts.reviews import ReviewDecided, ReviewRequested
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.record.following.delegations import DelegationMessages
@@ -35,12 +35,11 @@ from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.plan.plan import Node
     from ensemble_ray.schedule.instructions import Instruction
     from ensemble_ray.values.messages import ToolCall
 
 __all__ = ["EventProjection"]
-
-_NOTHING: Mapping[str, object] = {}
 
 
 class EventProjection:
@@ -49,7 +48,7 @@ class EventProjection:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._started_at = 0.0
-        self._nodes: Mapping[str, Mapping[str, object]] = {}
+        self._nodes: Mapping[str, Node] = {}
         self._source: ReplayedSource | None = None
         self._started: set[str] = set()
         self._ended: set[str] = set()
@@ -133,8 +132,8 @@ class EventProjection:
         self._started_at = at if header.started_at is None else header.started_at
         if not header.is_dynamic and plan:
             self._source = ReplayedSource(plan)
-            self._nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
-            self._delegations.begin(plan)
+            self._nodes = {node.key: node for node in self._source.plan.nodes}
+            self._delegations.begin(self._source.plan)
         return messages.ensemble_started(
             header.ensemble_id or self._run_id,
             at=self._started_at,
@@ -172,14 +171,15 @@ class EventProjection:
 
     def _task(self, instance: str) -> ShownTask:
         """Return what messages say of a task, as far as the plan tells; of one that was made in the run, its key."""
-        node = self._nodes.get(node_key(instance), _NOTHING)
-        total = node.get("total")
-        index = node.get("index", 0)
+        key = node_key(instance)
+        node = self._nodes.get(key)
+        if node is None:
+            return ShownTask(index=0, total=len(self._nodes), description=key, agent_role="", instance=instance)
         return ShownTask(
-            index=index if isinstance(index, int) else 0,
-            total=total if isinstance(total, int) else len(self._nodes),
-            description=as_text(node.get("description")) or node_key(instance),
-            agent_role=as_text(node.get("agent_role")),
+            index=node.index,
+            total=len(self._nodes) if node.total is None else node.total,
+            description=node.description or key,
+            agent_role=node.agent_role,
             instance=instance,
         )
 
@@ -217,9 +217,8 @@ class EventProjection:
 
     def _who(self, instance: str) -> str:
         """Return the role of who does the work of an instance, which may have been handed on."""
-        return self._delegations.role_of(instance) or as_text(
-            self._nodes.get(node_key(instance), _NOTHING).get("agent_role")
-        )
+        node = self._nodes.get(node_key(instance))
+        return self._delegations.role_of(instance) or ("" if node is None else node.agent_role)
 
     def _complete(self, instance: str, given: OutputRecorded) -> Message:
         output = typed_output({**given.output_data(), "trace": None})  # which is large
