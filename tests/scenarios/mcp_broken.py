@@ -43,8 +43,10 @@ def list_tools(cursor: str | None) -> dict[str, Any] | None:
         case "garbage":
             return None
         case "silent":
-            note("list")
             time.sleep(600)
+        case "chatty":
+            while True:
+                write('{"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}')
         case "stuck" if note("list") == 1:  # the second of the first process
             time.sleep(600)
     return {"tools": tools}

@@ -48,10 +48,11 @@ async def test_a_listing_has_an_end(tmp_path: Path, how: str, said: str) -> None
     assert said in str(caught.value)
 
 
-async def test_a_listing_that_is_never_answered_counts_as_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["silent", "chatty"])
+async def test_a_listing_that_is_never_answered_counts_as_lost(tmp_path: Path, how: str) -> None:
     """S-INT-87: and is asked for once more, in a new session."""
     journal = tmp_path / "journal"
-    address = ServerAddress(command=(sys.executable, str(BROKEN), str(journal), "silent"))
+    address = ServerAddress(command=(sys.executable, str(BROKEN), str(journal), how))
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(ServerLostError, match=r"did not answer within 0\.5 s"):
             await ask_server(address, lambda client: client.list_tools(), may_repeat=True, limit_s=0.5)

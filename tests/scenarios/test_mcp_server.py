@@ -86,17 +86,20 @@ def test_what_is_no_message_is_answered_with_an_error(place: Path, model_server:
     """S-INT-89: whatever it is, and the server goes on."""
     ping = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "ping"})
     lines = ["no message", '{"jsonrpc": "2.0", "id": 3}', "[" * 50_000, "\ufffd\x00", ping]
-    ran = subprocess.run(  # noqa: S603  our own command
+    with subprocess.Popen(  # noqa: S603  our own command
         [*COMMAND, "mcp", "news-team.yaml"],
         env=environment_of(place, model_server()),
         cwd=place,
-        input="\n".join([*lines, ""]),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    answers = [json.loads(line) for line in ran.stdout.splitlines()]
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write("\n".join([*lines, ""]))
+        server.stdin.flush()
+        answers = [json.loads(server.stdout.readline()) for _ in lines]
+        server.stdin.close()
     assert [(each["id"], each["error"]["code"]) for each in answers[:4]] == [(None, -32700)] * 4
     assert answers[4]["id"] == 7
 

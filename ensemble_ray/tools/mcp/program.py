@@ -51,7 +51,7 @@ _held: set[int] = set()
 
 
 @after_fork
-def _let_go() -> None:
+def _release_ends() -> None:
     """Close the ends in a forked child, which must not keep programs of its parent alive."""
     for end in _held:
         os.close(end)
@@ -167,6 +167,7 @@ class _Received(ReadMessages):
     async def receive(self) -> SessionMessage | Exception:
         """Return the next message; what a program writes before its first one may be a greeting, and is passed over."""
         while True:
+            await asyncio.sleep(0)  # reading what is there already gives nobody else a turn
             try:
                 line = await self._lines.readline()
             except ValueError:
