@@ -200,6 +200,6 @@ class _Sent(MessageStream):
         try:
             self._stdin.write(f"{text}\n".encode())
             await self._stdin.drain()
-        except OSError:
+        except (OSError, RuntimeError):  # the second is uvloop's word for a pipe that is closed
             delivery.sent -= 1
             raise BrokenResourceError from None
