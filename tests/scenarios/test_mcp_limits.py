@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ async def test_all_open_calls_of_a_session_fail_with_a_message_that_cannot_be_re
     """S-INT-88: nobody knows which of them it answers."""
     journal = tmp_path / "journal"
     tools = await offered(MCP(broken(journal, "unread"), timeout=None))
-    failed: list[ToolResult] = await asyncio.gather(use(tools["put"]), use(tools["put"]))
+    failed: Sequence[ToolResult] = await asyncio.gather(use(tools["put"]), use(tools["put"]))
     assert ["cannot read a message: what?" in (each.error_message or "") for each in failed] == [True, True]
 
 

@@ -164,7 +164,7 @@ def test_a_server_may_ask_the_agents_model(home: str, tmp_path: Path, older: boo
 
 
 @pytest.mark.parametrize(("fields", "limit"), [({}, 10), ({"max_samples": 2}, 2)])
-def test_a_server_may_ask_a_model_only_so_often_in_a_call(tmp_path: Path, fields: dict[str, int], limit: int) -> None:
+def test_a_server_may_ask_a_model_only_so_often_in_a_call(tmp_path: Path, fields: dict[str, Any], limit: int) -> None:
     """S-INT-90: and people ten times; each call counts for itself."""
     model = ScriptedModel(
         [call("pester")], *(["more"] * limit), [call("pester")], *(["more"] * limit), "done", otherwise="too often"

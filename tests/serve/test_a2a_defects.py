@@ -105,7 +105,7 @@ async def test_halves_of_surrogate_pairs_are_replaced_in_ids_and_texts(
         answer = await client.post("/a2a/team", content=json.dumps(asked), headers=headers)
         task = answer.json()["result"]
         get = "GetTask" if version == "1.0" else "tasks/get"
-        asked = {"jsonrpc": "2.0", "id": 1, "method": get, "params": {"id": "t\udfff"}}
+        asked = {**asked, "method": get, "params": {"id": "t\udfff"}}
         unknown = await client.post("/a2a/team", content=json.dumps(asked), headers=headers)
     assert answer.json()["id"] == "i\ufffd"
     assert task.get("task", task)["contextId"] == "c\ufffd"
