@@ -10,17 +10,21 @@ import asyncio
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcp import MCPError
 from mcp.server import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
 from mcp_types import (
     INVALID_PARAMS,
+    PARSE_ERROR,
     CallToolRequestParams,
     CallToolResult,
+    ErrorData,
     InputRequiredResult,
+    JSONRPCError,
     ListToolsResult,
     PaginatedRequestParams,
     Tool,
@@ -31,8 +35,12 @@ from ensemble_ray.cli.team_call import TeamCall, make_failure
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
+from ensemble_ray.tools.mcp.delivery import ReadMessages
 from ensemble_ray.tools.tool import make_tool_name
 from ensemble_ray.values.outputs import EnsembleOutput
+
+if TYPE_CHECKING:
+    from mcp.client._transport import ReadStream, WriteStream
 
 __all__ = ["TeamTools"]
 
@@ -75,7 +83,8 @@ class TeamTools:
         )
         try:
             async with stdio_server() as (received, sent):
-                await server.run(received, sent, server.create_initialization_options())
+                requests = _AnsweredErrors(received, sent)
+                await server.run(requests, sent, server.create_initialization_options())
         finally:
             for run in self._runs:
                 run.cancel()
@@ -101,6 +110,30 @@ class TeamTools:
         if params.request_state is None:
             return await call.begin(arguments)
         return await call.go_on(params.request_state, params.input_responses or {})
+
+
+class _AnsweredErrors(ReadMessages):
+    """Requests of a client; one that cannot be read is answered with the protocol's error (S-INT-89)."""
+
+    def __init__(self, received: ReadStream[SessionMessage | Exception], sent: WriteStream[SessionMessage]) -> None:
+        self._received = received
+        self._sent = sent
+
+    @property
+    def last_context(self) -> object:
+        """The sender's context, which the SDK asks for."""
+        return getattr(self._received, "last_context", None)
+
+    async def aclose(self) -> None:
+        """Close the stream inside."""
+        await self._received.aclose()
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next request."""
+        while isinstance(item := await self._received.receive(), Exception):
+            error = ErrorData(code=PARSE_ERROR, message="The line is no JSON-RPC message in UTF-8")
+            await self._sent.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=None, error=error)))
+        return item
 
 
 def _inputs_of(team: Ensemble) -> Mapping[str, list[str]]:

@@ -172,6 +172,7 @@ class _Mcp(_ToolKeys):
     resources: Flag = key("Whether two tools list and read the server's resources.")
     prompts: Flag = key("Whether each prompt of the server is a tool.")
     sampling: Flag = key("Whether the server may ask the agent's model.")
+    max_samples: Whole = key("How often it may in one call; default 10.")
     timeout: Number = key("Seconds that a call may take.")
     connect_timeout: Number = key("Seconds until the server must have answered first.")
 

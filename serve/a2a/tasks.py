@@ -5,6 +5,7 @@ A task's id is its run's. Everything is made of how the run stands now, so that 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from a2a.types import (
     TaskStatus,
     TaskStatusUpdateEvent,
 )
-from google.protobuf.json_format import Parse
+from google.protobuf.json_format import Parse, ParseError
 from google.protobuf.struct_pb2 import Value
 
 from ensemble_ray.serve.a2a.inputs import HOW_TO_DECIDE
@@ -34,6 +35,8 @@ __all__ = ["CONTEXT_TAG", "artifact_event", "context_of", "status_event", "task_
 #: The run's tag that keeps the conversation that a client named.
 CONTEXT_TAG = "a2a.context"
 _OUTPUT = "output"
+#: Messages of the protocol around a value are read to a depth of 100.
+_DEEPEST = 80
 _STATES: Mapping[RunStatus, TaskState] = {
     RunStatus.ACCEPTED: TaskState.TASK_STATE_SUBMITTED,
     RunStatus.RUNNING: TaskState.TASK_STATE_WORKING,
@@ -151,10 +154,15 @@ def _artifact(run: RunDetail) -> Artifact | None:
     parts = [Part(text=result.raw)]
     structured = next((each.structured for each in reversed(result.tasks) if each.text == result.raw), None)
     if structured is not None:
-        parts.append(Part(data=_value(structured)))
+        with contextlib.suppress(ParseError, RecursionError):  # its text has it all (S-INT-97)
+            parts.append(Part(data=_value(structured)))
     return Artifact(artifact_id=_OUTPUT, name=_OUTPUT, parts=parts)
 
 
 def _value(data: object) -> Value:
-    """Return JSON data as the protocol has it."""
-    return Parse(json_text(data), Value())
+    """Return JSON data as the protocol has it.
+
+    Raises:
+        ParseError: it is nested too deeply for a message around it.
+    """
+    return Parse(json_text(data), Value(), max_recursion_depth=_DEEPEST)

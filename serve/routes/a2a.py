@@ -20,6 +20,7 @@ from ensemble_ray.serve.rights import CallerDependency, Right
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.run_schemas import EnsembleInfo
 from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.text.foreign_text import whole_json
 
 __all__ = ["router"]
 
@@ -93,11 +94,12 @@ async def post_message(team: str, request: Request, service: ServiceDependency, 
         text = "The body must be JSON. What to do: send the header Content-Type: application/json"
         raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "NOT_JSON", text)
     try:
-        body: object = json.loads(await request.body())
+        body: object = json.loads(whole_json((await request.body()).decode()))
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         return JSONResponse({"jsonrpc": "2.0", "id": None, "error": _PARSE_ERROR})
+    request._json = body  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  what the SDK asks for, without halves of surrogate pairs
     from ensemble_ray.serve.a2a.dispatching import dispatch
 
     return await dispatch(request, service, caller, info)

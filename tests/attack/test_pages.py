@@ -24,10 +24,10 @@ import pytest
 
 from ensemble_ray import AbstractAgentTool, HttpAgentTool, ToolResult, WebScraperTool, WebSearchTool, aresume
 from ensemble_ray.testing import ModelServer
+from ensemble_ray.text.unpacking import STEP_BYTES, BodyUnpacker
 from ensemble_ray.tools.builtin.web_search import TavilySearch
 from ensemble_ray.tools.web import net, page_reader
 from ensemble_ray.tools.web.page_reader import PageError, read_page
-from ensemble_ray.tools.web.unpacking import STEP_BYTES, PageUnpacker
 from tests.attack.reading_run import DIED, MARKS, MODEL, PATHS, RUN_ID, WEB, answers, team
 from tests.contracts.web_server import Answer, WebServer, serving
 
@@ -150,7 +150,7 @@ async def test_loop_has_its_turns_when_a_body_is_unpacked_and_read(
     headers = {"Content-Encoding": "gzip", "Content-Type": "text/html; charset=windows-1255"}
     server.answers["/a"] = Answer(body=gzip.compress(page, 1), headers=headers)
     turn, turns_of_pieces, readers = 0, list[int](), set[int]()
-    unpack = PageUnpacker.feed
+    unpack = BodyUnpacker.feed
 
     async def turns() -> None:
         nonlocal turn
@@ -158,7 +158,7 @@ async def test_loop_has_its_turns_when_a_body_is_unpacked_and_read(
             turn += 1
             await asyncio.sleep(0)
 
-    def feed(unpacker: PageUnpacker, data: bytes) -> Iterator[bytes]:
+    def feed(unpacker: BodyUnpacker, data: bytes) -> Iterator[bytes]:
         for piece in unpack(unpacker, data):
             assert len(piece) <= STEP_BYTES
             turns_of_pieces.append(turn)
@@ -172,7 +172,7 @@ async def test_loop_has_its_turns_when_a_body_is_unpacked_and_read(
 
         return noting
 
-    monkeypatch.setattr(PageUnpacker, "feed", feed)
+    monkeypatch.setattr(BodyUnpacker, "feed", feed)
     monkeypatch.setattr(net, "decode", noted(net.decode))
     monkeypatch.setattr(json, "loads", noted(json.loads))
     turning = asyncio.create_task(turns())

@@ -55,7 +55,7 @@ async def test_blanks_around_a_key_are_not_sent(
         (lambda key: OpenAIChatModel("m", extra_headers={"X-Key": key}), "OpenAIChatModel extra_headers: 'X-Key'"),
         (
             lambda key: ServerAddress.of(
-                "https://h/mcp", env={}, headers={"X-Key": key}, cwd=None, connect_timeout_s=1, has_model=False
+                "https://h/mcp", env={}, headers={"X-Key": key}, cwd=None, connect_timeout_s=1, max_samples=0
             ),
             "MCP headers: 'X-Key'",
         ),

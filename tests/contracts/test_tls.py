@@ -169,7 +169,7 @@ async def test_web_tools_tell_the_flaw(untrusted: Port) -> None:
 async def test_an_mcp_server_with_a_flaw_cannot_be_reached(untrusted: Port) -> None:
     """S-LLM-31: its error names the server."""
     url = f"https://127.0.0.1:{untrusted.number}/mcp"
-    address = ServerAddress.of(url, env={}, headers={}, cwd=None, connect_timeout_s=60, has_model=False)
+    address = ServerAddress.of(url, env={}, headers={}, cwd=None, connect_timeout_s=60, max_samples=0)
 
     async def work(client: object) -> None:
         """Do nothing with it."""

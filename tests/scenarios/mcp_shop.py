@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 import uvicorn
+from mcp import MCPError
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.runner import serve_loop
@@ -202,6 +203,24 @@ async def consult(what: str, ctx: Context) -> Any:
     if isinstance(said, str) and note("consult") == 0:
         os._exit(3)
     return said
+
+
+@server.tool()
+async def pester(ctx: Context) -> str:
+    """Ask the client's model and its user twelve times each; an older server that may send requests."""
+    place, told = ServerMessageMetadata(ctx.request_id), list[str]()
+    said = SamplingMessage(role="user", content=TextContent(text="More?"))
+    for _ in range(12):
+        request = CreateMessageRequest(params=CreateMessageRequestParams(messages=[said], max_tokens=9))
+        try:
+            await ctx.session.send_request(request, CreateMessageResult, metadata=place)
+            told.append("said")
+        except MCPError as error:
+            told.append(error.message)
+    for _ in range(12):
+        form = ElicitRequestFormParams(message="How many?", requested_schema=FORM)
+        told.append((await asked(ctx, form)).action)
+    return ", ".join(told)
 
 
 @server.tool()

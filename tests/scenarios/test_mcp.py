@@ -431,6 +431,7 @@ async def test_tools_that_are_named_must_be_there(tmp_path: Path) -> None:
         ("stdio:x", {"effect": "twice"}),
         ("stdio:x", {"prefix": "a-b"}),
         ("stdio:x", {"timeout": 0}),
+        ("stdio:x", {"sampling": True, "max_samples": 0}),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(server: str, options: dict[str, object]) -> None:

@@ -163,6 +163,21 @@ def test_a_server_may_ask_the_agents_model(home: str, tmp_path: Path, older: boo
     assert (shown["text"], shown["output_tokens"]) == ("Take the green one", 4)
 
 
+@pytest.mark.parametrize(("fields", "limit"), [({}, 10), ({"max_samples": 2}, 2)])
+def test_a_server_may_ask_a_model_only_so_often_in_a_call(tmp_path: Path, fields: dict[str, Any], limit: int) -> None:
+    """S-INT-90: and people ten times; each call counts for itself."""
+    model = ScriptedModel(
+        [call("pester")], *(["more"] * limit), [call("pester")], *(["more"] * limit), "done", otherwise="too often"
+    )
+    server = MCP(f"{command(tmp_path / 'journal')} older", sampling=True, **fields)
+    decisions = [ReviewDecision.edit("3")] * 20
+    team = Ensemble(tasks=[task("buy tea", agent(model, "Buyer", tools=[server]))], review_handler=reviewer(*decisions))
+    assert team.run(runtime="inline").raw == "done"
+    refused = f"The model was asked {limit} times in this call, which is the limit"
+    expected = ["said"] * limit + [refused] * (12 - limit) + ["accept"] * 10 + ["cancel"] * 2
+    assert told(model) == [", ".join(expected)] * 2
+
+
 @OLDER
 def test_a_call_made_again_after_its_server_died_asks_the_model_once(home: str, tmp_path: Path, older: bool) -> None:  # noqa: FBT001
     """S-INT-16: the repetition finds the answer, which is recorded and counted once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -79,6 +80,28 @@ async def served(place: Path, models: ModelServer, **options: Any) -> AsyncGener
     )
     async with asyncio.timeout(PATIENCE_S), mcp.Client(parameters, **options) as client:
         yield client
+
+
+def test_what_is_no_message_is_answered_with_an_error(place: Path, model_server: Callable[..., ModelServer]) -> None:
+    """S-INT-89: whatever it is, and the server goes on."""
+    ping = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "ping"})
+    lines = ["no message", '{"jsonrpc": "2.0", "id": 3}', "[" * 50_000, "\ufffd\x00", ping]
+    with subprocess.Popen(  # noqa: S603  our own command
+        [*COMMAND, "mcp", "news-team.yaml"],
+        env=environment_of(place, model_server()),
+        cwd=place,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write("\n".join([*lines, ""]))
+        server.stdin.flush()
+        answers = [json.loads(server.stdout.readline()) for _ in lines]
+        server.stdin.close()
+    assert [(each["id"], each["error"]["code"]) for each in answers[:4]] == [(None, -32700)] * 4
+    assert answers[4]["id"] == 7
 
 
 async def test_a_team_is_a_tool_with_its_inputs(place: Path, model_server: Callable[..., ModelServer]) -> None:

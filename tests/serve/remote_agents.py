@@ -42,6 +42,8 @@ class Remote(AgentExecutor):
         self.refusal: int | None = None
         #: by the method, or `card`: statuses and bodies of the next answers in place of the server's own
         self.instead: dict[str, list[int | str]] = {}
+        #: streams of `instead` stay open until their client is gone
+        self.keeps_open = False
         #: methods that were asked, and `card`
         self.methods: list[str] = []
         #: on the loop of the server
@@ -116,7 +118,8 @@ class _Watched:
             if method == "GetTask":
                 self._remote.is_looked_at.set()
             if self._remote.instead.get(method):
-                await _answer(send, self._remote.instead[method].pop(0))
+                keeps_open = self._remote.keeps_open
+                await _answer(send, self._remote.instead[method].pop(0), receive if keeps_open else None)
                 return
             receive = _again(request, receive)
         sent = 0
@@ -154,12 +157,20 @@ def _again(request: dict[str, Any], receive: Receive) -> Receive:
     return give
 
 
-async def _answer(send: Send, answer: int | str) -> None:
-    """Answer with a status alone, with JSON, or, of a text that begins with `data:` or `event:`, with a stream."""
+async def _answer(send: Send, answer: int | str, client: Receive | None) -> None:
+    """Answer with a status alone, with JSON, or, of a text that begins with `data:` or `event:`, with a stream.
+
+    A stream ends when its client is gone, if there is one.
+    """
     kind = b"text/event-stream" if str(answer).startswith(("data:", "event:")) else b"application/json"
     status = answer if isinstance(answer, int) else 200
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
-    await send({"type": "http.response.body", "body": b"" if isinstance(answer, int) else answer.encode()})
+    is_open = client is not None and kind == b"text/event-stream"
+    body = b"" if isinstance(answer, int) else answer.encode()
+    await send({"type": "http.response.body", "body": body, "more_body": is_open})
+    if client is not None and is_open:
+        while (await client())["type"] != "http.disconnect":
+            pass
 
 
 @contextmanager

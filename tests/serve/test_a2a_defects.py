@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from collections.abc import AsyncGenerator
@@ -89,3 +90,50 @@ def test_defects_of_the_sdk_are_logged(caplog: pytest.LogCaptureFixture, name: s
     logging.getLogger(name).error("Unhandled exception")
     logging.getLogger(name).error("Request Error")
     assert [each.message for each in caplog.records] == ["Unhandled exception"]
+
+
+@pytest.mark.parametrize(("version", "name"), [("1.0", "SendMessage"), ("0.3", "message/send")])
+async def test_halves_of_surrogate_pairs_are_replaced_in_ids_and_texts(
+    connect: Connect, version: str, name: str
+) -> None:
+    """S-INT-99: as in `POST /runs`."""
+    message = {**MESSAGES[version], "messageId": "m\ud800", "contextId": "c\ud800"}
+    message["parts"] = [{**message["parts"][0], "text": "k\ud800"}]
+    asked = {"jsonrpc": "2.0", "id": "i\ud800", "method": name, "params": {"message": message}}
+    headers = {"a2a-version": version, "content-type": "application/json"}
+    async with connect(question()) as client:
+        answer = await client.post("/a2a/team", content=json.dumps(asked), headers=headers)
+        task = answer.json()["result"]
+        get = "GetTask" if version == "1.0" else "tasks/get"
+        asked = {**asked, "method": get, "params": {"id": "t\udfff"}}
+        unknown = await client.post("/a2a/team", content=json.dumps(asked), headers=headers)
+    assert answer.json()["id"] == "i\ufffd"
+    assert task.get("task", task)["contextId"] == "c\ufffd"
+    assert "t\ufffd" in unknown.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("depth", "kinds"), [(30, ["text", "data"]), (60, ["text"])])
+async def test_data_that_the_protocol_cannot_hold_is_left_out_of_an_answer(
+    connect: Connect, depth: int, kinds: list[str]
+) -> None:
+    """S-INT-97: it is nested too deeply, and the text beside it is whole."""
+    text = "[" * depth + "]" * depth
+    team = question(llm=ScriptedModel(otherwise=text), output_type=list)
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": MESSAGES["1.0"]}}
+    async with connect(team) as client:
+        answer = await client.post("/a2a/team", json=asked, headers={"a2a-version": "1.0"})
+    (artifact,) = answer.json()["result"]["task"]["artifacts"]
+    assert [next(iter(part)) for part in artifact["parts"]] == kinds
+    assert artifact["parts"][0]["text"] == text
+
+
+@pytest.mark.parametrize("depth", [60, 500, 20_000])
+async def test_a_request_that_is_nested_too_deeply_is_the_clients_error(connect: Connect, depth: int) -> None:
+    """S-INT-97: it is refused, and nothing of it is unknown."""
+    message = {**MESSAGES["1.0"], "parts": [{"data": {"question": "DATA"}}]}
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    body = json.dumps(asked).replace('"DATA"', "[" * depth + "]" * depth)
+    headers = {"a2a-version": "1.0", "content-type": "application/json"}
+    async with connect(question()) as client:
+        answer = await client.post("/a2a/team", content=body, headers=headers)
+    assert answer.json()["error"]["code"] in {-32602, -32700}

@@ -143,6 +143,15 @@ async def test_teams_are_tools_and_calls_are_runs(url: str, runs: DrivenRuns, mo
             await asking.call_tool("other", {})
 
 
+@pytest.mark.parametrize("body", [b"no message", b"[" * 50_000, b'{"a": "\\ud800"}', b"\xff"])
+async def test_what_is_no_message_is_answered_with_an_error(url: str, body: bytes) -> None:
+    """S-INT-89."""
+    headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as asking:
+        answer = await asking.post(f"{url}/mcp", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32700)
+
+
 async def test_open_reviews_are_forms_for_the_clients_user(url: str, runs: DrivenRuns) -> None:
     """S-INT-27: gate after gate within one call; what is decided is recorded, and the run goes on by itself."""
     shown: list[str] = []

@@ -144,6 +144,43 @@ async def test_a_stream_that_breaks_is_taken_up_by_its_task(remote: Remote, url:
     assert await say(RemoteAgent(url), "well") == "all the same"
 
 
+def nested(method: str, depth: int) -> str:
+    """The answer to a method: a task that is done, with data that is nested so deeply."""
+    data = "[" * depth + "]" * depth
+    done = {**task("COMPLETED"), "artifacts": [{"artifactId": "a", "parts": [{"data": "DATA"}]}]}
+    return answered(result={"task": done} if method == SEND else done).replace('"DATA"', data)
+
+
+@pytest.mark.parametrize("depth", [60, 20_000])
+@pytest.mark.parametrize("method", [SEND, "GetTask"])
+async def test_an_answer_that_is_nested_too_deeply_is_no_unknown_outcome(
+    remote: Remote, url: str, method: str, depth: int
+) -> None:
+    """S-INT-97: the agent has answered, and is not asked again."""
+    for ask in (
+        lambda: say(RemoteAgent(url), "well"),
+        lambda: asyncio.to_thread(RemoteAgent(url).as_tool().execute, "say-well"),
+    ):
+        remote.methods, remote.instead = [], {SEND: [WORKING], method: [nested(method, depth)]}
+        told: Any = await ask()
+        text = str(getattr(told, "error_message", told))
+        assert "nested too deeply" in text
+        assert "unknown" not in text
+        assert remote.methods.count(method) == 1
+
+
+async def test_an_agent_that_is_done_is_not_waited_for_when_its_stream_stays_open(remote: Remote, url: str) -> None:
+    """S-INT-98: the task is over."""
+    remote.keeps_open = True
+    done = {"statusUpdate": {"taskId": "T", "contextId": "C", "status": {"state": "TASK_STATE_COMPLETED"}}}
+    spoken = {"artifactUpdate": {"taskId": "T", "contextId": "C", "artifact": task("WORKING", "all")["artifacts"][0]}}
+    events = [answered(result=each) for each in ({"task": task("WORKING")}, spoken, done)]
+    remote.instead = {SEND: ["".join(f"data: {each}\n\n" for each in events)]}
+    async with asyncio.timeout(asking._SILENCE_S / 2):
+        assert await say(RemoteAgent(url), "well") == "all"
+    assert remote.methods == ["card", SEND]
+
+
 async def test_a_stream_that_is_silent_is_taken_up_by_its_task(
     remote: Remote, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,12 +7,7 @@ used, which no repetition mends (S-SEC-50 to S-SEC-53).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from zlib import MAX_WBITS, decompressobj
-from zlib import error as ZlibError  # noqa: N812  a class
-
-from ensemble_ray.text.foreign_text import one_line
 
 __all__ = [
     "DEFAULT_ANSWER_BYTES",
@@ -21,7 +16,6 @@ __all__ = [
     "MOST_EVENTS",
     "MOST_TOOL_CALLS",
     "AnswerLimits",
-    "AnswerUnpacker",
     "TooMuchError",
 ]
 
@@ -37,10 +31,6 @@ ERROR_BODY_BYTES = 64 * 2**10
 MOST_EVENTS = 1_000_000
 #: Calls of tools in one answer; endpoints allow 128 tools.
 MOST_TOOL_CALLS = 1_000
-#: Unpacked at a time; bounds what one packed piece can become.
-_UNPACKED_BYTES = 64 * 2**10
-#: What zlib is told to expect: a header of either kind.
-_WINDOWS = {"gzip": 16 + MAX_WBITS, "x-gzip": 16 + MAX_WBITS, "deflate": MAX_WBITS}
 
 
 class TooMuchError(ValueError):
@@ -122,39 +112,3 @@ def _beyond(limit: int, of: str) -> str:
         f"it is longer than {limit} bytes, the limit of {of}. Raise `max_answer_bytes` if its answers are that long, or "
         "set `max_tokens`"
     )
-
-
-class AnswerUnpacker:
-    """Unpacks content that comes in pieces, never more than 64 KiB at a time, however much a piece unpacks to.
-
-    Args:
-        encoding: The `Content-Encoding`: `gzip`, `deflate`, or empty for content that is not packed. One layer only.
-
-    Raises:
-        TooMuchError: it is packed in another way, or more than once.
-    """
-
-    def __init__(self, encoding: str) -> None:
-        name = encoding.strip().lower()
-        if name not in {"", "identity", *_WINDOWS}:
-            raise TooMuchError(f"it is packed as '{one_line(name, 40)}', which was not asked for")
-        self._unpacker = decompressobj(_WINDOWS[name]) if name in _WINDOWS else None
-
-    def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Give the content of a piece.
-
-        Raises:
-            TooMuchError: it is not packed as the encoding says.
-        """
-        if self._unpacker is None:
-            yield piece
-            return
-        rest = piece
-        while rest and not self._unpacker.eof:
-            try:
-                content = self._unpacker.decompress(rest, _UNPACKED_BYTES)
-            except ZlibError as error:
-                raise TooMuchError(f"it cannot be unpacked: {error}") from None
-            rest = self._unpacker.unconsumed_tail
-            if content:
-                yield content

@@ -6,22 +6,22 @@ unpacks whatever comes, and follows redirects with the prompt; so the limits are
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from openai import OpenAIError
 
-from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, AnswerUnpacker, TooMuchError
+from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits
 from ensemble_ray.llm.protocol.errors import CallFailure
 from ensemble_ray.llm.protocol.redirects import (
     RedirectRefusedError,
     follow_redirect,
     is_redirect,
 )
+from ensemble_ray.text.unpacking import bound_response
 
 __all__ = ["AnswerRefusedError", "guard", "guard_answers"]
 
@@ -70,42 +70,24 @@ async def _guard_response(response: Any) -> None:
     call = _guarded_call.get()
     if call is None:
         return
+    status: int = response.status_code
+
+    def fail(reason: str) -> AnswerRefusedError:
+        return AnswerRefusedError(CallFailure(status=status, reason=reason))
+
     try:
-        if is_redirect(response.status_code):
+        if is_redirect(status):
             location, url = response.headers.get("location"), str(response.request.url)
-            follow_redirect(url, response.status_code, location, followed=call.redirects)
+            follow_redirect(url, status, location, followed=call.redirects)
             call.redirects += 1
-        unpacker = AnswerUnpacker(response.headers.pop("content-encoding", ""))
-    except (RedirectRefusedError, TooMuchError) as error:
-        raise AnswerRefusedError(CallFailure(status=response.status_code, reason=str(error))) from None
-    # A response takes streams of its own package alone: openai 3 speaks httpx2, a client of the user's own may be of httpx.
-    package = sys.modules[type(response.stream).__module__.partition(".")[0]]
-    bounded = cast("Any", type("BoundedStream", (_BoundedStream, package.AsyncByteStream), {}))
-    response.stream = bounded(response, unpacker, call)
-
-
-class _BoundedStream:
-    """The body of a response, unpacked, within the limits; of a failure, what can be told."""
-
-    def __init__(self, response: Any, unpacker: AnswerUnpacker, call: _GuardedCall) -> None:
-        self._packed = response.stream
-        self._unpacker = unpacker
-        self._status: int = response.status_code
-        self._check = call.limits.check_stream if call.stream else call.limits.check_body
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        received_bytes = 0
-        try:
-            async for piece in self._packed:
-                for content in self._unpacker.feed(piece):
-                    received_bytes += len(content)
-                    if self._status >= _FAILED and received_bytes > ERROR_BODY_BYTES:
-                        return
-                    self._check(received_bytes)
-                    yield content
-        except TooMuchError as error:
-            raise AnswerRefusedError(CallFailure(status=self._status, reason=str(error))) from None
-
-    async def aclose(self) -> None:
-        """Let go of the connection."""
-        await self._packed.aclose()
+    except RedirectRefusedError as error:
+        raise fail(str(error)) from None
+    limits = call.limits
+    bound_response(
+        response,
+        fail,
+        max_bytes=limits.stream_bytes if call.stream else limits.body_bytes,
+        check=limits.check_stream if call.stream else limits.check_body,
+        cut_bytes=ERROR_BODY_BYTES if status >= _FAILED else None,
+        layers=1,
+    )

@@ -22,7 +22,9 @@ from ensemble_ray.tools.a2a.connecting import (
     RemoteAgentError,
     cause_of,
     connect,
+    is_beyond_limits,
     is_refusal,
+    is_too_deep,
     open_http_client,
     says_nothing_of_the_work,
     sdk_errors,
@@ -110,9 +112,11 @@ class _Question:
             raise RemoteAgentError(f"Remote agent {self._address.url}: {answer.failure}")
         return answer
 
-    def failure(self, text: str) -> RemoteAgentError:
-        """Return the error of a question that has no answer."""
-        return RemoteAgentError(f"Remote agent {self._address.url}{text}", may_be_done=self._task.may_have_begun)
+    def failure(self, text: str, cause: A2AError | None = None) -> RemoteAgentError:
+        """Return the error of a question that has no answer; an answer that is too deep is one (S-INT-97)."""
+        is_answered = cause is not None and is_too_deep(cause)
+        may_be_done = self._task.may_have_begun and not is_answered
+        return RemoteAgentError(f"Remote agent {self._address.url}{text}", may_be_done=may_be_done)
 
     async def pieces(self, losses: Losses) -> AsyncGenerator[str]:
         """Yield what is said until the task is settled; one that is left before is cancelled.
@@ -156,6 +160,8 @@ class _Question:
                     is_first = False
                     if piece:
                         yield piece
+                    if task.is_settled:  # the agent may leave its stream open (S-INT-98)
+                        return
         except A2AError as error:
             await self._take_loss(error, losses, may_have_begun_before=may_have_begun_before)
         else:
@@ -174,7 +180,7 @@ class _Question:
         if task.task_id is None and (is_refusal(error) or was_not_taken(error)):
             task.may_have_begun = may_have_begun_before
         if (task.task_id is None and self._is_last(error)) or not await losses.wait():
-            raise self.failure(_describe_error(error)) from error
+            raise self.failure(_describe_error(error), error) from error
 
     def _is_last(self, error: A2AError) -> bool:
         """Return whether a message that has led to no task is not sent again."""
@@ -220,8 +226,8 @@ class _Question:
                     async with asyncio.timeout(ANSWER_S):
                         found = await client.get_task(GetTaskRequest(id=task.task_id or ""))
             except A2AError as error:
-                if is_refusal(error) or not await losses.wait():
-                    raise self.failure(f" says of its task '{task.task_id}': {cause_of(error)}") from error
+                if is_refusal(error) or is_beyond_limits(error) or not await losses.wait():
+                    raise self.failure(f" says of its task '{task.task_id}': {cause_of(error)}", error) from error
                 continue
             losses.forget()
             task.take_task(found)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.context import current_traceparent
+from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, UnpackingError, bound_response
 from ensemble_ray.tools.a2a.address import AgentAddress
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ __all__ = [
     "cause_of",
     "connect",
     "fetch_card",
+    "is_beyond_limits",
     "is_refusal",
+    "is_too_deep",
     "open_http_client",
     "says_nothing_of_the_work",
     "sdk_errors",
@@ -39,6 +42,9 @@ __all__ = [
 
 #: The longest wait for an answer that takes no work: the card, or how a task stands, s.
 ANSWER_S = 120.0
+#: Longest card, answer, stream and body of a failure, bytes after unpacking.
+_CARD_BYTES, _ANSWER_BYTES, _STREAM_BYTES, _FAILURE_BYTES = 2**20, 16 * 2**20, 64 * 2**20, 64 * 2**10
+_CARD_PATH = "/.well-known/agent-card.json"
 #: A lost connection is made again after so long, s, so often in a row.
 _AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _INSTALL = "RemoteAgent needs the package a2a-sdk, which is not installed: pip install 'ensemble-ray[a2a]'"
@@ -106,10 +112,22 @@ async def open_http_client(address: AgentAddress, timeout_s: float) -> AsyncGene
 
     limits = httpx.Timeout(timeout_s, connect=address.connect_timeout_s)
     span = current_traceparent()
-    headers = httpx.Headers({_TRACEPARENT: span} if span else {})
+    headers = httpx.Headers({"Accept-Encoding": ACCEPTED_CODINGS, **({_TRACEPARENT: span} if span else {})})
     headers.update(dict(address.headers))  # those of the user win
-    async with httpx.AsyncClient(headers=headers, timeout=limits, follow_redirects=False) as http:
+    hooks = {"response": [_bound]}
+    async with httpx.AsyncClient(headers=headers, timeout=limits, follow_redirects=False, event_hooks=hooks) as http:
         yield http
+
+
+async def _bound(response: httpx.Response) -> None:
+    is_failure = response.status_code >= HTTPStatus.BAD_REQUEST
+    max_bytes = _ANSWER_BYTES
+    if response.request.url.path.endswith(_CARD_PATH):
+        max_bytes = _CARD_BYTES
+    elif response.headers.get("content-type", "").startswith("text/event-stream"):
+        max_bytes = _STREAM_BYTES
+    cut_bytes = _FAILURE_BYTES if is_failure else None
+    bound_response(response, UnpackingError, max_bytes=max_bytes, cut_bytes=cut_bytes)
 
 
 async def fetch_card(address: AgentAddress) -> AgentCard:
@@ -184,7 +202,8 @@ async def _card(address: AgentAddress, http: httpx.AsyncClient) -> AgentCard:
 
     limits = httpx.Timeout(ANSWER_S, connect=address.connect_timeout_s)
     with sdk_errors():
-        return await A2ACardResolver(http, address.url).get_agent_card(http_kwargs={"timeout": limits})
+        async with asyncio.timeout(ANSWER_S):
+            return await A2ACardResolver(http, address.url).get_agent_card(http_kwargs={"timeout": limits})
 
 
 def _no_card(address: AgentAddress, error: A2AError) -> RemoteAgentError:
@@ -205,9 +224,26 @@ def sdk_errors() -> Generator[None]:
         yield
     except TimeoutError as error:
         raise A2AClientTimeoutError("nothing came from it in time") from error
-    except (ParseError, ValueError, KeyError, TypeError, AttributeError) as error:
-        text = f"its answer cannot be read: {type(error).__name__}: {message_of(error)}"
-        raise InvalidAgentResponseError(text) from error
+    except (ParseError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = "it is nested too deeply" if _is_depth(error) else f"{type(error).__name__}: {message_of(error)}"
+        why = message_of(error) if isinstance(error, UnpackingError) else why
+        raise InvalidAgentResponseError(f"its answer cannot be read: {why}") from error
+
+
+def is_too_deep(error: A2AError) -> bool:
+    """Return whether the agent answered, with data that is nested beyond what the protocol's messages can hold."""
+    return _is_depth(error.__cause__)
+
+
+def is_beyond_limits(error: A2AError) -> bool:
+    """Return whether the same answer would be refused again: it is nested too deeply, or too long."""
+    return is_too_deep(error) or isinstance(error.__cause__, UnpackingError)
+
+
+def _is_depth(error: BaseException | None) -> bool:
+    from google.protobuf.json_format import ParseError
+
+    return isinstance(error, RecursionError) or (isinstance(error, ParseError) and "too deep" in str(error))
 
 
 def is_refusal(error: A2AError) -> bool:

@@ -36,8 +36,8 @@ class ServerAddress:
     connect_timeout_s: float = 30.0
     #: whether the session offers to ask a person
     has_reviewer: bool = False
-    #: whether it offers to ask a model
-    has_model: bool = False
+    #: how often a model may be asked in one call; 0: it is not offered
+    max_samples: int = 0
 
     @classmethod
     def of(
@@ -48,7 +48,7 @@ class ServerAddress:
         headers: Mapping[str, str],
         cwd: str | None,
         connect_timeout_s: float,
-        has_model: bool,
+        max_samples: int,
     ) -> ServerAddress:
         """Read an address.
 
@@ -69,7 +69,7 @@ class ServerAddress:
                 env=tuple(env.items()),
                 cwd=cwd,
                 connect_timeout_s=connect_timeout_s,
-                has_model=has_model,
+                max_samples=max_samples,
             )
         parts = urlsplit(server)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -78,7 +78,7 @@ class ServerAddress:
             raise ValidationError("MCP server must be a URL without a name or password: give them in headers")
         if env or cwd is not None:
             raise ValidationError("MCP env and cwd are for a program, and not for a URL")
-        return cls(url=server, headers=_checked(headers), connect_timeout_s=connect_timeout_s, has_model=has_model)
+        return cls(url=server, headers=_checked(headers), connect_timeout_s=connect_timeout_s, max_samples=max_samples)
 
     @property
     def shown(self) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -35,6 +35,8 @@ T = TypeVar("T")
 _log = bounded_logger(__name__)
 #: How long a session without work stays open, s.
 _IDLE_S = 60.0
+#: The protocol's code for what cannot be read.
+_UNREADABLE = -32700
 #: How long the end of a process waits for its servers, s: longer than the SDK takes to end one that does not listen.
 _EXIT_S = 6.0
 
@@ -56,6 +58,8 @@ class _Request(Generic[T]):
 
     work: Callable[[Client], Awaitable[T]]
     outcome: asyncio.Future[T]
+    #: longest time until its outcome, s
+    limit_s: float | None = None
     delivery: McpDelivery = field(default_factory=McpDelivery)
 
     def fail(self, error: BaseException) -> None:
@@ -68,33 +72,38 @@ _sessions: dict[ServerAddress, _Session] = {}
 _owners: set[asyncio.Task[None]] = set()
 
 
-async def ask_server(address: ServerAddress, work: Callable[[Client], Awaitable[T]], *, may_repeat: bool) -> T:
+async def ask_server(
+    address: ServerAddress, work: Callable[[Client], Awaitable[T]], *, may_repeat: bool, limit_s: float | None = None
+) -> T:
     """Do work with this process's session with a server, from any loop; equal addresses have the same.
 
     Args:
         address: The server.
         work: What to do with the SDK's client.
         may_repeat: Whether it may be done twice when the server is lost meanwhile.
+        limit_s: Longest time for it in an open session, s; the server counts as lost then. None: whoever asks has one.
 
     Raises:
         ServerLostError: the server went away, and the work may have been done, or went away twice.
         ToolConfigurationError: it cannot be started or reached, or the SDK is not installed.
         MCPError: the server refused it.
     """
-    return await bridge(_ask(address, work, may_repeat=may_repeat))
+    return await bridge(_ask(address, work, limit_s, may_repeat=may_repeat))
 
 
-async def _ask(address: ServerAddress, work: Callable[[Client], Awaitable[T]], *, may_repeat: bool) -> T:
+async def _ask(
+    address: ServerAddress, work: Callable[[Client], Awaitable[T]], limit_s: float | None, *, may_repeat: bool
+) -> T:
     try:
-        return await _ask_once(address, work)
+        return await _ask_once(address, work, limit_s)
     except ServerLostError as lost:
         if lost.may_be_done and not may_repeat:
             raise
         _log.warning("%s; it is asked again", lost)
-    return await _ask_once(address, work)
+    return await _ask_once(address, work, limit_s)
 
 
-async def _ask_once(address: ServerAddress, work: Callable[[Client], Awaitable[T]]) -> T:
+async def _ask_once(address: ServerAddress, work: Callable[[Client], Awaitable[T]], limit_s: float | None) -> T:
     session = _sessions.get(address)
     if session is None:
         session = _sessions[address] = _Session(address)
@@ -102,7 +111,7 @@ async def _ask_once(address: ServerAddress, work: Callable[[Client], Awaitable[T
         _owners.add(owner)
         owner.add_done_callback(_owners.discard)
     outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    session.take(cast("_Request[object]", _Request(work, outcome)))
+    session.take(cast("_Request[object]", _Request(work, outcome, limit_s)))
     return await outcome
 
 
@@ -136,6 +145,8 @@ class _Session:
         #: None: take no more
         self._inbox: asyncio.Queue[_Request[object] | None] = asyncio.Queue()
         self._running: dict[asyncio.Task[None], _Request[object]] = {}
+        #: what the server did wrong when it ended the session
+        self._fault = ""
 
     def take(self, request: _Request[object]) -> None:
         """Have it done, or told why not."""
@@ -148,7 +159,7 @@ class _Session:
         stderr = ErrorLines()
         try:
             async with AsyncExitStack() as stack:
-                client = await stack.enter_async_context(open_session(self._address, stderr))
+                client = await stack.enter_async_context(open_session(self._address, stderr, self._break))
                 is_open = True
                 await self._serve(client)
         except (Exception, asyncio.CancelledError) as ended:  # noqa: BLE001  told to all who wait
@@ -193,6 +204,11 @@ class _Session:
         from mcp import MCPError
 
         current_delivery.set(request.delivery)  # of this task alone
+        timer = None
+        if request.limit_s is not None and (task := asyncio.current_task()) is not None:
+            # Not a timeout in this task: the SDK may hold up a cancellation to tell the server of it.
+            late = f"did not answer within {request.limit_s:g} s"
+            timer = asyncio.get_running_loop().call_later(request.limit_s, self._fail, late, {task: request})
         try:
             result = await request.work(client)
         except asyncio.CancelledError:  # by who asked; or with the session, whose owner tells why
@@ -209,6 +225,23 @@ class _Session:
         else:
             if not request.outcome.done():
                 request.outcome.set_result(result)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _break(self, why: str) -> None:
+        """End the session, in which nobody knows what answers which request any more (S-INT-88)."""
+        self._fault = why
+        self._fail(why, dict(self._running))
+
+    def _fail(self, why: str, requests: Mapping[asyncio.Task[None], _Request[object]]) -> None:
+        """Fail requests, and take no more; others that go on may still be answered."""
+        self._release()
+        for task, request in requests.items():
+            text = f"MCP server '{self._address.shown}' {why}"
+            request.fail(ServerLostError(text, may_be_done=request.delivery.sent > 0))
+            task.cancel()
+        self._inbox.put_nowait(None)
 
     def _release(self) -> None:
         """Take no more work: the next opens a session of its own."""
@@ -216,13 +249,16 @@ class _Session:
             del _sessions[self._address]
 
     def _make_lost(self, error: BaseException | None, *, may_be_done: bool) -> ServerLostError:
-        why = "" if error is None else f": {reason_of(error)}"
-        return ServerLostError(f"MCP server '{self._address.shown}' went away{why}", may_be_done=may_be_done)
+        what = "sent an answer that cannot be read" if getattr(error, "code", None) == _UNREADABLE else "went away"
+        why = self._fault or f"{what}{'' if error is None else f': {reason_of(error)}'}"
+        return ServerLostError(f"MCP server '{self._address.shown}' {why}", may_be_done=may_be_done)
 
     def _unreachable(self, error: BaseException | None, stderr: str) -> Exception:
         if isinstance(error, ToolConfigurationError):
             return error
         what = "started" if self._address.command else "reached"
         why = f"no answer within {self._address.connect_timeout_s:g} s" if isinstance(error, TimeoutError) else None
+        if self._fault:
+            why = f"it {self._fault}"
         text = f"MCP server '{self._address.shown}' cannot be {what}: {why or reason_of(error)}"
         return ToolConfigurationError(f"{text}. It wrote:\n{stderr}" if stderr else text)

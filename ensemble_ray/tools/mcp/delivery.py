@@ -6,24 +6,22 @@ lost. Rules: the SDK sends in tasks of its own, which inherit the context of the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
     from mcp import MCPError
-    from mcp.client._transport import ReadStream, TransportStreams, WriteStream
     from mcp.shared.message import SessionMessage
 
-__all__ = ["McpDelivery", "WrappedStream", "current_delivery", "is_lost", "watch_transport"]
+__all__ = ["MESSAGE_BYTES", "McpDelivery", "MessageStream", "ReadMessages", "current_delivery", "is_lost"]
 
-S = TypeVar("S", bound="WriteStream[Any] | ReadStream[Any]")
+#: Longest message, bytes after unpacking.
+MESSAGE_BYTES = 16 * 2**20
 #: What the SDK makes of an answer of HTTP that is no answer of the protocol; it has the same text for every status.
 _NO_ANSWER = "Server returned an error response"
 
@@ -45,10 +43,13 @@ current_delivery: ContextVar[McpDelivery | None] = ContextVar("ensemble_ray_mcp_
 
 
 def is_lost(error: MCPError) -> bool:
-    """Return whether the server did not refuse the work, but went away: it closed the connection or forgot the session, or a proxy answers for it."""
-    from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR
+    """Return whether the server did not refuse the work, but is lost.
 
-    if error.code == CONNECTION_CLOSED:
+    It closed the connection, forgot the session or sent what cannot be read, or a proxy answers for it.
+    """
+    from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, PARSE_ERROR
+
+    if error.code in {CONNECTION_CLOSED, PARSE_ERROR}:
         return True
     delivery = current_delivery.get() or McpDelivery()
     if delivery.is_forgotten:
@@ -57,44 +58,39 @@ def is_lost(error: MCPError) -> bool:
     return is_unanswered and (delivery.status or 0) >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-@asynccontextmanager
-async def watch_transport(transport: AbstractAsyncContextManager[TransportStreams]) -> AsyncGenerator[TransportStreams]:
-    """Open a program's transport; each message that its writer takes is told."""
-    async with transport as (received, sent):
-        yield received, _WatchedStream(sent)
-
-
-class WrappedStream(Generic[S]):
-    """A stream of the SDK that is closed, entered and left as the one inside of it."""
-
-    def __init__(self, inner: S) -> None:
-        self._inner = inner
+class MessageStream:
+    """A stream of messages as the SDK enters, leaves and closes it."""
 
     async def aclose(self) -> None:
-        """Close the stream inside."""
-        await self._inner.aclose()
+        """Close it; what it is made on may be closed elsewhere."""
 
     async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> bool | None:
-        return await self._inner.__aexit__(exc_type, exc_val, exc_tb)
+    ) -> None:
+        await self.aclose()
 
 
-class _WatchedStream(WrappedStream["WriteStream[SessionMessage]"]):
-    """The stream of messages to a program."""
+class ReadMessages(MessageStream):
+    """A stream of messages that come in."""
 
-    async def send(self, item: SessionMessage, /) -> None:
-        """Send a message; one that nobody took, since the program ended, was not sent."""
-        from anyio import BrokenResourceError, ClosedResourceError
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next message, or what is wrong with it.
 
-        delivery = current_delivery.get() or McpDelivery()
-        delivery.sent += 1  # before: a writer may take what a cancelled sender gave
+        Raises:
+            anyio.EndOfStream: no other comes.
+        """
+        raise NotImplementedError
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        from anyio import EndOfStream
+
         try:
-            await self._inner.send(item)
-        except (BrokenResourceError, ClosedResourceError):
-            delivery.sent -= 1
-            raise
+            return await self.receive()
+        except EndOfStream:
+            raise StopAsyncIteration from None

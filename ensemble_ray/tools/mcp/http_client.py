@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any, cast
 
 import httpx2
 
+from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, bound_response
 from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.delivery import McpDelivery, current_delivery
+from ensemble_ray.tools.mcp.delivery import MESSAGE_BYTES, McpDelivery, current_delivery
 
 __all__ = ["http_client", "sse_http_client"]
 
 
 _SESSION_ID = "mcp-session-id"
+#: What is read of the body of a failure.
+_FAILURE_BYTES = 64 * 2**10
 
 
 class _WatchedClient(httpx2.AsyncClient):
@@ -25,11 +29,14 @@ class _WatchedClient(httpx2.AsyncClient):
         """Send a request; one for which there was no connection was not sent."""
         delivery = current_delivery.get() or McpDelivery()
         delivery.sent += 1
+        if request.method == "DELETE":  # of a session that has ended: a server that hangs is not waited for
+            request.extensions["timeout"] = httpx2.Timeout(self.timeout.connect).as_dict()
         try:
             response = await super().send(request, **options)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout):
             delivery.sent -= 1
             raise
+        _bound(response)
         delivery.status = response.status_code
         # So the protocol says of a session that has ended; the SDK's own server has a text of its own for it.
         delivery.is_forgotten = response.status_code == HTTPStatus.NOT_FOUND and _SESSION_ID in request.headers
@@ -80,9 +87,20 @@ class _Answers(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
+def _bound(response: httpx2.Response) -> None:
+    """Bound an answer; a stream may be long, and the SDK bounds each of its events."""
+    is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+    bound_response(
+        response,
+        httpx2.StreamError,
+        max_bytes=sys.maxsize if is_stream else MESSAGE_BYTES,
+        cut_bytes=_FAILURE_BYTES if response.is_error else None,
+    )
+
+
 def http_client(address: ServerAddress) -> httpx2.AsyncClient:
     """Return the client of a session; how long an answer may take is the matter of each call."""
-    return _WatchedClient(headers=dict(address.headers), timeout=_timeout_of(address))
+    return _WatchedClient(headers=_headers_of(address), timeout=_timeout_of(address))
 
 
 def sse_http_client(
@@ -92,7 +110,13 @@ def sse_http_client(
     auth: httpx2.Auth | None = None,  # noqa: ARG001  as above
 ) -> httpx2.AsyncClient:
     """Return the client of a session over the older SSE transport."""
-    return _SseClient(headers=dict(address.headers), timeout=_timeout_of(address))
+    return _SseClient(headers=_headers_of(address), timeout=_timeout_of(address))
+
+
+def _headers_of(address: ServerAddress) -> httpx2.Headers:
+    headers = httpx2.Headers({"Accept-Encoding": ACCEPTED_CODINGS})
+    headers.update(dict(address.headers))
+    return headers
 
 
 def _timeout_of(address: ServerAddress) -> httpx2.Timeout:

@@ -7,26 +7,31 @@ the SDK can read. The SDK refuses a whole listing for one member of one tool.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pydantic
 
+from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.tools.foreign_schema import LONGEST_NAME, SchemaError, hash_name, normalise_parameters
-from ensemble_ray.tools.mcp.delivery import WrappedStream
+from ensemble_ray.tools.mcp.delivery import MESSAGE_BYTES, ReadMessages
 from ensemble_ray.tools.tool import make_tool_name
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from mcp.client._transport import ReadStream, TransportStreams
     from mcp.shared.message import SessionMessage
+    from mcp_types import PaginatedResult
 
-__all__ = ["mend_listing", "mend_transport", "tool_names"]
+__all__ = ["collect_pages", "mend_listing", "mend_transport", "tool_names"]
+
+T = TypeVar("T")
+Page = TypeVar("Page", bound="PaginatedResult")
 
 _log = bounded_logger(__name__)
+#: Of one listing.
+_MOST_PAGES, _MOST_ENTRIES = 100, 1_000
 #: The protocol that has the narrowest words for a tool.
 _VERSION = "2025-11-25"
 
@@ -90,44 +95,85 @@ def _mend(tool: dict[str, Any]) -> dict[str, Any]:
     return tool
 
 
+async def collect_pages(fetch: Callable[[str | None], Awaitable[Page]], entries: Callable[[Page], list[T]]) -> list[T]:
+    """Return the entries of all pages of a listing.
+
+    Args:
+        fetch: Asks for the page of a cursor; None: the first one.
+        entries: Those of a page.
+
+    Raises:
+        ToolConfigurationError: there are too many pages or entries, or they are too long.
+    """
+    found: list[T] = []
+    cursor, size_bytes = None, 0
+    for _ in range(_MOST_PAGES):
+        page = await fetch(cursor)
+        found += entries(page)
+        size_bytes += len(page.model_dump_json())
+        if len(found) > _MOST_ENTRIES or size_bytes > MESSAGE_BYTES:
+            break
+        if not (cursor := page.next_cursor):
+            return found
+    raise ToolConfigurationError(
+        f"the server lists more than {_MOST_ENTRIES} entries, {_MOST_PAGES} pages or {MESSAGE_BYTES} bytes, the limits of a listing"
+    )
+
+
 @asynccontextmanager
 async def mend_transport(
-    transport: AbstractAsyncContextManager[TransportStreams], server: str
+    transport: AbstractAsyncContextManager[TransportStreams], server: str, on_fault: Callable[[str], None]
 ) -> AsyncGenerator[TransportStreams]:
-    """Open a transport; listings of tools that come in are mended before the SDK reads them."""
+    """Open a transport; listings of tools that come in are mended before the SDK reads them.
+
+    Args:
+        transport: The SDK's, or one of ours.
+        server: For log lines.
+        on_fault: Called with what the server did wrong when a message cannot be read: which request it answers is not known.
+    """
     async with transport as (received, sent):
-        yield _MendedStream(received, server), sent
+        yield _MendedStream(received, server, on_fault), sent
 
 
-class _MendedStream(WrappedStream["ReadStream[SessionMessage | Exception]"]):
-    """The stream of messages from a server."""
+class _MendedStream(ReadMessages):
+    """The stream of messages from a server, which ends with the first one that cannot be read."""
 
-    def __init__(self, inner: ReadStream[SessionMessage | Exception], server: str) -> None:
-        super().__init__(inner)
+    def __init__(
+        self, inner: ReadStream[SessionMessage | Exception], server: str, on_fault: Callable[[str], None]
+    ) -> None:
+        self._inner = inner
         self._server = server
+        self._on_fault = on_fault
 
     @property
     def last_context(self) -> object:
         """The sender's context, which the SDK asks for."""
         return getattr(self._inner, "last_context", None)
 
+    async def aclose(self) -> None:
+        """Close the stream inside."""
+        await self._inner.aclose()
+
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message."""
+        """Return the next message.
+
+        Raises:
+            anyio.EndOfStream: no other comes, or it cannot be read.
+        """
+        from anyio import EndOfStream
+        from mcp_types import PARSE_ERROR, JSONRPCError
+
         item = await self._inner.receive()
-        result: object = None if isinstance(item, Exception) else getattr(item.message, "result", None)
+        if isinstance(item, Exception):
+            self._on_fault(f"sent a message that cannot be read: {message_of(item)}")
+            raise EndOfStream
+        message = item.message
+        if isinstance(message, JSONRPCError) and message.id is None and message.error.code == PARSE_ERROR:
+            self._on_fault(f"cannot read a message: {message.error.message}")
+            raise EndOfStream
+        result: object = getattr(message, "result", None)
         if isinstance(result, dict):
             listing = cast("dict[str, object]", result)
             if isinstance(tools := listing.get("tools"), list):
                 listing["tools"] = mend_listing(cast("list[object]", tools), self._server)
         return item
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        from anyio import EndOfStream
-
-        try:
-            return await self.receive()
-        except EndOfStream:
-            raise StopAsyncIteration from None

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -17,7 +17,7 @@ from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.tools.mcp.address import ServerAddress
-from ensemble_ray.tools.mcp.delivery import McpDelivery, current_delivery, watch_transport
+from ensemble_ray.tools.mcp.delivery import MESSAGE_BYTES, McpDelivery, current_delivery
 from ensemble_ray.tools.mcp.listing import mend_transport
 from ensemble_ray.tools.mcp.questions import elicitation_callback, sampling_callback
 
@@ -38,29 +38,37 @@ _INSTALL = "MCP needs the package mcp, which is not installed: pip install 'ense
 
 
 @asynccontextmanager
-async def open_session(address: ServerAddress, stderr: ErrorLines) -> AsyncGenerator[Client]:
+async def open_session(
+    address: ServerAddress, stderr: ErrorLines, on_fault: Callable[[str], None]
+) -> AsyncGenerator[Client]:
     """Open a session, which is closed in the same task; a URL that refuses streamable HTTP is tried with the older SSE transport.
+
+    Args:
+        address: The server.
+        stderr: Takes what a program writes to its standard error.
+        on_fault: Called with what the server did wrong when it ends the session.
 
     Raises:
         ToolConfigurationError: the SDK is not installed, or neither transport works.
         TimeoutError: it takes longer than `connect_timeout_s`.
     """
     try:
-        from mcp import Client, StdioServerParameters, stdio_client
+        from mcp import Client
         from mcp.client.sse import sse_client
         from mcp.client.streamable_http import streamable_http_client
 
         from ensemble_ray.tools.mcp.http_client import http_client, sse_http_client
+        from ensemble_ray.tools.mcp.program import open_program
     except ImportError:
         raise ToolConfigurationError(_INSTALL) from None
 
     def client(transport: AbstractAsyncContextManager[TransportStreams], mode: Literal["auto", "legacy"]) -> Client:
         return Client(
-            mend_transport(transport, address.shown),
+            mend_transport(transport, address.shown, on_fault),
             raise_exceptions=True,
             mode=mode,
             elicitation_callback=elicitation_callback if address.has_reviewer else None,
-            sampling_callback=sampling_callback if address.has_model else None,
+            sampling_callback=sampling_callback if address.max_samples else None,
         )
 
     async with AsyncExitStack() as stack:
@@ -70,15 +78,14 @@ async def open_session(address: ServerAddress, stderr: ErrorLines) -> AsyncGener
                 return await stack.enter_async_context(opened)
 
         if address.command:
-            program, *arguments = address.command
-            parameters = StdioServerParameters(command=program, args=arguments, env=dict(address.env), cwd=address.cwd)
-            yield await enter(client(watch_transport(stdio_client(parameters, errlog=stderr.open())), "auto"))
+            yield await enter(client(open_program(address, stderr.open()), "auto"))
             return
         opening = McpDelivery()
         current_delivery.set(opening)  # of this session's task; each call has its own
         http = await stack.enter_async_context(http_client(address))
         try:
-            opened = await enter(client(streamable_http_client(address.url, http_client=http), "auto"))
+            transport = streamable_http_client(address.url, http_client=http, max_sse_event_size=MESSAGE_BYTES)
+            opened = await enter(client(transport, "auto"))
         except Exception as error:
             if (status := opening.status or 0) not in _REFUSALS:
                 raise

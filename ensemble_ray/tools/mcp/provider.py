@@ -11,14 +11,16 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import ToolConfigurationError, ValidationError
+import pydantic
+
+from ensemble_ray.errors import ToolConfigurationError, ValidationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.tools.foreign_schema import SchemaError
 from ensemble_ray.tools.mcp.address import ServerAddress
 from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
 from ensemble_ray.tools.mcp.delivery import is_lost
-from ensemble_ray.tools.mcp.listing import tool_names
-from ensemble_ray.tools.mcp.remote_tools import effect_of_hints, list_tools, prompt_tool, remote_tool, resource_tools
+from ensemble_ray.tools.mcp.listing import collect_pages, tool_names
+from ensemble_ray.tools.mcp.remote_tools import effect_of_hints, prompt_tool, remote_tool, resource_tools
 from ensemble_ray.tools.tool import (
     DEFAULT_TIMEOUT_S,
     AgentTool,
@@ -55,8 +57,9 @@ class MCP(DynamicToolProvider):
         resources: Whether the agent gets two tools more that list and read the server's resources.
         prompts: Whether each prompt of the server is a tool, named `prompt_NAME`.
         sampling: Whether the server may ask the agent's model in the middle of a call, under the run's budget and the model's limits.
+        max_samples: How often it may do so in one call.
         timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes.
-        connect_timeout: How long the server may take to start or to answer first, the same.
+        connect_timeout: How long the server may take to start or to answer first, and to list what it offers, the same.
 
     Raises:
         ValidationError: a value cannot work.
@@ -79,6 +82,7 @@ class MCP(DynamicToolProvider):
         resources: bool = False,
         prompts: bool = False,
         sampling: bool = False,
+        max_samples: int = 10,
         timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
         connect_timeout: float | timedelta = 30.0,
     ) -> None:
@@ -91,13 +95,17 @@ class MCP(DynamicToolProvider):
             headers=headers or {},
             cwd=cwd,
             connect_timeout_s=connect_timeout_s,
-            has_model=sampling,
+            max_samples=max_samples if sampling else 0,
         )
         if prefix and (problem := check_tool_name(prefix)):
             raise ValidationError(f"MCP prefix: {problem}")
         for name, each in effect.items() if isinstance(effect, Mapping) else [("", effect)]:
             if each is not None:
                 check_effect(each, f"MCP tool '{name}'" if name else "MCP")
+        if max_samples < 1:
+            raise ValidationError(
+                f"MCP max_samples must be >= 1, got: {max_samples}. To allow none, leave sampling out"
+            )
         if isinstance(tools, str):
             raise ValidationError("MCP tools must be a list of names")
         timeout_seconds(timeout)
@@ -119,7 +127,9 @@ class MCP(DynamicToolProvider):
         """
         address = replace(self._address, has_reviewer=current_tool_context().review_handler is not None)
         try:
-            tools, prompts, has_resources = await ask_server(address, self._list, may_repeat=True)
+            tools, prompts, has_resources = await ask_server(
+                address, self._list, may_repeat=True, limit_s=address.connect_timeout_s
+            )
         except ServerLostError as error:
             raise ToolConfigurationError(str(error)) from error
         names = tool_names([*(each.name for each in tools), *(f"prompt_{each.name}" for each in prompts)], self._prefix)
@@ -144,19 +154,21 @@ class MCP(DynamicToolProvider):
 
         can = client.server_capabilities
         try:
-            tools = await list_tools(client) if can.tools is not None else []
+            tools: list[Tool] = []
+            if can.tools is not None:
+                tools = await collect_pages(
+                    lambda cursor: client.list_tools(cursor=cursor, cache_mode="refresh"), lambda page: page.tools
+                )
             prompts: list[Prompt] = []
             if self._has_prompts and can.prompts is not None:
-                page = await client.list_prompts(cache_mode="refresh")
-                prompts.extend(page.prompts)
-                while page.next_cursor:
-                    page = await client.list_prompts(cursor=page.next_cursor)
-                    prompts.extend(page.prompts)
-        except MCPError as error:
-            if is_lost(error):  # another session is opened, and asked
+                prompts = await collect_pages(
+                    lambda cursor: client.list_prompts(cursor=cursor, cache_mode="refresh"), lambda page: page.prompts
+                )
+        except (MCPError, pydantic.ValidationError, ToolConfigurationError) as error:
+            if isinstance(error, MCPError) and is_lost(error):  # another session is opened, and asked
                 raise
             raise ToolConfigurationError(
-                f"MCP server '{self._address.shown}' lists no tools: {error.message}"
+                f"MCP server '{self._address.shown}' lists no tools: {message_of(error)}"
             ) from error
         return tools, prompts, self._has_resources and can.resources is not None
 

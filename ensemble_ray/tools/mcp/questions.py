@@ -44,6 +44,8 @@ T = TypeVar("T")
 _log = bounded_logger(__name__)
 #: How often a reviewer is asked for values that fit the form.
 _MOST_TRIES = 3
+#: Forms of one call.
+_MOST_FORMS = 10
 #: The call that this code works for; the SDK keeps it where its transport can tell.
 _current: ContextVar[CallQuestions | None] = ContextVar("ensemble_ray_mcp_call", default=None)
 #: Calls that go on, by their session.
@@ -68,6 +70,8 @@ class CallQuestions:
             context: Of the call.
         """
         self._shown = address.shown
+        self._max_samples = address.max_samples
+        self._samples = self._forms = 0
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[None] | None = None
@@ -78,6 +82,7 @@ class CallQuestions:
         Raises:
             BaseException: what the reviewer raised, or the call.
         """
+        self._samples = self._forms = 0
         for asked in (self._context.review_handler, self._context.sampler):
             if isinstance(asked, _BeginsAgain):
                 asked.begin_again()
@@ -114,7 +119,8 @@ class CallQuestions:
         if params.mode == "url":  # what a person enters there is not for a gate, and is recorded nowhere
             _log.warning("MCP server '%s' wants somebody to open a page, which is declined", self._shown)
             return ElicitResult(action="decline")
-        if self._context.review_handler is None:
+        self._forms += 1
+        if self._context.review_handler is None or self._forms > _MOST_FORMS:
             return ElicitResult(action="cancel")
         return await self._here(self._filled_in(params))
 
@@ -151,6 +157,9 @@ class CallQuestions:
         sampler = self._context.sampler
         if sampler is None:
             return _refusal("This call has no model to ask")
+        self._samples += 1
+        if self._samples > self._max_samples:
+            return _refusal(f"The model was asked {self._max_samples} times in this call, which is the limit")
         try:
             messages = read_messages(params)
         except ValidationError as error:

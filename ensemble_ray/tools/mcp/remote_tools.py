@@ -11,11 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+import pydantic
+
 from ensemble_ray.errors import ToolConfigurationError
 from ensemble_ray.events.telemetry.active import use_span
 from ensemble_ray.process.context import current_traceparent
 from ensemble_ray.tools.foreign_schema import normalise_parameters, rename_properties
 from ensemble_ray.tools.mcp.connection import ServerLostError, ask_server
+from ensemble_ray.tools.mcp.listing import collect_pages
 from ensemble_ray.tools.mcp.questions import CallQuestions
 from ensemble_ray.tools.mcp.texts import prompt_text, resource_list_text, resource_text, result_of
 from ensemble_ray.tools.registry import log_dropped_keywords
@@ -24,11 +27,11 @@ from ensemble_ray.values.messages import Effect
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp_types import Prompt, RequestParamsMeta, Resource, Tool
+    from mcp_types import Prompt, RequestParamsMeta, Tool
 
     from ensemble_ray.tools.mcp.address import ServerAddress
 
-__all__ = ["effect_of_hints", "list_tools", "prompt_tool", "remote_tool", "resource_tools"]
+__all__ = ["effect_of_hints", "prompt_tool", "remote_tool", "resource_tools"]
 
 Work = Callable[["Client", dict[str, Any]], Awaitable[ToolResult]]
 _OBJECT: Mapping[str, object] = {"type": "object", "properties": {}}
@@ -84,15 +87,21 @@ class _RemoteTool(ContextAgentTool):
         except MCPError as error:
             return ToolResult.failure(error.message)
         except ServerLostError as lost:
-            if self.effect != "once" or not lost.may_be_done:
-                return ToolResult.failure(str(lost))
-            return ToolResult.failure(
-                f"Outcome unknown: {lost} before a result came back. The call may have been done, partly done, or not done at "
-                "all; it has not been repeated. Find out whether it was done before you call it again. If you cannot "
-                "find out, do not repeat it, and say in your answer that its outcome is unknown."
-            )
+            return self._failure(str(lost), may_be_done=lost.may_be_done)
+        except pydantic.ValidationError as error:  # the SDK's word for a result that is none
+            return self._failure(f"MCP server '{self.origin}' sent a result that cannot be read: {error}")
         except ToolConfigurationError as error:  # it went away after the task began; the model may do without it
             return ToolResult.failure(str(error))
+
+    def _failure(self, why: str, *, may_be_done: bool = True) -> ToolResult:
+        """Return the failure of a call without a result."""
+        if self.effect != "once" or not may_be_done:
+            return ToolResult.failure(why)
+        return ToolResult.failure(
+            f"Outcome unknown: {why.rstrip('.')}, before a result came back. The call may have been done, partly done, or not "
+            "done at all; it has not been repeated. Find out whether it was done before you call it again. If you cannot "
+            "find out, do not repeat it, and say in your answer that its outcome is unknown."
+        )
 
 
 def _read(text: str) -> dict[str, Any] | None:
@@ -100,7 +109,7 @@ def _read(text: str) -> dict[str, Any] | None:
         return {}
     try:
         arguments: object = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else None
 
@@ -111,16 +120,6 @@ def effect_of_hints(tool: Tool) -> Effect:
     if hints is not None and hints.read_only_hint:
         return "none"
     return "idempotent" if hints is not None and hints.idempotent_hint else "once"
-
-
-async def list_tools(client: Client) -> list[Tool]:
-    """Return all tools that the server offers now."""
-    page = await client.list_tools(cache_mode="refresh")
-    tools = list(page.tools)
-    while page.next_cursor:
-        page = await client.list_tools(cursor=page.next_cursor)
-        tools.extend(page.tools)
-    return tools
 
 
 def remote_tool(
@@ -149,11 +148,9 @@ def resource_tools(address: ServerAddress, *, prefix: str, timeout: float | time
     """Return two tools: one lists the server's resources, one reads one."""
 
     async def list_all(client: Client, _arguments: dict[str, Any]) -> ToolResult:
-        page = await client.list_resources(cache_mode="refresh")
-        resources: list[Resource] = list(page.resources)
-        while page.next_cursor:
-            page = await client.list_resources(cursor=page.next_cursor)
-            resources.extend(page.resources)
+        resources = await collect_pages(
+            lambda cursor: client.list_resources(cursor=cursor, cache_mode="refresh"), lambda page: page.resources
+        )
         return ToolResult.success(resource_list_text(resources))
 
     async def read(client: Client, arguments: dict[str, Any]) -> ToolResult:

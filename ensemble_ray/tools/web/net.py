@@ -29,9 +29,9 @@ from yarl import URL
 from ensemble_ray.errors import message_of
 from ensemble_ray.errors.tls import tls_flaw
 from ensemble_ray.process.threads import threads
+from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, BodyUnpacker, UnpackingError, codings_of
 from ensemble_ray.tools.charsets import decode
 from ensemble_ray.tools.web.addresses import refusal_of
-from ensemble_ray.tools.web.unpacking import ACCEPTED_CODINGS, PageUnpacker, UnpackingError, codings_of
 
 __all__ = ["CONNECT_TIMEOUT_S", "RequestFailedError", "WebAnswer", "exchange", "fetch"]
 
@@ -251,7 +251,7 @@ async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str
         RequestFailedError: it comes in too many pieces.
         UnpackingError: it cannot be unpacked, or not within its limits.
     """
-    unpacker = PageUnpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
+    unpacker = BodyUnpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
     read = bytearray()
     count = 0
     async for chunk, _ in response.content.iter_chunks():

@@ -21,11 +21,11 @@ tasks:
 
 
 def test_a_server_is_a_tool_of_a_team_file(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-INT-1, S-INT-4, S-INT-15: secrets come from the environment."""
+    """S-INT-1, S-INT-4, S-INT-15, S-INT-90: secrets come from the environment."""
     monkeypatch.setenv("SHOP_KEY", "k")
     keys = (
         "{server: 'stdio:shop --x', env: {KEY: {env: SHOP_KEY}}, effect: {buy: idempotent}, tools: [buy], timeout: 5, "
-        "sampling: true}"
+        "sampling: true, max_samples: 3}"
     )
     team = load(TEAM.replace("{MCP}", keys))
     assert team.tasks[0].agent is not None
@@ -33,7 +33,7 @@ def test_a_server_is_a_tool_of_a_team_file(load: Load, monkeypatch: pytest.Monke
     assert isinstance(server, MCP)
     assert repr(server) == "MCP('stdio:shop')"
     assert server._address.env == (("KEY", "k"),)
-    assert server._address.has_model
+    assert server._address.max_samples == 3
     assert server._effect == {"buy": "idempotent"}
 
 

@@ -1,4 +1,4 @@
-"""Unpacks the body of an HTTP answer while it comes. Package: tools. Pure.
+"""Unpacks and bounds the body of an HTTP answer while it comes: of models, pages, MCP servers and A2A agents. Layer: lowest; pure.
 
 In: the names of its content codings, and its bytes as they come. Out: what they hold, in small pieces. Each stage, the
 packed bytes included, is held to the limit of the whole: a kilobyte may unfold to gigabytes, at the last stage or
@@ -8,10 +8,12 @@ Never: more of a stage in memory than one piece, a piece larger than `STEP_BYTES
 
 from __future__ import annotations
 
+import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, cast
 
-__all__ = ["ACCEPTED_CODINGS", "STEP_BYTES", "PageUnpacker", "UnpackingError", "codings_of"]
+__all__ = ["ACCEPTED_CODINGS", "STEP_BYTES", "BodyUnpacker", "UnpackingError", "bound_response", "codings_of"]
 
 #: What is asked for, and all that is unpacked.
 ACCEPTED_CODINGS = "gzip, deflate"
@@ -27,19 +29,91 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
-class UnpackingError(Exception):
+class UnpackingError(ValueError):
     """The body cannot be unpacked, or not within its limits."""
 
 
-def codings_of(header: str) -> tuple[str, ...]:
+def bound_response(
+    response: Any,
+    fail: Callable[[str], Exception],
+    *,
+    max_bytes: int,
+    check: Callable[[int], None] | None = None,
+    cut_bytes: int | None = None,
+    layers: int = _MOST_LAYERS,
+) -> None:
+    """Have the body of a response of `httpx` or `httpx2` unpacked here and counted while it is read.
+
+    Args:
+        response: Its head was read, its body was not.
+        fail: Makes the error of a body that is too long or cannot be unpacked, of the reason.
+        max_bytes: Of the unpacked body.
+        check: Raises a `ValueError` when so many unpacked bytes are too many; None: `max_bytes` is the limit.
+        cut_bytes: What follows them is not read; None: all is read.
+        layers: How often the body may be packed.
+
+    Raises:
+        Exception: what `fail` makes; the body is packed in another way.
+    """
+    try:
+        unpacker = BodyUnpacker(codings_of(response.headers.pop("content-encoding", ""), layers), max_bytes=max_bytes)
+    except UnpackingError as error:
+        raise fail(str(error)) from None
+
+    def check_size(received_bytes: int) -> None:
+        if received_bytes > max_bytes:
+            raise UnpackingError(f"it is longer than {max_bytes} bytes, the limit of an answer")
+
+    # A response takes streams of its own package alone.
+    package = sys.modules[type(response.stream).__module__.partition(".")[0]]
+    bounded = cast("Any", type("BoundedBody", (_BoundedBody, package.AsyncByteStream), {}))
+    response.stream = bounded(response.stream, unpacker, check or check_size, cut_bytes, fail)
+
+
+class _BoundedBody:
+    """The body of a response, unpacked, within its limits."""
+
+    def __init__(
+        self,
+        packed: Any,
+        unpacker: BodyUnpacker,
+        check: Callable[[int], None],
+        cut_bytes: int | None,
+        fail: Callable[[str], Exception],
+    ) -> None:
+        self._packed = packed
+        self._unpacker = unpacker
+        self._check = check
+        self._cut_bytes = cut_bytes
+        self._fail = fail
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        received_bytes = 0
+        async for piece in self._packed:
+            try:
+                for content in self._unpacker.feed(piece):
+                    received_bytes += len(content)
+                    if self._cut_bytes is not None and received_bytes > self._cut_bytes:
+                        return
+                    self._check(received_bytes)
+                    yield content
+            except ValueError as error:
+                raise self._fail(str(error)) from None
+
+    async def aclose(self) -> None:
+        """Let go of the connection."""
+        await self._packed.aclose()
+
+
+def codings_of(header: str, layers: int = _MOST_LAYERS) -> tuple[str, ...]:
     """Return the codings that a `Content-Encoding` names, in the order in which they were applied.
 
     Raises:
         UnpackingError: there is one that we do not unpack, or there are too many.
     """
     names = [name for part in header.split(",") if (name := part.strip().lower()) not in {"", "identity"}]
-    if len(names) > _MOST_LAYERS:
-        raise UnpackingError(f"the body is packed {len(names)} times; at most {_MOST_LAYERS} are unpacked")
+    if len(names) > layers:
+        raise UnpackingError(f"the body is packed {len(names)} times; at most {layers} are unpacked")
     for name in names:
         if name not in _CODINGS:
             shown = ascii(name[:_SHOWN])
@@ -49,7 +123,7 @@ def codings_of(header: str) -> tuple[str, ...]:
     return tuple(_CODINGS[name] for name in names)
 
 
-class PageUnpacker:
+class BodyUnpacker:
     """Takes the bytes of one body and gives what they hold.
 
     Args:

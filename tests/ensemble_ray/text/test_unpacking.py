@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.tools.web.unpacking import STEP_BYTES, PageUnpacker, UnpackingError, codings_of
+from ensemble_ray.text.unpacking import STEP_BYTES, BodyUnpacker, UnpackingError, codings_of
 
 
 def _bare(data: bytes) -> bytes:
@@ -32,7 +32,7 @@ _PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 def _unpacked(header: str, body: bytes, *, cut: int = 1000, max_bytes: int = 1_000_000) -> bytes:
-    unpacker = PageUnpacker(codings_of(header), max_bytes=max_bytes)
+    unpacker = BodyUnpacker(codings_of(header), max_bytes=max_bytes)
     pieces = [piece for at in range(0, len(body), cut) for piece in unpacker.feed(body[at : at + cut])]
     unpacker.finish()
     assert all(len(piece) <= STEP_BYTES for piece in pieces)

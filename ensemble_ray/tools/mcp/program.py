@@ -1,0 +1,205 @@
+"""A program as an MCP server: its messages over standard input and output, and its end. Package: tools. Imported with the SDK.
+
+In: a command. Out: the streams of a session. Rules: no line is longer than a message may be. The program and what it starts in its process
+group end with the session, and with this process, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from anyio import BrokenResourceError, CancelScope, EndOfStream
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.forks import after_fork
+from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.tools.mcp.address import ServerAddress
+from ensemble_ray.tools.mcp.delivery import MESSAGE_BYTES, McpDelivery, MessageStream, ReadMessages, current_delivery
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
+
+__all__ = ["open_program"]
+
+_log = bounded_logger(__name__)
+#: How long a program may take to end after the end of its input, and again after SIGTERM, s.
+_GRACE_S = 2.0
+#: How often it is looked whether a program has ended, s.
+_LOOK_S = 0.01
+#: Characters of a line that is no message.
+_SHOWN = 200
+_SHELL = "/bin/sh"
+_HAS_SHELL = Path(_SHELL).exists()
+#: Starts the program under the shell's own id. Beside it in its process group a shell waits for the end of a pipe that
+#: this process alone holds open, and then kills the group. A signal of the parent's death would come when a *thread* ends.
+_GUARDED = '(trap "" TERM INT HUP; read -r _ <"/dev/fd/$0"; kill -KILL 0) </dev/null >/dev/null 2>&1 & exec "$@"'
+#: The ends of those pipes.
+_held: set[int] = set()
+
+
+@after_fork
+def _release_ends() -> None:
+    """Close the ends in a forked child, which must not keep programs of its parent alive."""
+    for end in _held:
+        os.close(end)
+    _held.clear()
+
+
+@asynccontextmanager
+async def open_program(address: ServerAddress, stderr: TextIO) -> AsyncGenerator[TransportStreams]:
+    """Start a program, and end it.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    env = get_default_environment() | dict(address.env)
+    command = [_find_program(address, env.get("PATH", os.defpath)), *address.command[1:]]
+    with _guard(command) as (guarded, watched):
+        # Not the loop's own: those of uvloop leave files of this process open in the program, and in what guards it.
+        process = subprocess.Popen(  # noqa: ASYNC220, S603  the developer's own program; it takes some milliseconds
+            guarded,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=env,
+            cwd=address.cwd,
+            start_new_session=True,
+            pass_fds=watched,
+            bufsize=0,
+        )
+        try:
+            loop, lines = asyncio.get_running_loop(), asyncio.StreamReader(limit=MESSAGE_BYTES)
+            reading, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), process.stdout)
+            writing, protocol = await loop.connect_write_pipe(
+                lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), process.stdin
+            )
+            stdin = asyncio.StreamWriter(writing, protocol, None, loop)
+            try:
+                yield _Received(lines, address.shown), _Sent(stdin)
+            finally:
+                with CancelScope(shield=True):
+                    stdin.close()
+                    await _end(process, lines)
+                reading.close()
+                writing.abort()
+        finally:
+            if process.poll() is None:  # so the group's id is still its own
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def _guard(command: Sequence[str]) -> Generator[tuple[Sequence[str], Sequence[int]]]:
+    """Return the command with its guard, and the file that the guard waits on; the program is killed after the block."""
+    if not _HAS_SHELL:
+        yield command, ()
+        return
+    watched, held = os.pipe()
+    _held.add(held)
+    try:
+        yield [_SHELL, "-c", _GUARDED, str(watched), *command], [watched]
+    finally:
+        if held in _held:  # a forked child has let it go
+            _held.discard(held)
+            os.close(held)
+            os.close(watched)
+
+
+def _find_program(address: ServerAddress, path: str) -> str:
+    """Return where the program is.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    name = address.command[0]
+    found = shutil.which(str(Path(address.cwd or "", name)) if os.sep in name else name, path=path)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such program", name)
+    return str(Path(found).absolute())
+
+
+async def _end(process: subprocess.Popen[bytes], lines: asyncio.StreamReader) -> None:
+    """Collect a program whose input has ended; what is left in its group is killed with its guard."""
+    draining = asyncio.ensure_future(_drain(lines))
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if await _is_ended(process):
+            break
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+    await _is_ended(process)
+    draining.cancel()
+
+
+async def _is_ended(process: subprocess.Popen[bytes]) -> bool:
+    for _ in range(int(_GRACE_S / _LOOK_S)):
+        if process.poll() is not None:
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False
+
+
+async def _drain(lines: asyncio.StreamReader) -> None:
+    """Read what a program still writes: one that cannot write does not end."""
+    while await lines.read(MESSAGE_BYTES):
+        pass
+
+
+class _Received(ReadMessages):
+    """Messages of a program, a line each."""
+
+    def __init__(self, lines: asyncio.StreamReader, shown: str) -> None:
+        self._lines = lines
+        self._server = shown
+        self._has_spoken = False
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next message; what a program writes before its first one may be a greeting, and is passed over."""
+        while True:
+            await asyncio.sleep(0)  # reading what is there already gives nobody else a turn
+            try:
+                line = await self._lines.readline()
+            except ValueError:
+                return ValueError(f"it is longer than {MESSAGE_BYTES} bytes, the limit of a message")
+            if not line:
+                raise EndOfStream
+            try:
+                message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+            except ValueError:
+                shown = one_line(line.decode(errors="replace").strip(), _SHOWN)
+                if shown and (self._has_spoken or shown.startswith("{")):
+                    return ValueError(f"{shown!r} is no message of the protocol. Logs belong on standard error")
+                _log.warning("MCP server '%s' wrote to its standard output: %s", self._server, shown)
+            else:
+                self._has_spoken = True
+                return message
+
+
+class _Sent(MessageStream):
+    """Messages to a program."""
+
+    def __init__(self, stdin: asyncio.StreamWriter) -> None:
+        self._stdin = stdin
+
+    async def send(self, item: SessionMessage, /) -> None:
+        """Send a message; one that nobody took, since the program ended, was not sent."""
+        delivery = current_delivery.get() or McpDelivery()
+        text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+        delivery.sent += 1  # before: what a cancelled sender wrote is sent
+        try:
+            self._stdin.write(f"{text}\n".encode())
+            await self._stdin.drain()
+        except (OSError, RuntimeError):  # the second is uvloop's word for a pipe that is closed
+            delivery.sent -= 1
+            raise BrokenResourceError from None
