@@ -26,7 +26,7 @@ from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.app import EndpointOptions
 from ensemble_ray.serve.mcp_api.endpoint import PATH
 from tests.serve.driving import driven
-from tests.serve.ensembles import summaries
+from tests.serve.teams import summaries
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -118,7 +118,7 @@ def test_rows_have_the_columns_that_the_command_names(call: Call, folder: Path, 
         encoding="utf-8",
     )
     called = call("map", items, "--ensemble", "map.yaml", "--limit", "1", "--runtime", "inline")
-    assert called.code == 0, called.told
+    assert called.code == 0, called.said
     assert json.loads((folder / "own.jsonl").read_text(encoding="utf-8")) == {"index": 0, "id": 0, "raw": "SHOUT T0"}
     options = ("--output", "other.jsonl", "--columns", "raw, agent_role", "--key", "id")
     call("map", items, "--ensemble", "map.yaml", "--limit", "1", "--runtime", "inline", *options, "--run-id", "named")
