@@ -70,7 +70,7 @@ PARAMETERS = {
     "gate_id": "gate",
     "model": "secret",
     "name": "tool",
-    "team": "secret",
+    "ensemble": "secret",
 }
 #: What a caller of another team must find nowhere.
 SECRETS = ("secret", "hidden-tag", "swordfish")
