@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar, Unpack, cast
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
+from ensemble_ray.definition.run_options import RunFields, merge_options
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.events import Event
@@ -43,6 +44,7 @@ class Startable(Generic[R]):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
     ) -> EnsembleOutput:
         """Run and wait. Works in scripts and inside a running event loop (S-CONV-15). Ctrl-C ends the run (S-SET-27).
 
@@ -51,13 +53,16 @@ class Startable(Generic[R]):
             runtime: `"ray"`, `"inline"` or a runtime object; default `ENSEMBLE_RAY_RUNTIME`, else `"ray"`.
             run_id: Id of the run and name of its record; default a fresh UUID.
             options: Overrides for this run only.
+            fields: The same one by one, such as `tags={"for": "docs"}` or `max_tokens=100_000`; they win over `options`.
 
         Raises:
             ValidationError: the definition cannot run; nothing was asked of any model.
             PromptTemplateError: inputs are missing; all of them are named.
             EnsembleError: the run failed; the error carries what was completed and the trace.
         """
-        return join(self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False))
+        return join(
+            self.begin(inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), is_watched=False)
+        )
 
     async def arun(
         self,
@@ -66,9 +71,12 @@ class Startable(Generic[R]):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
     ) -> EnsembleOutput:
         """`run` for async code, with the same contract; cancelling it ends the run first (S-PAR-33, S-SET-27)."""
-        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False)
+        begun = self.begin(
+            inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), is_watched=False
+        )
         return await join_run(begun)
 
     def start(
@@ -78,9 +86,12 @@ class Startable(Generic[R]):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
     ) -> R:
         """Begin a run and give its handle at once."""
-        return self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
+        return self.begin(
+            inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), is_watched=True
+        )
 
     def begin(
         self,
@@ -115,9 +126,12 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
     ) -> AsyncIterator[Event | EnsembleOutput]:
         """Events as they happen, then the output as the last item. Leaving the loop early cancels the run."""
-        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
+        begun = self.begin(
+            inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), is_watched=True
+        )
         async with aclosing(stream_run(begun, begun.events())) as stream:
             async for each in stream:
                 yield each
@@ -198,6 +212,7 @@ def run(
     *args: ChatModel | str | Task | None,
     inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
+    **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
     """Run in the short form: `run(model, *tasks)`, or `run(*tasks)` if every task has a handler (S-DET-30 to S-DET-33).
 
@@ -224,4 +239,6 @@ def run(
                 "Give every task a handler, or pass a model as the first argument"
             )
     chosen = cast("tuple[Task, ...]", tasks)
-    return Ensemble(tasks=chosen, llm=cast("ChatModel | str | None", model), workflow=None).run(inputs, runtime=runtime)
+    return Ensemble(tasks=chosen, llm=cast("ChatModel | str | None", model), workflow=None).run(
+        inputs, runtime=runtime, **fields
+    )

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sized
 from contextlib import aclosing
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from pydantic import PrivateAttr
 
 from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.reflection import Reflects
+from ensemble_ray.definition.run_options import merge_options
 from ensemble_ray.definition.run_rules import Watched
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import Workflow
@@ -27,7 +28,7 @@ from ensemble_ray.runs.planned import PlannedLauncher
 from ensemble_ray.runtime import connect
 
 if TYPE_CHECKING:
-    from ensemble_ray.definition.ensemble import RunOptions
+    from ensemble_ray.definition.run_options import RunFields, RunOptions
     from ensemble_ray.events import Event
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.runs.launching import Resumption
@@ -83,6 +84,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         reduce_description: str | None,
         *,
         runtime: Runtime | str | None = None,
+        **fields: Unpack[RunFields],
     ) -> EnsembleOutput:
         """Map and reduce in one call (S-MR-4): each item's task is `{map_description}: {item}`, groups have 5 outputs.
 
@@ -92,6 +94,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
             map_description: What is to be done with an item.
             reduce_description: What is to be done with the outputs of a group, which the task gets as its context.
             runtime: As in `run`.
+            fields: As in `run`.
 
         Raises:
             ValidationError: something is missing; which one is named.
@@ -113,7 +116,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         def reduce_task(chunk: list[Task]) -> Task:
             return Task.of(cast("str", reduce_description)).replace(context=chunk)
 
-        return cls(items=items, map_task=map_task, reduce_task=reduce_task, llm=model).run(runtime=runtime)
+        return cls(items=items, map_task=map_task, reduce_task=reduce_task, llm=model).run(runtime=runtime, **fields)
 
     @property
     def node_types(self) -> Mapping[Task, str]:
@@ -155,13 +158,20 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
     ) -> AsyncIterator[Event | ItemResult | EnsembleOutput]:
         """Yield what comes, as it comes, then the output as the last item. Leaving the loop early cancels the run.
 
         What comes are the results of items (S-MR-131); where the tree of tasks is made at construction, events as from
         `Ensemble.stream`.
         """
-        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, has_event_readers=self.is_planned)
+        begun = self.begin(
+            inputs,
+            runtime=runtime,
+            run_id=run_id,
+            options=merge_options(options, fields),
+            has_event_readers=self.is_planned,
+        )
         updates: AsyncIterable[Event | ItemResult] = (
             begun.events() if self.is_planned else cast("MapReduceRun", begun).items()
         )
@@ -230,9 +240,12 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
     ) -> AsyncIterator[ItemResult | EnsembleOutput]:
         """Results of items as they come, then the output as the last item. Leaving the loop early cancels the run."""
-        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, has_event_readers=False)
+        begun = self.begin(
+            inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), has_event_readers=False
+        )
         async with aclosing(stream_run(begun, begun.items())) as stream:
             async for each in stream:
                 yield each

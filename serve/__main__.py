@@ -20,7 +20,7 @@ def main(argument: str) -> int:
     options = json.loads(argument)
     try:
         # Ray Serve takes seconds to load; what is wrong with a team is told before.
-        load_teams(team_names(options["teams"]))
+        load_teams(team_names(options["ensembles"]))
         from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
     except (EnsembleError, ValidationError) as error:
         say(describe_error(error))

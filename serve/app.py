@@ -1,6 +1,6 @@
-"""Teams behind Ray Serve: `serve run ensemble_ray.serve.app:app team=team.yaml`. Package: serve; composition only.
+"""Teams behind Ray Serve: `serve run ensemble_ray.serve.app:app ensembles=team.yaml`. Package: serve; composition only.
 
-Teams are named by the arguments `team` and `teams` (also as `args` in Serve's configuration file) or by `ENSEMBLE_RAY_TEAM`. They are
+Teams are named by the argument `ensembles` (also as `args` in Serve's configuration file) or by `ENSEMBLE_RAY_ENSEMBLES`. They are
 loaded once where the deployment is made, so that a wrong name fails there, and once in the process that drives their runs. Replicas
 load none: they ask that process. Runs live in the cluster they are part of; none is started for them.
 
@@ -12,7 +12,7 @@ import os
 from dataclasses import replace
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, field_validator
 from ray import serve as ray_serve
 from ray.serve import Application
 
@@ -40,8 +40,8 @@ class EndpointOptions(BaseModel):
     """Arguments of the application.
 
     Attributes:
-        team: YAML path or `module:attribute`; None, and no `teams`: what `ENSEMBLE_RAY_TEAM` says.
-        teams: Several of them, as a list or with commas between them.
+        ensembles: YAML paths or `module:attribute`, as a list or with commas between them; none: what `ENSEMBLE_RAY_ENSEMBLES` says.
+            `teams` and `team` are deprecated names of it.
         max_body_bytes: Longer bodies of requests are refused; None: what `ENSEMBLE_RAY_MAX_BODY_BYTES` says, else 8 MiB.
         allowed_hosts: Names that requests may be for besides those of loopback, as a list or with commas between them;
             `*` for any.
@@ -66,8 +66,7 @@ class EndpointOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    team: str | None = None
-    teams: tuple[str, ...] = ()
+    ensembles: tuple[str, ...] = Field(default=(), validation_alias=AliasChoices("ensembles", "teams", "team"))
     max_body_bytes: int | None = Field(default=None, gt=0)
     allowed_hosts: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
@@ -82,7 +81,7 @@ class EndpointOptions(BaseModel):
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
 
-    @field_validator("allowed_hosts", "allowed_origins", "teams", "tools", mode="before")
+    @field_validator("allowed_hosts", "allowed_origins", "ensembles", "tools", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Split the names: on the command line they are one text."""
@@ -131,7 +130,7 @@ def app(options: EndpointOptions) -> Application:
         ValidationError: no team is named, or one cannot be found, read or run.
     """
     policy = options.key_policy()
-    names = team_names([*([options.team] if options.team else []), *options.teams])
+    names = team_names(options.ensembles)
     load_teams(names, needs_keys=False)
     load_catalog(options.tools)
     load_models(options.models, needs_keys=False)

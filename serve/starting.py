@@ -140,7 +140,7 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     cast("Any", ray_serve).run(app(checked), name=name, route_prefix="/")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    notify(f"Serving [{', '.join(each.shown for each in team_names(checked.teams))}] at {place.url} (Ctrl-C stops)")
+    notify(f"Serving [{', '.join(each.shown for each in team_names(checked.ensembles))}] at {place.url} (Ctrl-C stops)")
     stopped.wait()
     notify("Stopping. Runs that have not ended go on with the next start")
     cast("Any", ray_serve).shutdown()

@@ -19,10 +19,12 @@ from ensemble_ray.serve.capability_schemas import TaskInfo
 from ensemble_ray.serve.run_schemas import ChatInfo, EnsembleInfo
 from ensemble_ray.serve.streamed_task import find_streamed_task
 
-__all__ = ["HISTORY_INPUT", "TEAM_VARIABLE", "ServedTeam", "TeamName", "load_teams", "served_team", "team_names"]
+__all__ = ["ENSEMBLES_VARIABLE", "HISTORY_INPUT", "ServedTeam", "TeamName", "load_teams", "served_team", "team_names"]
 
 #: Environment variable that names the teams where Serve's arguments do not; several with commas between them.
-TEAM_VARIABLE = "ENSEMBLE_RAY_TEAM"
+ENSEMBLES_VARIABLE = "ENSEMBLE_RAY_ENSEMBLES"
+#: Its deprecated name.
+_TEAM_VARIABLE = "ENSEMBLE_RAY_TEAM"
 #: Variable that takes what was said before the message, where a team's texts have it.
 HISTORY_INPUT = "history"
 #: Rounds in which a team's variables are found; each names those of one text more.
@@ -170,10 +172,11 @@ def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
         ValidationError: neither names one, or two have the same name.
     """
     given = [each.strip() for each in configured if each.strip()]
-    named = given or [each.strip() for each in os.environ.get(TEAM_VARIABLE, "").split(",") if each.strip()]
+    chosen = os.environ.get(ENSEMBLES_VARIABLE) or os.environ.get(_TEAM_VARIABLE, "")
+    named = given or [each.strip() for each in chosen.split(",") if each.strip()]
     if not named:
         raise ValidationError(
-            f"No team to serve: set {TEAM_VARIABLE}, or pass team=... after ensemble_ray.serve.app:app, "
+            f"No team to serve: set {ENSEMBLES_VARIABLE}, or pass ensembles=... after ensemble_ray.serve.app:app, "
             "to a YAML path or module:attribute"
         )
     names = tuple(_team_name(each) for each in named)

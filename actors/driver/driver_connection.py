@@ -65,6 +65,8 @@ class DriverConnection:
         self._answers = BackgroundTasks()
         #: requests without an answer, such as counts for the user's metrics
         self._notifications = BackgroundTasks()
+        #: they are served one after the other, in the order in which they came (S-MET-35)
+        self._turn = asyncio.Lock()
 
     def begin(self, hub: Any) -> None:
         """Listen from now on; without a hub only to what the run's processes say."""
@@ -122,8 +124,10 @@ class DriverConnection:
         for body in () if is_new_hub else page.events:
             self._emit(body)
         for asked in page.requests:
-            serving = self._notifications if asked.number is None else self._answers
-            serving.start(self._serve(asked))
+            if asked.number is None:
+                self._notifications.start(self._serve_in_turn(asked))
+            else:
+                self._answers.start(self._serve(asked))
         return is_new_hub or bool(page.events or page.requests)
 
     def _emit(self, body: bytes) -> None:
@@ -133,6 +137,10 @@ class DriverConnection:
             _log.warning("Run %s: an event cannot be loaded in this process: %s", self._run_id, message_of(error))
         else:
             self._run.events.emit(event)
+
+    async def _serve_in_turn(self, asked: DriverRequest) -> None:
+        async with self._turn:
+            await self._serve(asked)
 
     async def _serve(self, asked: DriverRequest) -> None:
         """Do what only the driver can, and answer."""

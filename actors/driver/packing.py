@@ -189,23 +189,19 @@ def _key(thing: object) -> str:
 def _task_body(task: Task, where: str) -> bytes:
     """Return the task as bytes without what travels otherwise, or was needed only to make its agent."""
     effect = task.effect if task.handler is None else task.handler_effect
-    reflection = task.reflection_config
-    if reflection is not None and reflection.model is None:
-        reflection = reflection.replace(model=task.llm)  # which stays here otherwise (S-REFL-9)
     bare = task.rewritten(
         agent=None,
         context=(),
-        llm=None,
         tools=(),
         rate_limit=None,
         handler=None,
         effect=effect,
         input_guardrails=(),
         output_guardrails=(),
-        reflection_config=reflection,
     )
-    # Without a type it is texts and numbers, which need no search for what could not travel.
-    is_plain = type(task).__module__.startswith("ensemble_ray.") and task.output_type is None and reflection is None
+    # Without these it is texts and numbers, which need no search for what could not travel.
+    has_objects = task.output_type is not None or task.llm is not None or task.reflection_config is not None
+    is_plain = type(task).__module__.startswith("ensemble_ray.") and not has_objects
     return pickle.dumps(bare, protocol=5) if is_plain else dump(bare, where)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import ray.exceptions
 
-from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.events import note_lost_events
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.errors import IllegalStateError
@@ -18,13 +17,17 @@ __all__ = ["RemoteDriverServices", "ReportedToolMetrics"]
 
 
 class RemoteDriverServices:
-    """The driver's services, for processes away from the driver. Fulfils the `DriverServices` port."""
+    """The driver's services, for processes away from the driver. Fulfils the `DriverServices` port.
+
+    One batch of notifications is on its way at a time: Ray may start calls of an asynchronous actor out of order (S-MET-35).
+    """
 
     def __init__(self, hub: Any, run_id: str) -> None:
         self._hub = hub
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
-        self._notifications = BackgroundTasks()
+        self._waiting: list[tuple[str, Mapping[str, object]]] = []
+        self._sending: asyncio.Task[None] | None = None
 
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
         """Ask and wait.
@@ -46,18 +49,27 @@ class RemoteDriverServices:
         return answer
 
     def notify(self, name: str, payload: Mapping[str, object]) -> None:
-        """Notify it, without an answer; may be called from any thread."""
-        self._loop.call_soon_threadsafe(self._send, name, dict(payload))
+        """Notify it, without an answer, in the order of the calls; may be called from any thread."""
+        self._loop.call_soon_threadsafe(self._add, name, dict(payload))
 
     async def flush(self) -> None:
         """Return when the hub has everything that was sent so far."""
         await asyncio.sleep(0)  # what other threads told is sent in the loop's next turn
-        if self._notifications:
-            await asyncio.wait(self._notifications)
+        if self._sending is not None:
+            await asyncio.wait([self._sending])
 
-    def _send(self, name: str, payload: Mapping[str, object]) -> None:
-        sent = self._hub.notify.remote(self._run_id, [(name, payload)])
-        self._notifications.start(note_lost_events(sent, self._run_id))
+    def _add(self, name: str, payload: Mapping[str, object]) -> None:
+        self._waiting.append((name, payload))
+        if self._sending is None:
+            self._sending = self._loop.create_task(self._send())
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await note_lost_events(self._hub.notify.remote(self._run_id, batch), self._run_id)
+        finally:
+            self._sending = None
 
 
 class ReportedToolMetrics:

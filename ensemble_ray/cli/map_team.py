@@ -40,6 +40,8 @@ OPTIONS: Mapping[str, type[str | int | float | bool]] = {
     "ensemble": str,
     "reduce": str,
     "output": str,
+    "columns": str,
+    "key": str,
     "dead_letters": str,
     "model": str,
     "chunk_size": int,
@@ -58,6 +60,7 @@ OPTIONS: Mapping[str, type[str | int | float | bool]] = {
 #: Of these options, the fields that they become as they are.
 _FIELDS = {
     "output": "results",
+    "key": "key",
     "dead_letters": "dead_letters",
     "concurrency": "max_concurrency",
     "replicas": "replicas",
@@ -130,6 +133,8 @@ def _fields(options: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:
         raise ValidationError(
             f"{', '.join(alone)}: of use only with --reduce, which says how outputs are brought together"
         )
+    if "columns" in options:
+        fields["columns"] = [name.strip() for name in str(options["columns"]).split(",")]
     rates = {f"{side}_token_rate": options.get(f"{side}_rate") for side in ("input", "output")}
     if any(rate is not None for rate in rates.values()):
         per_token: dict[str, Any] = {name: float(str(rate or 0)) / _MILLION for name, rate in rates.items()}

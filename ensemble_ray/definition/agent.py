@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from functools import partial
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack, cast
 
 from pydantic import Field, SkipValidation, model_validator
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from ensemble_ray.definition.questions import History
-    from ensemble_ray.definition.run_options import RunOptions
+    from ensemble_ray.definition.run_options import RunFields, RunOptions
     from ensemble_ray.ensemble import Ensemble  # a seam, as `to_ensemble` says
     from ensemble_ray.events import Event
     from ensemble_ray.runs.ports import Runtime
@@ -158,6 +158,7 @@ class Agent(Identified):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
     ) -> AgentOutput[Parsed]:
         """Ask, and wait for the answer; works in scripts and inside a running event loop. Ctrl-C ends the run.
 
@@ -168,13 +169,14 @@ class Agent(Identified):
             runtime: As of `Ensemble.run`.
             run_id: As of `Ensemble.run`.
             options: As of `Ensemble.run`.
+            fields: As of `Ensemble.run`: `tags`, `max_tokens` and the others.
 
         Raises:
             ValidationError: the question or the history cannot be asked, or the agent has no model.
             EnsembleError: the run failed; as `Ensemble.run`.
         """
         asked = self.to_ensemble(question, output_type=output_type, history=history)
-        return build_answer(asked, asked.run(runtime=runtime, run_id=run_id, options=options))
+        return build_answer(asked, asked.run(runtime=runtime, run_id=run_id, options=options, **fields))
 
     async def arun(
         self,
@@ -185,10 +187,11 @@ class Agent(Identified):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
     ) -> AgentOutput[Parsed]:
         """`run` for async code, with the same contract; cancelling it ends the run first."""
         asked = self.to_ensemble(question, output_type=output_type, history=history)
-        return build_answer(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options))
+        return build_answer(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options, **fields))
 
     def stream(
         self,
@@ -199,6 +202,7 @@ class Agent(Identified):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
     ) -> Iterator[Event | AgentOutput[Parsed]]:
         """Give events as they happen, pieces of text (`TokenEvent`) among them, then the output as the last item.
 
@@ -208,7 +212,7 @@ class Agent(Identified):
             ValidationError, EnsembleError: as `run`.
         """
         asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
-        return stream_answer(asked, partial(asked.start, runtime=runtime, run_id=run_id, options=options))
+        return stream_answer(asked, partial(asked.start, runtime=runtime, run_id=run_id, options=options, **fields))
 
     async def astream(
         self,
@@ -219,10 +223,11 @@ class Agent(Identified):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
+        **fields: Unpack[RunFields],
     ) -> AsyncIterator[Event | AgentOutput[Parsed]]:
         """`stream` for async code, with the same contract."""
         asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
-        events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options))
+        events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options, **fields))
         async with aclosing(events):
             async for each in events:
                 yield build_answer(asked, each) if isinstance(each, EnsembleOutput) else each

@@ -6,14 +6,14 @@ factory. Never: a factory called, an item pulled.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
-from pydantic import Field, PrivateAttr, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation, model_validator
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.fields import Accepts, StrictInt, initially
+from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, initially
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.map_reduce_checks import (
     check_items,
@@ -55,12 +55,16 @@ if TYPE_CHECKING:
     TokenEstimator: TypeAlias = Callable[[str], int | None]
     InputEstimator: TypeAlias = Accepts[Callable[[Any], str], Callable[[Any], str] | None]
     FilePath: TypeAlias = Accepts[Path | None, str | Path | None]
+    Columns: TypeAlias = Accepts[tuple[str, ...] | None, Sequence[str] | None]
 else:
     # Checked by the definition itself, in their place among the other checks.
     Items = Annotated[Any, SkipValidation]
     MapTask = MapAgent = ReduceTask = DirectTask = GroupAgent = Annotated[Any, SkipValidation]
     TokenEstimator = InputEstimator = Annotated[Any, SkipValidation]
     FilePath = Path | None
+    Columns = Annotated[
+        tuple[str, ...] | None, BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+    ]
 
 
 class MapDefinition(Watched, Reflects):
@@ -76,6 +80,9 @@ class MapDefinition(Watched, Reflects):
             out and listed in `output.failed_items`. None: `"fail"` or `"collect"`, as `parallel_error_strategy` says.
         dead_letters: Path of a `.jsonl` file that takes the items that failed.
         results: Path of a `.jsonl` or `.parquet` file that takes the outputs of the items as they come.
+        columns: What its rows have behind `index`: parts of a row such as `raw`, fields of the parsed answer, fields of the item. None:
+            all parts of a row.
+        key: Field of the item that its rows have first, in place of the whole item.
         replicas: Processes that each kind of agent gets on Ray; None: as the agents say.
         max_concurrency: Tasks that one process works on at the same time; None: as the agents say.
     """
@@ -89,6 +96,8 @@ class MapDefinition(Watched, Reflects):
     on_item_error: ItemPolicy | None = None
     dead_letters: FilePath = initially(None)
     results: FilePath = initially(None)
+    columns: Columns = initially(None)
+    key: StrictText | None = None
     replicas: StrictInt | None = None
     max_concurrency: StrictInt | None = None
 

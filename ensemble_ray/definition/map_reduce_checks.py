@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import cast
 
 from ensemble_ray.definition.fields import check_positive
 from ensemble_ray.errors import ValidationError
@@ -68,6 +69,25 @@ def check_outcomes(arguments: _Arguments) -> None:
         path = arguments.get(name)
         if isinstance(path, str | Path) and Path(path).suffix.lower() not in endings:
             raise ValidationError(f"{name} must be the path of a {' or '.join(endings)} file, got: '{path}'")
+    _check_columns(arguments)
+
+
+def _check_columns(arguments: _Arguments) -> None:
+    """Refuse what names no columns of a file (S-MR-216, S-MR-218)."""
+    for name in ("columns", "key"):
+        if arguments.get(name) is not None and arguments.get("results") is None:
+            raise ValidationError(f"{name} says what the rows of results have: give results, the path of a file, too")
+    columns, key = arguments.get("columns"), arguments.get("key")
+    names = [columns] if isinstance(columns, str) else columns
+    if key is not None and (not isinstance(key, str) or not key.strip()):
+        raise ValidationError(f"key must be the name of a field, got: {key!r}")
+    if names is None:
+        return
+    if not isinstance(names, list | tuple) or not names:
+        raise ValidationError(f"columns must be a list of names, got: {columns!r}")
+    for each in cast("Sequence[object]", names):
+        if not isinstance(each, str) or not each.strip():
+            raise ValidationError(f"columns must be a list of names, got: {each!r}")
 
 
 def check_processes(arguments: _Arguments) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from pydantic import BeforeValidator, model_validator
 
@@ -19,11 +19,14 @@ from ensemble_ray.definition.run_tags import check_tags
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.value import Value
 
-__all__ = ["RunOptions"]
+if TYPE_CHECKING:
+    from ensemble_ray.definition.durability import Durability
+
+__all__ = ["RunFields", "RunOptions", "merge_options"]
 
 
 class RunOptions(Value):
-    """What one run does differently from its ensemble: `run(options=RunOptions(max_tokens=100_000))` (S-DOM-68).
+    """What one run does differently from its ensemble: `run(max_tokens=100_000)`, or `run(options=RunOptions(...))` (S-DOM-68).
 
     None keeps the ensemble's value. A run that is resumed keeps its options, but for those that are given anew.
 
@@ -58,3 +61,39 @@ class RunOptions(Value):
             check_budget(arguments, "RunOptions")
             check_tags(arguments.get("tags"), "RunOptions")
         return data
+
+
+class RunFields(TypedDict, total=False):
+    """The fields of `RunOptions` as arguments of `run` and its other forms (S-DOM-94)."""
+
+    context_budget: int | None
+    max_tool_output_length: int | None
+    tool_log_truncate_length: int | None
+    max_parallel_tasks: int | None
+    durability: Durability | str | None
+    max_tokens: int | None
+    max_cost: float | None
+    tags: Mapping[str, str] | None
+
+
+#: Arguments that `run` and its other forms have besides the fields, for the error about another name.
+_ARGUMENTS = ("inputs", "runtime", "run_id", "options", "output_type", "history")
+
+
+def merge_options(options: RunOptions | None, fields: RunFields) -> RunOptions | None:
+    """Return the options of a run; fields that are given by name win.
+
+    Raises:
+        TypeError: a name is no argument of a run.
+        ValidationError: a value is refused.
+    """
+    if not fields:
+        return options
+    unknown = next((name for name in fields if name not in RunOptions.model_fields), None)
+    if unknown is not None:
+        from difflib import get_close_matches  # only mistakes pay for it
+
+        near = get_close_matches(unknown, (*RunOptions.model_fields, *_ARGUMENTS), n=1)
+        advice = f"Did you mean '{near[0]}'?" if near else f"Inputs are a mapping: run({{'{unknown}': ...}})"
+        raise TypeError(f"unexpected keyword argument '{unknown}' of a run. {advice}")
+    return (RunOptions() if options is None else options).replace(**fields)

@@ -67,11 +67,12 @@ class Task(Identified, Generic[Parsed_co]):
         max_output_retries: Further answers asked for when one does not parse, or an output guardrail raises `TryAgain`.
         input_guardrails: Asked before anything else; each may refuse the task.
         output_guardrails: Asked about the answer; each may refuse it.
-        llm: Model of the agent that is made for it; no effect with an agent of its own.
+        llm: Model that does it, a model or a string; None: that of its agent, else the ensemble's. With an agent, it is asked for
+            this task alone.
         stream: Whether the answer streams; None: as the ensemble says.
-        tools: Tools of the agent that is made for it.
+        tools: Tools of the agent that is made for it; an agent of its own has its own.
         max_iterations: Tool requests allowed to the agent that is made for it; None: the agent's own number.
-        rate_limit: Limit of the model calls of this task, when it names no agent.
+        rate_limit: Limit of the model calls of this task, when it names a model or no agent.
         handler: Does the task without a model: a function of a `TaskHandlerContext`, sync or async, or an `AgentTool`.
         effect: What the handler does to the world: `none`: it only reads; `idempotent`: doing it again under the same
             `idempotency_key` changes nothing more; `once`: it must not be done twice. None: as the tool given as

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ensemble_ray.llm.rate_limited import RateLimitedChatModel
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["TeamModels", "uses_team_model", "with_model"]
+__all__ = ["TeamModels", "uses_team_model", "with_model", "with_task_model"]
 
 
 def uses_team_model(agent: Agent) -> bool:
@@ -36,6 +36,11 @@ def with_model(agent: Agent, model: ChatModel) -> Agent:
     return agent.rewritten(llm=own.around(model) if isinstance(own, RateLimitedChatModel) else model)
 
 
+def with_task_model(agent: Agent, model: ChatModel) -> Agent:
+    """Return the same agent with the model of one of its tasks, which the agent's own limit holds for, too (S-DOM-90)."""
+    return with_model(agent, model) if agent.rate_limit is not None else agent.rewritten(llm=model)
+
+
 class TeamModels:
     """What the agents of one run ask that name no model of their own."""
 
@@ -47,14 +52,16 @@ class TeamModels:
         #: by bucket, so that an agent has one model in a run, however often its tasks are planned
         self._limited: WeakValueDictionary[str, RateLimitedChatModel] = WeakValueDictionary()
 
-    def resolve_agent(self, agent: Agent) -> Agent:
-        """Return the same agent with the model that it will use.
+    def resolve_agent(self, agent: Agent, task_model: ChatModel | None = None) -> Agent:
+        """Return the same agent with the model that it will use; where there is none, with that of its task (S-DOM-91).
 
         Raises:
             ValidationError: neither it nor the ensemble has one.
         """
         if not uses_team_model(agent):
             return agent
+        if self._model is None and task_model is not None:
+            return with_task_model(agent, task_model)
         if self._model is None or self.shared is None:
             raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
         return agent.rewritten(llm=self.shared if agent.llm is TEAM_MODEL else self._limit_by_own(agent, self._model))

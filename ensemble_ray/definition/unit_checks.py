@@ -256,4 +256,4 @@ def _has_model(task: Task, definition: EnsembleDefinition) -> bool:
     """Whether a task can be done: by a handler, or by an agent for which there is a model."""
     if definition.llm is not None or task.handler is not None:
         return True
-    return task.llm is not None if task.agent is None else not uses_team_model(task.agent)
+    return task.llm is not None or (task.agent is not None and not uses_team_model(task.agent))

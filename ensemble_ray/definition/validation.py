@@ -206,14 +206,17 @@ def _check_agents(definition: EnsembleDefinition) -> None:
 
 
 def _check_models(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.5 and S-DOM-73."""
+    """S-DOM-61.5, S-DOM-73 and S-DOM-91."""
     if definition.llm is not None:
         return
     for task in definition.tasks:
         if task.handler is None and task.agent is None and task.llm is None:
             raise ValidationError(f"Task '{task.description}' has no LLM available. {NO_MODEL_ADVICE}")
+    tasks = definition.all_tasks
+    without = {task.agent for task in tasks if task.llm is None}
+    with_model = {task.agent for task in tasks} - without
     for agent in declared_agents(definition):
-        if uses_team_model(agent):
+        if uses_team_model(agent) and agent not in with_model:
             raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
 
 
@@ -277,26 +280,43 @@ def _check_order(tasks: Sequence[Task]) -> None:
 
 
 def _warnings(definition: EnsembleDefinition) -> list[str]:
-    """Agents that were registered and have nothing to do (S-DOM-64); what of a task a manager cannot keep (S-HIER-88).
+    """Agents that were registered and have nothing to do (S-DOM-64); what of a task has no effect (S-HIER-88, S-DOM-92).
 
     Where work can be handed over, every agent may be asked: by a manager, or by an agent of a task that may delegate.
     """
     if definition.workflow is Workflow.HIERARCHICAL:
         return [warning for task in definition.tasks if (warning := _without_effect(task)) is not None]
+    ignored = [warning for task in definition.all_tasks if (warning := _left_to_agent(task)) is not None]
     used = {task.agent for task in definition.all_tasks}
     if any(agent is not None and agent.allow_delegation for agent in used):
-        return []
-    return [
+        return ignored
+    return ignored + [
         f"Agent '{agent.role}' is registered but not assigned to any task"
         for agent in definition.agents or ()
         if agent not in used
     ]
 
 
+def _left_to_agent(task: Task) -> str | None:
+    """Return what a task declares that only an agent made for it would have."""
+    if task.agent is None or not (task.tools or task.max_iterations or task.rate_limit):
+        return None
+    fields = ["tools", "max_iterations", *(["rate_limit"] if task.llm is None else [])]
+    declared = [field for field in fields if getattr(task, field)]
+    if not declared:
+        return None
+    return (
+        f"Task '{task.description}' has {' and '.join(declared)} without effect: its agent '{task.agent.role}' has its own. "
+        "Set them on the agent"
+    )
+
+
 def _without_effect(task: Task) -> str | None:
     """Return what a task declares that only its own execution could keep."""
     fields = ("output_type", "input_guardrails", "output_guardrails", "reflection_config")
     declared = [field for field in fields if getattr(task, field)]
+    if task.agent is not None and task.llm is not None:
+        declared.append("llm")
     if not declared:
         return None
     return (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.team_model import with_model
+from ensemble_ray.definition.team_model import with_model, with_task_model
 from ensemble_ray.errors import (
     AgentExecutionError,
     ExitEarlyError,
@@ -164,7 +164,9 @@ class TaskRunner:
         if agent.runner is not None:  # it has a model of its own, if it has one
             return agent
         chosen = model_for(order.switches, agent.role) if order.switches else None
-        return agent if chosen is None else with_model(agent, self.context.models.get(chosen))
+        if chosen is not None:
+            return with_model(agent, self.context.models.get(chosen))
+        return agent if order.task.llm is None else with_task_model(agent, order.task.llm)
 
     async def _reflect(self, scope: TaskScope, output: TaskOutput, is_stopped: Callable[[], bool]) -> TaskResult:
         """Reflect on an output that was accepted after its task had ended; nobody waits for more than the end of that."""

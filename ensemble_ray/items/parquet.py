@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,8 +24,28 @@ _BATCH_ROWS = 256
 #: A group of rows is written when it has so many rows, or lines of so many bytes.
 _GROUP_ROWS = 10_000
 _GROUP_BYTES = 16 * 1024 * 1024
-#: Columns of results that any JSON may stand in; a parquet file has one type per column, so they are JSON text.
-_JSON_COLUMNS = ("item", "parsed")
+#: Types of the columns of results by name. Any JSON may stand in `item` and `parsed`; a parquet file has one type per column, so
+#: they are JSON text.
+_TYPES = {
+    "index": "int64",
+    "item": "json",
+    "raw": "string",
+    "parsed": "json",
+    "agent_role": "string",
+    "input_tokens": "int64",
+    "output_tokens": "int64",
+    "duration": "float64",
+}
+#: Types of chosen columns by what their values are; others are JSON text (S-MR-219).
+_KINDS = {
+    frozenset({str}): "string",
+    frozenset({bool}): "bool_",
+    frozenset({int}): "int64",
+    frozenset({float}): "float64",
+    frozenset({int, float}): "float64",
+}
+#: Marks a column of JSON text in the file.
+_JSON = {b"json": b"1"}
 
 
 def _arrow(module: str, path: Path) -> Any:  # pyarrow comes without types
@@ -68,29 +88,28 @@ def parquet_rows(path: Path) -> Entries:
                 index += 1
 
 
-def pack_lines(lines: Path, path: Path) -> None:
-    """Make the parquet file of rows that stand in lines, and remove the lines.
+def pack_lines(lines: Path, path: Path, names: Sequence[str]) -> None:
+    """Make the parquet file of rows that stand in lines, and remove the lines; `names` are its columns behind `index`.
 
     Raises:
         RecordError: it cannot be written; the lines stay.
     """
     arrow, parquet = _arrow("pyarrow", path), _arrow("pyarrow.parquet", path)
+    types = _find_types(lines, ("index", *names))
     schema = arrow.schema(
         [
-            ("index", arrow.int64()),
-            ("item", arrow.string()),
-            ("raw", arrow.string()),
-            ("parsed", arrow.string()),
-            ("agent_role", arrow.string()),
-            ("input_tokens", arrow.int64()),
-            ("output_tokens", arrow.int64()),
-            ("duration", arrow.float64()),
+            arrow.field(
+                name,
+                arrow.string() if kind == "json" else getattr(arrow, kind)(),
+                metadata=_JSON if kind == "json" else None,
+            )
+            for name, kind in types.items()
         ]
     )
     part = path.with_name(f"{path.name}.part")
     try:
         with parquet.ParquetWriter(part, schema) as writer:
-            for rows in _groups(lines):
+            for rows in _groups(lines, types):
                 writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
         part.replace(path)
         lines.unlink()
@@ -100,12 +119,25 @@ def pack_lines(lines: Path, path: Path) -> None:
         raise RecordError(msg, str(path)) from error
 
 
-def _groups(lines: Path) -> Iterator[list[dict[str, object]]]:
+def _find_types(lines: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the types of columns; those of chosen ones follow from the values of all rows."""
+    chosen = {name: set[type]() for name in names if name not in _TYPES}
+    if chosen:
+        with lines.open("rb") as file:
+            for row in map(json.loads, file):
+                for name, found in chosen.items():
+                    if (value := row.get(name)) is not None:
+                        found.add(type(value))
+    found_kinds = {name: _KINDS.get(frozenset(found), "json") if found else "string" for name, found in chosen.items()}
+    return {name: _TYPES.get(name) or found_kinds[name] for name in names}
+
+
+def _groups(lines: Path, types: Mapping[str, str]) -> Iterator[list[dict[str, object]]]:
     rows: list[dict[str, object]] = []
     size = 0
     with lines.open("rb") as file:
         for line in file:
-            rows.append(_columns(json.loads(line)))
+            rows.append(_columns(json.loads(line), types))
             size += len(line)
             if len(rows) >= _GROUP_ROWS or size >= _GROUP_BYTES:
                 yield rows
@@ -113,13 +145,15 @@ def _groups(lines: Path) -> Iterator[list[dict[str, object]]]:
     yield rows
 
 
-def _columns(row: Mapping[str, object]) -> dict[str, object]:
-    columns = dict(row)
-    for name in _JSON_COLUMNS:
-        if name != "parsed" or columns[name] is not None:
-            columns[name] = json_text(columns[name])
-    for name in ("raw", "agent_role"):
-        columns[name] = whole_text(str(columns[name]))
+def _columns(row: Mapping[str, object], types: Mapping[str, str]) -> dict[str, object]:
+    columns: dict[str, object] = {}
+    for name, kind in types.items():
+        value = row.get(name)
+        if kind == "json" and (name == "item" or value is not None):
+            value = json_text(value)
+        elif isinstance(value, str):
+            value = whole_text(value)
+        columns[name] = value
     return columns
 
 
@@ -133,18 +167,21 @@ def unpack_lines(path: Path, lines: Path) -> None:
     count = parquet_row_count(path, "results file")
     part = lines.with_name(f"{lines.name}.part")
     try:
+        schema = _arrow("pyarrow.parquet", path).read_schema(path)
+        texts = [each.name for each in schema if _TYPES.get(each.name) == "json" or (each.metadata or {}).get(b"json")]
         with part.open("wb") as file:
             for entry in parquet_rows(path) if count else ():
                 _, row = cast("tuple[int, dict[str, Any]]", entry)
-                file.write(json_line({**row, **_values(row, path)}))
+                file.write(json_line({**row, **_values(row, texts, path)}))
         part.replace(lines)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise RecordError(f"results file '{lines}' cannot be written: {message_of(error)}", str(lines)) from error
 
 
-def _values(row: Mapping[str, Any], path: Path) -> dict[str, object]:
+def _values(row: Mapping[str, Any], texts: Sequence[str], path: Path) -> dict[str, object]:
     try:
-        return {name: None if row[name] is None else json.loads(row[name]) for name in _JSON_COLUMNS}
+        int(row["index"])
+        return {name: None if row[name] is None else json.loads(row[name]) for name in texts}
     except (KeyError, TypeError, ValueError) as error:
         raise ValidationError(f"results file '{path}' has a row that is none of results; move it away") from error

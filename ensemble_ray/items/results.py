@@ -1,50 +1,114 @@
 """Outputs of items in a file, as they come. Package: items.
 
-In: what came of items. Out: one row per output, in a `.jsonl` or a `.parquet` file (S-MR-130). A parquet file cannot be
+In: what came of items. Out: one row per output, in a `.jsonl` or a `.parquet` file (S-MR-130), with the chosen columns
+(S-MR-216). A parquet file cannot be
 appended to: until the run ends its rows stand in `{path}.rows.jsonl`, which a resumed run goes on with.
 Never: an item with two rows, a row in part, the event loop blocked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.line_file import LineFile, index_of_line, json_line
 from ensemble_ray.items.parquet import pack_lines, parquet_row_count, require_arrow, unpack_lines
 from ensemble_ray.items.text_files import count_lines
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
 from ensemble_ray.values.outputs import ItemResult
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import jsonable
 
-__all__ = ["ResultsFile", "refuse_old_rows"]
+__all__ = ["ResultsFile", "RowColumns", "refuse_old_rows"]
 
+_log = bounded_logger(__name__)
 _WHAT = "results file"
+#: Stands for a value that is nowhere.
+_ABSENT = object()
+#: What a row has behind its index where nothing is chosen.
+_COLUMNS = ("item", "raw", "parsed", "agent_role", "input_tokens", "output_tokens", "duration")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowColumns:
+    """The columns of rows, behind `index`."""
+
+    #: names that were chosen; None: all of a row
+    chosen: Sequence[str] | None = None
+    #: field of the item that stands first, in place of the whole item
+    key: str | None = None
+    _missed: set[str] = field(default_factory=set[str])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, in order."""
+        rest = _COLUMNS if self.chosen is None else self.chosen
+        if self.key is None:
+            return tuple(dict.fromkeys(each for each in rest if each != "index"))
+        kept = rest if self.chosen is not None else rest[1:]
+        return tuple(dict.fromkeys((self.key, *(each for each in kept if each != "index"))))
+
+    def select(self, row: Mapping[str, object]) -> dict[str, object]:
+        """Return the columns of a whole row; one that is nowhere is None, and a warning the first time."""
+        if self.chosen is None and self.key is None:
+            return dict(row)
+        item, answer = row["item"], row["parsed"]
+        columns = {"index": row["index"]}
+        for name in self.names:
+            sources = (item,) if name == self.key else (row, answer, item)
+            values = (_value_at(source, name) for source in sources)
+            columns[name] = next((value for value in values if value is not _ABSENT), None)
+            if columns[name] is None and name not in self._missed:
+                self._note_missing(name, sources, row)
+        return columns
+
+    def _note_missing(self, name: str, sources: Sequence[object], row: Mapping[str, object]) -> None:
+        if any(_value_at(source, name) is not _ABSENT for source in sources):
+            return
+        self._missed.add(name)
+        known = dict.fromkeys(str(each) for source in sources if isinstance(source, Mapping) for each in source)
+        _log.warning(
+            "%s: item %s has no column '%s', so its row has null there. Known: [%s]",
+            _WHAT, row["index"], name, ", ".join(known),
+        )  # fmt: skip
+
+
+def _value_at(source: object, name: str) -> object:
+    """Return the field of that name, or at that path of names with dots between them."""
+    found = source
+    for part in (name,) if isinstance(source, Mapping) and name in source else name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return _ABSENT
+        found = cast("Mapping[str, object]", found)[part]
+    return found
 
 
 class ResultsFile:
     """Takes results and writes their rows. Made by `open`."""
 
-    def __init__(self, path: Path, lines: LineFile) -> None:
+    def __init__(self, path: Path, lines: LineFile, columns: RowColumns) -> None:
         """Write into that file, by way of lines where it is a parquet file."""
         self._path = path
         self._lines = lines
+        self._columns = columns
 
     @classmethod
-    async def open(cls, path: str | Path, *, is_resumed: bool) -> ResultsFile:
-        """Begin with a new file, or go on with the one of the run that is resumed.
+    async def open(cls, path: str | Path, *, is_resumed: bool, columns: RowColumns | None = None) -> ResultsFile:
+        """Begin with a new file, or go on with the one of the run that is resumed; None: rows have all columns.
 
         Raises:
             ValidationError: a new run, and the file has rows; or a line of a resumed one is no row.
             RecordError: it cannot be written.
         """
-        return await threads.run(cls._open, path, is_resumed)
+        return await threads.run(cls._open, path, is_resumed, columns or RowColumns())
 
     @classmethod
-    def _open(cls, file: str | Path, is_resumed: bool) -> ResultsFile:  # noqa: FBT001  the thread's call is by position
+    def _open(cls, file: str | Path, is_resumed: bool, columns: RowColumns) -> ResultsFile:  # noqa: FBT001  the thread's call is by position
         path = Path(file).absolute()
         if path.suffix.lower() == ".parquet":
             require_arrow(path)
@@ -53,7 +117,7 @@ class ResultsFile:
         lines = _lines_of(path)
         if is_resumed and lines != path and path.exists() and not lines.exists():
             unpack_lines(path, lines)  # the run had ended, and is tried again
-        return cls(path, LineFile(lines, _WHAT, partial(_index_of, lines)))
+        return cls(path, LineFile(lines, _WHAT, partial(_index_of, lines)), columns)
 
     def __contains__(self, index: int) -> bool:
         """Whether that item has its row."""
@@ -69,7 +133,9 @@ class ResultsFile:
 
     def _write(self, results: Sequence[ItemResult]) -> None:
         self._lines.append(
-            (each.index, partial(_line_of, each, each.output)) for each in results if each.output is not None
+            (each.index, partial(_line_of, each, each.output, self._columns))
+            for each in results
+            if each.output is not None
         )
 
     async def close(self, *, is_complete: bool = True) -> None:
@@ -84,22 +150,21 @@ class ResultsFile:
         self._lines.close()
         lines = _lines_of(self._path)
         if is_complete and lines != self._path and lines.exists():
-            pack_lines(lines, self._path)
+            pack_lines(lines, self._path, self._columns.names)
 
 
-def _line_of(result: ItemResult, output: TaskOutput) -> bytes:
-    return json_line(
-        {
-            "index": result.index,
-            "item": result.item,
-            "raw": output.raw,
-            "parsed": jsonable(output.parsed_output),
-            "agent_role": output.agent_role,
-            "input_tokens": output.metrics.input_tokens,
-            "output_tokens": output.metrics.output_tokens,
-            "duration": output.duration.total_seconds(),
-        }
-    )
+def _line_of(result: ItemResult, output: TaskOutput, columns: RowColumns) -> bytes:
+    row = {
+        "index": result.index,
+        "item": result.item if columns.chosen is None and columns.key is None else jsonable(result.item),
+        "raw": output.raw,
+        "parsed": jsonable(output.parsed_output),
+        "agent_role": output.agent_role,
+        "input_tokens": output.metrics.input_tokens,
+        "output_tokens": output.metrics.output_tokens,
+        "duration": output.duration.total_seconds(),
+    }
+    return json_line(columns.select(row))
 
 
 def _lines_of(path: Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
@@ -17,6 +18,9 @@ from ensemble_ray.definition.unit_output import UnitOutput
 from ensemble_ray.definition.validation import declared_agents
 from ensemble_ray.plan.plan import MANAGER_KEY, AgentEntry, Node
 from ensemble_ray.values.delegation import Peer
+
+if TYPE_CHECKING:
+    from ensemble_ray.ports import ChatModel
 
 __all__ = ["DETERMINISTIC", "SYNTHESIZED", "Names", "NodeMaker", "Scope", "task_keys", "tool_names", "unit_key"]
 
@@ -126,7 +130,8 @@ class NodeMaker:
             role = DETERMINISTIC
         elif agent is not None:
             role = agent.role
-            agent_key = self.agent_key(agent, is_synthesized=task.agent is None and key != MANAGER_KEY)
+            is_synthesized = task.agent is None and key != MANAGER_KEY
+            agent_key = self.agent_key(agent, is_synthesized=is_synthesized, task_model=task.llm)
         return Node(
             key=key,
             index=index,
@@ -154,14 +159,14 @@ class NodeMaker:
             if agent is not but
         )
 
-    def agent_key(self, agent: Agent, *, is_synthesized: bool = False) -> str:
+    def agent_key(self, agent: Agent, *, is_synthesized: bool = False, task_model: ChatModel | None = None) -> str:
         """Return the key of an agent, which takes part from now on."""
         key = self._agent_keys.get(agent.object_id)
         if key is not None:
             return key
         key = self._names.claim(re.sub(r"\W+", "-", agent.role.lower()).strip("-") or "agent")
         self._agent_keys[agent.object_id] = key
-        self.agents[key] = self._models.resolve_agent(agent)
+        self.agents[key] = self._models.resolve_agent(agent, task_model)
         self.entries.append(
             AgentEntry(
                 key=key,

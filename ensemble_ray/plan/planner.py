@@ -65,8 +65,7 @@ class Planned:
     """A plan, and what of it cannot be data."""
 
     plan: Plan
-    #: by task key: resolved tasks as they travel, without context, agent, tools and model: those are in the plan and in
-    #: `agents`, and a chain of tasks inside each other would grow with the square of its length
+    #: by task key: resolved tasks as they travel, without context, agent and tools: those are in the plan and in `agents`, and a chain of tasks inside each other would grow with the square of its length
     tasks: Mapping[str, Task]
     #: by agent key
     agents: Mapping[str, Agent]
@@ -140,7 +139,10 @@ def plan_run(
         shown_as=None if definition.levels is None else definition.levels.workflow,
         units=tuple(members.units),
     )
-    tasks = {key: _as_it_travels(task) for task, key in zip(resolved.tasks, resolved.keys, strict=True)}
+    tasks = {
+        key: _as_it_travels(task, synthesized_agents.get(task.object_id))
+        for task, key in zip(resolved.tasks, resolved.keys, strict=True)
+    }
     return Planned(plan=plan, tasks=tasks, agents=maker.agents, peers=maker.peers(), units=members.definitions)
 
 
@@ -201,10 +203,15 @@ def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str], levels: Lev
     return tuple(resolved[task.object_id] for task in tasks)
 
 
-def _as_it_travels(task: Task) -> Task:
+def _as_it_travels(task: Task, made: Agent | None) -> Task:
+    """Return the task without what is elsewhere; its model stays, unless the agent that was made for it has it."""
     if not task.context and task.agent is None and task.llm is None and not task.tools:
         return task
-    return task.rewritten(context=(), agent=None, llm=None, tools=())
+    reflection = task.reflection_config
+    if made is not None and made.llm is not task.llm and reflection is not None and reflection.model is None:
+        reflection = reflection.replace(model=task.llm)  # a synthesizer chose another model for its work (S-REFL-9)
+    model = task.llm if made is None else None
+    return task.rewritten(context=(), agent=None, llm=model, tools=(), reflection_config=reflection)
 
 
 def text_of(value: object) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from ensemble_ray.definition.durability import Durability
-from ensemble_ray.definition.run_options import RunOptions
+from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.facts.directives import ModelSwitched
@@ -60,6 +60,7 @@ def resume(
     take_over: bool = False,
     allow_changes: bool = False,
     allow_loss: bool = False,
+    **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
     """Continue a run that was interrupted or cancelled, or had spent its budget, and wait for its output.
 
@@ -72,6 +73,7 @@ def resume(
         options: What it does differently from now on, such as a larger `max_tokens`; default: as before.
         take_over: Take it also from a process that still owns it, such as a frozen one, which then can write no more.
         allow_changes: Go on although the definition differs from the recorded one.
+        fields: Those of the options one by one, as of `Ensemble.run`.
         allow_loss: Go on although a part of the record is lost. What was done in it is done again, but for calls of tools
             that are `once`: their outcome is unknown, and `on_unknown` decides.
 
@@ -86,7 +88,7 @@ def resume(
         run_id,
         ensemble,
         runtime=runtime,
-        options=options,
+        options=merge_options(options, fields),
         take_over=take_over,
         allow_changes=allow_changes,
         allow_loss=allow_loss,
@@ -103,13 +105,14 @@ async def aresume(
     take_over: bool = False,
     allow_changes: bool = False,
     allow_loss: bool = False,
+    **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
     """`resume` for async code, with the same contract; cancelling it ends the run first."""
     asked = begin_again(
         run_id,
         ensemble,
         runtime=runtime,
-        options=options,
+        options=merge_options(options, fields),
         take_over=take_over,
         allow_changes=allow_changes,
         allow_loss=allow_loss,

@@ -148,7 +148,7 @@ def _require(handler: object, tool_name: str) -> None:
     if handler is None:
         raise ToolConfigurationError(
             f"Tool '{tool_name}' requires approval but no ReviewHandler is configured. Give the ensemble a "
-            "review_handler, or leave out require_approval"
+            "review_handler, or leave out require_approval (of a @tool, approval)"
         )
 
 

@@ -26,6 +26,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import current_traceparent
 from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.text.foreign_text import TextLine, one_line, whole_text
+from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_result, outcome_of_return
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
@@ -38,6 +39,7 @@ from ensemble_ray.tools.tool import (
     ContextAgentTool,
     CustomSchemaAgentTool,
     ToolContext,
+    ToolResult,
     as_result,
     use_tool_context,
 )
@@ -197,13 +199,21 @@ def _repaired(bound: BoundTool, arguments: str, repairs: list[str]) -> str:
 
 
 async def _call_function(bound: BoundFunction, arguments: str, context: ToolContext, repairs: list[str]) -> ToolOutcome:
+    text = arguments
     try:
-        positional, named = bound.signature.read(arguments)
+        positional, named = bound.signature.read(text)
     except ArgumentError:
         text = _repaired(bound, arguments, repairs)
         if text is arguments:
             raise
         positional, named = bound.signature.read(text)
+    if bound.asks_first:
+        asked = f"Tool '{bound.name}': {preview(text)}"
+        approved = await approve(context.review_handler, bound.name, asked, text)
+        if approved is None:
+            return outcome_of_result(ToolResult.failure(f"Rejected by reviewer: {text}"))
+        if approved != text:
+            positional, named = bound.signature.read(approved)
     if bound.cpu:
         outcome = await _call_in_pool(bound, positional, named, context)
         if outcome is not None:

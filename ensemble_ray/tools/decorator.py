@@ -40,6 +40,8 @@ class FunctionTool:
     cpu: bool = False
     #: what a call does to the world (S-DUR-20)
     effect: Effect = "once"
+    #: a person is asked before each call (S-TOOL-96)
+    approval: bool = False
 
 
 class _Decorator(Protocol):
@@ -57,6 +59,7 @@ def tool(
     timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
     cpu: bool = False,
     effect: Effect = "once",
+    approval: bool = False,
 ) -> _Decorator: ...
 @overload
 def tool(
@@ -66,6 +69,7 @@ def tool(
     timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
     cpu: bool = False,
     effect: Effect = "once",
+    approval: bool = False,
 ) -> _Decorator: ...
 def tool(
     target: Callable[..., object] | str | None = None,
@@ -76,6 +80,7 @@ def tool(
     timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
     cpu: bool = False,
     effect: Effect = "once",
+    approval: bool = False,
 ) -> object:
     """Make a tool of a function or method: `@tool`, `@tool("description")`, `@tool(name=..., timeout=...)`.
 
@@ -90,6 +95,7 @@ def tool(
         cpu: It is heavy on the processor and stateless; it then runs in another process, so that cores add up.
         effect: What a call does to the world: `none`: it only reads; `idempotent`: doing it again under the same
             `idempotency_key` changes nothing more; `once`: it must not be done twice, and is not repeated after a crash.
+        approval: Whether the run's review handler is asked before each call, with the arguments; a refusal is an error for the model.
 
     Raises:
         ValidationError: the name, the timeout or the effect cannot be.
@@ -101,6 +107,7 @@ def tool(
         timeout_s=timeout_seconds(timeout),
         cpu=cpu,
         effect=check_effect(effect, "@tool"),
+        approval=approval,
     )
     if target is not None and not isinstance(target, str):
         return _mark(target, options)
@@ -149,6 +156,7 @@ class _Options:
     timeout_s: float | None
     cpu: bool
     effect: Effect
+    approval: bool
 
 
 def _mark(function: F, options: _Options) -> F:
@@ -164,6 +172,7 @@ def _mark(function: F, options: _Options) -> F:
         timeout_s=options.timeout_s,
         cpu=options.cpu,
         effect=options.effect,
+        approval=options.approval,
     )
     _resolve_fleeting_names(target)
     try:

@@ -89,6 +89,8 @@ class BoundFunction:
     cpu: bool
     #: what a call does to the world
     effect: Effect
+    #: whether it does nothing before it was approved
+    asks_first: bool = False
 
     @property
     def name(self) -> str:
@@ -325,6 +327,7 @@ def _bound_function(function: Callable[..., object], mark: FunctionTool) -> Boun
         is_async=is_async_callable(function),
         cpu=mark.cpu,
         effect=mark.effect,
+        asks_first=mark.approval,
     )
 
 

@@ -39,6 +39,11 @@ class AgentOutput(Shown, Generic[Parsed_co]):
         return self.output.raw
 
     @property
+    def raw(self) -> str:
+        """The same as `text`."""
+        return self.output.raw
+
+    @property
     def parsed(self) -> Parsed_co:
         """The answer as the `output_type` that was asked for.
 

@@ -219,6 +219,11 @@ class EnsembleOutput(Shown):
         return copy
 
     @property
+    def text(self) -> str:
+        """The text of the run, the same as `raw`."""
+        return self.raw
+
+    @property
     def state(self) -> RunState:
         """Where the run stood when its call ended: `waiting` where gates are open (S-REV-114)."""
         return _STATES.get(self.exit_reason, RunState.COMPLETED)

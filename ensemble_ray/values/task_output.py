@@ -77,6 +77,11 @@ class TaskOutput(Shown, Generic[Parsed_co]):
         return self.raw, figures(None, found.llm_call_count, found.total_tokens, self.duration)
 
     @property
+    def text(self) -> str:
+        """The answer as text, the same as `raw`."""
+        return self.raw
+
+    @property
     def parsed(self) -> Parsed_co:
         """The answer as the task's `output_type`.
 

@@ -78,22 +78,20 @@ class EnsembleDevTools:
             IllegalStateError: the output has no trace.
             OSError: the file cannot be written.
         """
-        if output is None:  # pyright: ignore[reportUnnecessaryComparison]  S-VIZ-61
-            raise ValueError("output must not be None")
-        folder, trace = _folder(output_dir), output.trace
-        if trace == ExecutionTrace.EMPTY:
-            raise IllegalStateError("output has no execution trace attached: it is not the output of a run")
-        return _write(folder, "ensemble-trace", "trace.json", utc_now(), trace.to_json)
+        trace = _trace_of(output)
+        return _write(_folder(output_dir), "ensemble-trace", "trace.json", utc_now(), trace.to_json)
 
     @classmethod
     def export(
         cls, ensemble: EnsembleDefinition | MapDefinition | Graph, output: EnsembleOutput, output_dir: str | Path
     ) -> DevToolsExport:
-        """Write both, and return where they are.
+        """Write both, and return where they are; where an argument is refused, neither is written.
 
         Raises:
             ValueError, IllegalStateError, NotImplementedError, OSError: as `export_dag` and `export_trace`.
         """
+        DagExporter.build(ensemble)
+        _trace_of(output)
         dag_path = cls.export_dag(ensemble, output_dir)
         return DevToolsExport(dag_path=dag_path, trace_path=cls.export_trace(output, output_dir))
 
@@ -132,6 +130,14 @@ def _flow_of(source: EnsembleDefinition | MapDefinition | Graph | ExecutionTrace
     if isinstance(source, MapDefinition) and not getattr(source, "is_planned", False):
         return map_reduce_flow(source)
     return dag_flow(DagExporter.build(source))
+
+
+def _trace_of(output: EnsembleOutput | None) -> ExecutionTrace:
+    if output is None:
+        raise ValueError("output must not be None")
+    if output.trace == ExecutionTrace.EMPTY:
+        raise IllegalStateError("output has no execution trace attached: it is not the output of a run")
+    return output.trace
 
 
 def _folder(output_dir: str | Path | None) -> Path:

@@ -24,6 +24,7 @@ from ensemble_ray.visualization.plan_graph import dag_of_plan, groups_of, mode_o
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.ports import ChatModel
     from ensemble_ray.values.unit_traces import GraphTrace
 
 __all__ = ["DagExporter"]
@@ -65,7 +66,8 @@ class DagExporter:
 class _AsDeclared(TeamModels):
     """Leaves agents without a model as they are: a drawing needs none."""
 
-    def resolve_agent(self, agent: Agent) -> Agent:
+    def resolve_agent(self, agent: Agent, task_model: ChatModel | None = None) -> Agent:
+        del task_model
         return agent
 
 

@@ -177,7 +177,8 @@ class _Changes:
             return changes
         changed = agent.replace(**changes)
         self._new_agents.append(changed)
-        return {"agent": changed}
+        # The model of the agent: one that the task names would hold in its place.
+        return {"agent": changed} if wanted.model is None else {"agent": changed, "llm": None}
 
     def _agents(self) -> Sequence[Agent] | None:
         listed = self._team.agents

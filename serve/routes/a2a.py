@@ -1,4 +1,4 @@
-"""`/a2a/{team}`: teams as agents of the A2A protocol (S-INT-70 to S-INT-79). Package: serve.
+"""`/a2a/{ensemble}`: teams as agents of the A2A protocol (S-INT-70 to S-INT-79). Package: serve.
 
 The protocol's own errors are answers 200, as JSON-RPC has it; keys, rights and limits are refused as on every other route.
 """
@@ -70,24 +70,28 @@ async def get_only_card(request: Request, service: ServiceDependency, caller: Ca
     return _card(request, known[0])
 
 
-@router.get("/a2a/{team}/.well-known/agent-card.json", responses=_CARD)
-async def get_card(team: str, request: Request, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+@router.get("/a2a/{ensemble}/.well-known/agent-card.json", responses=_CARD)
+async def get_card(
+    ensemble: str, request: Request, service: ServiceDependency, caller: CallerDependency
+) -> JSONResponse:
     """Return the card of a team."""
     caller.check(Right.READ)
-    return _card(request, await _team(service, caller, team))
+    return _card(request, await _team(service, caller, ensemble))
 
 
 @router.post(
-    "/a2a/{team}",
+    "/a2a/{ensemble}",
     response_class=Response,
     responses={200: {"description": "What JSON-RPC answers; of a streaming method, events", "content": _ANSWER}},
     openapi_extra=_BODY,
 )
-async def post_message(team: str, request: Request, service: ServiceDependency, caller: CallerDependency) -> Response:
+async def post_message(
+    ensemble: str, request: Request, service: ServiceDependency, caller: CallerDependency
+) -> Response:
     """Take a message for a team, by JSON-RPC."""
     if not caller.rights & {Right.RUN, Right.READ, Right.REVIEW}:
         caller.check(Right.RUN)
-    info = await _team(service, caller, team)
+    info = await _team(service, caller, ensemble)
     _check_installed()
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         # A page can send other types of bodies to any site without asking that site before.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -23,9 +25,13 @@ from ensemble_ray import (
     TaskOutput,
     TaskReflection,
 )
+from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
+from ensemble_ray.actors.driver.driver_connection import DriverConnection
 from ensemble_ray.actors.driver.services import driver_services
 from ensemble_ray.actors.link.run_memory import MEMORY_SERVICE, RemoteMemoryResets, RemoteRunMemory
 from ensemble_ray.actors.link.run_reflections import RemoteRunReflections
+from ensemble_ray.actors.shared.event_hub import EventHub
+from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.reflection.local import LocalRunReflections
 from ensemble_ray.memory.run_memory import LocalRunMemory
@@ -137,3 +143,80 @@ async def test_a_run_without_reflections_says_so() -> None:
     """S-REFL-31."""
     with pytest.raises(IllegalStateError, match=r"^Run run has no store of reflections$"):
         await RemoteRunReflections(Driver(REQUEST)).recall("k")
+
+
+class Notified:
+    """A hub that takes notifications when it may."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.came, self.may = asyncio.Event(), asyncio.Event()
+        self.notify = self
+
+    async def remote(self, run_id: str, requests: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+        """Take a batch."""
+        assert run_id == "run"
+        self.batches.append([str(payload["arguments"][0]) for _, payload in requests])  # type: ignore[index]  a tuple
+        self.came.set()
+        await self.may.wait()
+
+
+async def test_counts_of_tools_leave_in_their_order() -> None:
+    """S-MET-35: one batch is on its way at a time; what comes meanwhile goes with the next."""
+    hub = Notified()
+    services = RemoteDriverServices(hub, "run")
+    metrics = ReportedToolMetrics(services)
+    metrics.increment_counter("one", "probe")
+    await hub.came.wait()
+    metrics.increment_counter("two", "probe")
+    metrics.increment_counter("three", "probe")
+    flushed = asyncio.ensure_future(services.flush())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (hub.batches, flushed.done()) == ([["one"]], False)
+    hub.may.set()
+    await flushed
+    assert hub.batches == [["one"], ["two", "three"]]
+
+
+class Slow(NoOpToolMetrics):
+    """Metrics that wait within the first count."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.may = threading.Event()
+
+    def increment_counter(self, metric: str, tool_name: str, tags: Mapping[str, str] | None = None) -> None:
+        """Keep it; the first one when it may."""
+        del tool_name, tags
+        if metric == "one":
+            self.may.wait()
+        self.seen.append(metric)
+
+
+class Remote:
+    """A hub in this process, called as an actor."""
+
+    def __init__(self, hub: EventHub) -> None:
+        self._hub = hub
+
+    def __getattr__(self, name: str) -> object:
+        method = getattr(self._hub, name)
+        return type("Method", (), {"remote": staticmethod(method)})
+
+
+async def test_counts_of_tools_reach_the_users_object_one_after_the_other() -> None:
+    """S-MET-35: a slow one is waited for."""
+    metrics, hub = Slow(), Remote(EventHub())
+    connection = DriverConnection(replace(REQUEST, tool_metrics=metrics), ClusterHeartbeat("run"), None)
+    connection.begin(hub)
+    services = RemoteDriverServices(hub, "run")
+    for each in ("one", "two", "three"):
+        ReportedToolMetrics(services).increment_counter(each, "probe")
+    await services.flush()
+    leaving = asyncio.ensure_future(connection.leave())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    metrics.may.set()
+    await leaving
+    assert metrics.seen == ["one", "two", "three"]

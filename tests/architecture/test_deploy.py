@@ -86,7 +86,7 @@ def test_an_endpoint_beyond_loopback_needs_keys(where: str, config: ServeDeployS
     found = [each for each in config.applications if each.import_path == OURS]
     assert len(found) == 1
     options = EndpointOptions.model_validate(found[0].args)
-    assert options.teams
+    assert options.ensembles
     if config.http_options.host != "127.0.0.1":
         assert options.keys == "required", where
     if len(config.applications) > 1:

@@ -32,7 +32,7 @@ BODIES: dict[str, object] = {
     "POST /tools/{name}/invoke": {"arguments": {}},
     "POST /v1/chat/completions": {"model": "secret", "messages": [{"role": "user", "content": "Ray"}]},
     "POST /v1/responses": {"model": "secret", "input": "Ray"},
-    "POST /a2a/{team}": {
+    "POST /a2a/{ensemble}": {
         "jsonrpc": "2.0",
         "id": 1,
         "method": "message/send",
@@ -60,8 +60,8 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
     "POST /v1/responses": (Right.RUN,),
     "GET /v1/responses/{response_id}": (Right.READ,),
     "GET /.well-known/agent-card.json": (Right.READ,),
-    "GET /a2a/{team}/.well-known/agent-card.json": (Right.READ,),
-    "POST /a2a/{team}": (Right.RUN,),
+    "GET /a2a/{ensemble}/.well-known/agent-card.json": (Right.READ,),
+    "POST /a2a/{ensemble}": (Right.RUN,),
 }
 #: What stands in paths: the other team's run.
 PARAMETERS = {
@@ -70,7 +70,7 @@ PARAMETERS = {
     "gate_id": "gate",
     "model": "secret",
     "name": "tool",
-    "team": "secret",
+    "ensemble": "secret",
 }
 #: What a caller of another team must find nowhere.
 SECRETS = ("secret", "hidden-tag", "swordfish")

@@ -11,7 +11,7 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.team import TEAM_VARIABLE
+from ensemble_ray.serve.team import ENSEMBLES_VARIABLE
 from tests.serve.driving import driven
 
 Connect = Callable[..., AbstractAsyncContextManager[AsyncClient]]
@@ -20,7 +20,7 @@ Connect = Callable[..., AbstractAsyncContextManager[AsyncClient]]
 @pytest.fixture(autouse=True)
 def records(home: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the test's runs are recorded; no team is named by the environment."""
-    monkeypatch.delenv(TEAM_VARIABLE, raising=False)
+    monkeypatch.delenv(ENSEMBLES_VARIABLE, raising=False)
     # No server here speaks TLS, and each client would read the certificates of all authorities, which takes 25 ms.
     monkeypatch.setenv("SSL_CERT_DIR", home)
     return Path(home)

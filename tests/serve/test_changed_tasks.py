@@ -156,9 +156,9 @@ async def test_a_map_reduce_takes_no_other_tasks(connect: Connect) -> None:
 
 
 async def test_agents_that_a_team_lists_may_be_other_ones(connect: Connect) -> None:
-    """S-CTL-20: a hierarchical team has its workers in a list of their own."""
+    """S-CTL-20, S-DOM-90: a hierarchical team has its workers in a list of their own; a model of the task's own is replaced."""
     writer = Agent(role="Writer", goal="Write", llm=echo("own"))
-    task = Task(name="draft", description="Write", expected_output="A text", agent=writer)
+    task = Task(name="draft", description="Write", expected_output="A text", agent=writer, llm=echo("task"))
     async with connect(Ensemble(agents=[writer], tasks=[task]), **offered()) as client:
         found = await ran(client, task_overrides={"draft": {"model": "large"}})
     assert found["result"]["raw"].startswith("large ")

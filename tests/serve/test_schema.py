@@ -74,7 +74,7 @@ OPERATIONS = [
     *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics"),
     *("GET /v1/models", "GET /v1/models/{model}", "POST /v1/chat/completions"),
     *("POST /v1/responses", "GET /v1/responses/{response_id}"),
-    *("GET /.well-known/agent-card.json", "GET /a2a/{team}/.well-known/agent-card.json", "POST /a2a/{team}"),
+    *("GET /.well-known/agent-card.json", "GET /a2a/{ensemble}/.well-known/agent-card.json", "POST /a2a/{ensemble}"),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ensemble_ray import ValidationError
 from ensemble_ray.serve.app import EndpointOptions, app
-from ensemble_ray.serve.team import TEAM_VARIABLE, load_teams, team_names
+from ensemble_ray.serve.team import ENSEMBLES_VARIABLE, load_teams, team_names
 
 TEAM = """
 agents:
@@ -33,24 +33,34 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_no_team_is_refused_with_what_to_do() -> None:
     """Before anything is started."""
-    with pytest.raises(ValidationError, match=f"set {TEAM_VARIABLE}, or pass team="):
+    with pytest.raises(ValidationError, match=f"set {ENSEMBLES_VARIABLE}, or pass ensembles="):
         app(EndpointOptions())
 
 
 def test_the_argument_wins_over_the_environment(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two applications of one cluster can so serve two teams."""
-    monkeypatch.setenv(TEAM_VARIABLE, "team.yaml")
+    monkeypatch.setenv(ENSEMBLES_VARIABLE, "team.yaml")
     assert [each.name for each in team_names()] == ["team.yaml"]
     assert [each.name for each in team_names(["teams:pair"])] == ["teams:pair"]
     assert [each.name for each in team_names(["  "])] == ["team.yaml"]
-    monkeypatch.setenv(TEAM_VARIABLE, "team.yaml, teams:pair")
+    monkeypatch.setenv(ENSEMBLES_VARIABLE, "team.yaml, teams:pair")
     assert [each.shown for each in team_names()] == ["team", "pair"]
+
+
+def test_older_names_are_aliases(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-SRV-1: of the argument, where one text may stand for several, and of the variable, which gives way to the new one."""
+    for name in ("team", "teams", "ensembles"):
+        assert EndpointOptions.model_validate({name: "a.yaml, b:c"}).ensembles == ("a.yaml", "b:c")
+    monkeypatch.setenv("ENSEMBLE_RAY_TEAM", "team.yaml")
+    assert [each.name for each in team_names()] == ["team.yaml"]
+    monkeypatch.setenv(ENSEMBLES_VARIABLE, "teams:pair")
+    assert [each.name for each in team_names()] == ["teams:pair"]
 
 
 def test_two_teams_of_one_name_are_refused(team: Path) -> None:
     """S-SRV-1: clients could not tell them apart."""
     with pytest.raises(ValidationError, match="Two teams are called 'team'"):
-        app(EndpointOptions(teams=("team.yaml", "tests.serve.teams:team")))
+        app(EndpointOptions(ensembles=("team.yaml", "tests.serve.teams:team")))
 
 
 @pytest.mark.parametrize(
@@ -66,14 +76,14 @@ def test_two_teams_of_one_name_are_refused(team: Path) -> None:
 def test_a_wrong_team_is_refused_where_it_is_deployed(team: Path, name: str, message: str) -> None:
     """The message names what was meant, or what is wrong with it."""
     with pytest.raises(ValidationError, match=message):
-        app(EndpointOptions(team=name))
+        app(EndpointOptions(ensembles=(name,)))
 
 
 def test_a_team_that_cannot_run_is_refused_where_it_is_deployed(team: Path) -> None:
     """Not by the first request; what only inputs can tell is left to them."""
     team.write_text(TEAM + "  - {name: draft, description: Again, expected_output: A text, agent: writer}\n")
     with pytest.raises(ValidationError, match="draft"):
-        app(EndpointOptions(team="team.yaml"))
+        app(EndpointOptions(ensembles=("team.yaml",)))
 
 
 MAP_REDUCE = """
@@ -87,7 +97,7 @@ map_reduce:
 
 def test_a_map_reduce_is_served(team: Path) -> None:
     """S-MR-165, S-SRV-16: as its tree where that is made at once, else over items that requests may bring."""
-    app(EndpointOptions(team="tests.serve.teams:summaries"))
+    app(EndpointOptions(ensembles=("tests.serve.teams:summaries",)))
     (tree,) = load_teams(team_names(["tests.serve.teams:summaries"])).values()
     assert (tree.info.tasks, tree.info.inputs, tree.info.takes_items) == (6, ["topic"], True)
     team.write_text(f"{MAP_REDUCE}  chunk_size: 2\n")
@@ -124,7 +134,7 @@ def test_a_copy_of_the_working_directory_is_used_where_the_file_is_not(
 
 def test_keys_are_needed_by_replicas_alone(team: Path) -> None:
     """The deployer's shell may be without; a replica without says which variable it misses."""
-    app(EndpointOptions(team="team.yaml"))
+    app(EndpointOptions(ensembles=("team.yaml",)))
     with pytest.raises(ValidationError, match="KEY_OF_THE_TEAM"):
         load_teams(team_names(["team.yaml"]))
 

@@ -141,7 +141,9 @@ async def test_a_run_of_async_code_gives_the_same() -> None:
     assert_type(
         await ensemble.arun({"a": 1}, runtime=runtime, options=RunOptions(max_tool_output_length=10)), EnsembleOutput
     )
-    stream = ensemble.stream(runtime=runtime)
+    by_name = await ensemble.arun(runtime=runtime, tags={"for": "docs"}, durability="off", max_tokens=None)
+    assert_type(by_name.text, str)
+    stream = ensemble.stream(runtime=runtime, max_tokens=1000)
     assert_type(stream, AsyncIterator[Event | EnsembleOutput])
     items = [item async for item in stream]
     assert isinstance(items[-1], EnsembleOutput)

@@ -70,6 +70,18 @@ def map_items(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="A .jsonl or .parquet file that takes the rows."),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="NAME,...",
+            help="What the rows have: raw, agent_role, fields of the item; all of it unless told.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="NAME", help="Field of the item that rows have first, in place of the item."),
+    ] = None,
     reduce: Annotated[
         str | None, typer.Option("--reduce", metavar="TEXT", help="Bring the answers together, as this text says.")
     ] = None,
@@ -146,7 +158,7 @@ def map_items(
     """
     parameters: dict[str, object | None] = {
         "items": items, "retry_dead": retry_dead, "prompt": prompt, "ensemble": ensemble, "reduce": reduce,
-        "output": output, "dead_letters": dead_letters, "model": model, "chunk_size": chunk_size,
+        "output": output, "columns": columns, "key": key, "dead_letters": dead_letters, "model": model, "chunk_size": chunk_size,
         "token_budget": token_budget, "mode": None if mode is None else mode.value, "ordered": ordered or None,
         "concurrency": concurrency, "replicas": replicas, "input_rate": input_rate, "output_rate": output_rate,
         "on_item_error": None if on_item_error is None else on_item_error.value, "limit": limit,

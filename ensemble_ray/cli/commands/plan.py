@@ -194,7 +194,7 @@ def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
         "description": node.description,
         "expected_output": node.expected_output,
         "context": list(node.context),
-        "model": _model(task.llm or ensemble.llm) if is_synthesized else None,
+        "model": _model(task.llm or (ensemble.llm if is_synthesized else None)),
         "tools": _names(task.tools) if is_synthesized else [],
         "streams": node.is_streaming,
     }

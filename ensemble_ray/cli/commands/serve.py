@@ -79,7 +79,7 @@ def serve(
         "host": host,
         "port": port,
         "name": name,
-        "teams": targets,
+        "ensembles": targets,
         "replicas": replicas,
         "namespace": namespace,
         "allowed_hosts": allowed_host or [],

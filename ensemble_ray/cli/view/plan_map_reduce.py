@@ -43,7 +43,9 @@ def _side(factory: object, definition: MapDefinition) -> dict[str, Any]:
     if task is None:
         return {"factory": identity_of(factory)["callable"]}
     agent = task.agent
-    model = task.llm if agent is None else TeamModels(definition).resolve_agent(agent).llm
+    model = task.llm
+    if model is None and agent is not None:
+        model = TeamModels(definition).resolve_agent(agent).llm
     return {
         "description": task.description,
         "role": None if agent is None else agent.role,

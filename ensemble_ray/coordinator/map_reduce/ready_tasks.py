@@ -43,7 +43,7 @@ class ReadyTask:
     """A task that can be done."""
 
     key: str
-    #: as it travels: without context, agent, model and tools
+    #: as it travels: without context, agent and tools
     task: Task
     #: None for a handler task
     agent: Agent | None

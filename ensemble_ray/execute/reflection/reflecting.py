@@ -111,8 +111,9 @@ async def _learn(
     task = scope.order.task
     config, key = task.reflection_config, reflection_key(task.description)
     assert config is not None, "the caller asked"  # noqa: S101  for the type
+    # An agent comes with the model of the task, if it names one; handlers and runners have none.
     own = None if agent is None or agent.runner is not None else agent.llm
-    models = (config.model, task.llm, own)
+    models = (config.model, own, task.llm)
     model = next((each for each in models if each is not None), None)
     if config.strategy is None and model is None:
         _log.warning(
@@ -122,7 +123,7 @@ async def _learn(
         return None
     prior = await reflections.find_prior(key)
     if config.strategy is not None:
-        asked = ReflectionInput(task=task, task_output=output, prior_reflection=prior)
+        asked = ReflectionInput(task=task.rewritten(llm=None), task_output=output, prior_reflection=prior)
         learned = await reflections.ask_strategy(asked)
         return ReflectionRecorded(key=key, reflection=learned.to_data(), is_first=prior is None)
     assert model is not None, "asked above"  # noqa: S101  for the type

@@ -207,7 +207,7 @@ class ToolCalls:
             if intent is None and bound is not None and (call.name, call.arguments) not in self._warned:
                 intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
                 warned.add((call.name, call.arguments))
-            asks_first = isinstance(bound, BoundAgentTool) and bound.asks_first
+            asks_first = bound is not None and bound.asks_first
             if stands_at_gate(self._scope, name, asks_first=asks_first):
                 continue  # nothing was done behind it
             if intent is not None and effect_of(intent.data, "none" if bound is None else bound.effect) == "once":
@@ -225,7 +225,10 @@ class ToolCalls:
 
     def _may_take_long(self, call: ToolCall) -> bool:
         bound = self._tools.get(call.name)
-        is_asking = isinstance(bound, BoundAgentTool) and isinstance(bound.tool, AbstractAgentTool | ContextAgentTool)
+        if isinstance(bound, BoundAgentTool):
+            is_asking = isinstance(bound.tool, AbstractAgentTool | ContextAgentTool)
+        else:
+            is_asking = bound is not None and bound.asks_first
         return self._is_delegation(call) or (is_asking and self._scope.context.review_policy is not None)
 
     def _is_delegation(self, call: ToolCall) -> bool:

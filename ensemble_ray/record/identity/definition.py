@@ -53,9 +53,10 @@ _TASK_FIELDS = itemgetter(
     "review",
     "before_review",
     "reflection_config",
+    "llm",
 )
 #: Those of a task of texts alone.
-_PLAIN = (None, None, (), (), (), None, (), None, None, None)
+_PLAIN = (None, None, (), (), (), None, (), None, None, None, None)
 #: Request options that may hold keys or places. Of the body only its hash is kept.
 _HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
 _HASHED_OPTIONS = frozenset({"extra_body"})
@@ -116,9 +117,8 @@ def task_data(task: Task) -> dict[str, object]:
     if agent is not None:
         shown = {"role": agent.role, "goal": agent.goal, "background": agent.background}
         data["agent"] = {**{name: text for name, text in shown.items() if text}, **_agent(agent)}
-    else:
-        means = {"llm": task.llm and model_data(task.llm), "tools": _tools(task.tools)}
-        data.update({name: value for name, value in means.items() if value})
+    elif task.tools:
+        data["tools"] = _tools(task.tools)
     return {**data, **(_task(task) or {})}
 
 
@@ -160,7 +160,7 @@ def _task(task: Task) -> dict[str, object] | None:
     fields = task.__dict__  # past pydantic's attribute hook: this is asked of every task of a run
     if _TASK_FIELDS(fields) == _PLAIN:
         return None
-    data: dict[str, object] = {}
+    data: dict[str, object] = {} if task.llm is None else {"llm": model_data(task.llm)}
     if task.handler is not None:
         data["handler"] = _handler(task.handler)
         effect: object = fields.get("effect")

@@ -35,7 +35,7 @@ from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RunEnded, RunResumed
 from ensemble_ray.items.dead_letters import DeadLetterFile
-from ensemble_ray.items.results import ResultsFile
+from ensemble_ray.items.results import ResultsFile, RowColumns
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Persistence
@@ -299,7 +299,8 @@ class MapReduceLauncher:
         definition = self.definition
         letters = results = None
         if definition.results is not None:
-            results = await ResultsFile.open(definition.results, is_resumed=is_continued)
+            columns = RowColumns(chosen=definition.columns, key=definition.key)
+            results = await ResultsFile.open(definition.results, is_resumed=is_continued, columns=columns)
         if definition.dead_letters is not None:
             letters = await DeadLetterFile.open(definition.dead_letters, run_id=scope.run_id, is_resumed=is_continued)
         return ItemResultWriter(self.items, results=results, dead_letters=letters)

@@ -262,6 +262,32 @@ def test_file_of_outcomes_is_refused_when_its_ending_says_nothing() -> None:
     assert made(results="o.jsonl").results == Path("o.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"columns": ["id"]}, "columns says what the rows of results have: give results, the path of a file, too"),
+        ({"key": "id"}, "key says what the rows of results have: give results, the path of a file, too"),
+        ({"columns": [], "results": "o.jsonl"}, "columns must be a list of names, got: []"),
+        ({"columns": ["id", " "], "results": "o.jsonl"}, "columns must be a list of names, got: ' '"),
+        ({"columns": {"id": 1}, "results": "o.jsonl"}, "columns must be a list of names, got: {'id': 1}"),
+        ({"key": "", "results": "o.jsonl"}, "key must be the name of a field, got: ''"),
+        ({"key": 5, "results": "o.jsonl"}, "key must be the name of a field, got: 5"),
+    ],
+)
+def test_columns_that_no_file_can_have_are_refused(fields: dict[str, Any], told: str) -> None:
+    """S-MR-216, S-MR-218."""
+    with pytest.raises(ValidationError) as refused:
+        made(**fields)
+    assert str(refused.value) == told
+
+
+def test_columns_are_names() -> None:
+    """S-MR-216: one of them without a list."""
+    assert made(results="o.jsonl", columns="id").columns == ("id",)
+    assert made(results="o.jsonl", columns=["id", "label"], key="id").columns == ("id", "label")
+    assert made(results="o.jsonl").columns is None
+
+
 def test_map_alone_takes_no_field_of_the_reduction() -> None:
     """S-MR-11, S-MR-150: the checks of the map side hold; fields of the other side are unknown."""
     with pytest.raises(ValidationError, match=r"^map_task must be set\."):

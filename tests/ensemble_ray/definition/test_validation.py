@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray import Agent, HierarchicalConstraints, RateLimit, Task, ValidationError, Workflow
+from ensemble_ray import Agent, HierarchicalConstraints, RateLimit, Task, ValidationError, Workflow, tool
 from ensemble_ray.definition import EnsembleDefinition, validate
 from ensemble_ray.definition.validation import (
     check_hierarchy,
@@ -28,6 +28,12 @@ WRITER = Agent(role="Writer", goal="Write", llm=MODEL)
 def handle(context: Any) -> str:
     """A handler."""
     return "done"
+
+
+@tool
+def shout(text: str) -> str:
+    """Say it louder."""
+    return text.upper()
 
 
 def refusal(**fields: object) -> str:
@@ -367,3 +373,19 @@ def test_warning_is_given_when_a_manager_cannot_keep_what_a_task_declares() -> N
         "Task 'typed' has output_type and output_guardrails without effect in HIERARCHICAL workflow"
     )
     assert validate(EnsembleDefinition(tasks=[kept, lost])) == []
+    own = task("own", agent=WRITER, llm=MODEL)
+    (warning,) = validate(EnsembleDefinition(tasks=[own], workflow="hierarchical"))
+    assert warning.startswith("Task 'own' has llm without effect in HIERARCHICAL workflow")
+
+
+def test_warning_is_given_when_a_task_leaves_to_its_agent_what_it_declares() -> None:
+    """S-DOM-92: a model is no such thing (S-DOM-90), and has the limit."""
+    limit = RateLimit.per_minute(3)
+    lost = task("lost", agent=WRITER, tools=[shout], max_iterations=3, rate_limit=limit)
+    kept = task("kept", agent=WRITER, llm=MODEL, rate_limit=limit)
+    made = task("made", tools=[shout], max_iterations=3, rate_limit=limit)
+    (warning,) = validate(EnsembleDefinition(tasks=[lost, kept, made], llm=MODEL))
+    assert warning == (
+        "Task 'lost' has tools and max_iterations and rate_limit without effect: its agent 'Writer' has its own. "
+        "Set them on the agent"
+    )

@@ -188,11 +188,9 @@ async def test_reflection_comes_after_memory() -> None:
 
 
 async def test_the_models_in_their_order() -> None:
-    """S-REFL-9: the config's, else the task's, else the agent's."""
-    own, of_task = (
-        ScriptedModel("REFINED_DESCRIPTION:\nby the config"),
-        ScriptedModel("REFINED_DESCRIPTION:\nby the task"),
-    )
+    """S-REFL-9, S-REFL-44: the config's, else the task's, which does the task, too; else the agent's."""
+    own = ScriptedModel("REFINED_DESCRIPTION:\nby the config")
+    of_task = ScriptedModel("Text", "Text", "REFINED_DESCRIPTION:\nby the task")
     for task, expected in (
         (REFLECTED.replace(llm=of_task, reflection_config=ReflectionConfig(model=own)), "by the config"),
         (REFLECTED.replace(llm=of_task), "by the task"),

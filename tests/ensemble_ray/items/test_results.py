@@ -3,6 +3,7 @@
 import fcntl
 import json
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 
 from ensemble_ray import IllegalStateError, ItemResult, RecordError, TaskMetrics, TaskOutput, ValidationError
 from ensemble_ray.items.line_file import LineFile, index_of_line
-from ensemble_ray.items.results import ResultsFile
+from ensemble_ray.items.results import ResultsFile, RowColumns
 from ensemble_ray.values.value import utc_of
 from tests.ensemble_ray.items.reading import entries_of
 
@@ -309,3 +310,95 @@ def test_a_file_that_another_process_holds_is_told_of(tmp_path: Path) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(RecordError, match=r"another process has held its lock .* Is it stopped\?"):
             LineFile(path, "results file", index_of_line, patience_s=0.0)
+
+
+# Chosen columns.
+
+LABELLED = {"id": "a-1", "text": "Low tide", "title": "of the item", "place": {"city": "Brest"}}
+
+
+async def _chosen(
+    path: Path, *results: ItemResult, key: str | None = None, columns: Sequence[str] | None = None
+) -> None:
+    file = await ResultsFile.open(path, is_resumed=True, columns=RowColumns(chosen=columns, key=key))
+    await file.write(results)
+    await file.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "columns", "row"),
+    [
+        (None, ["id", "title", "raw"], {"id": "a-1", "title": "t", "raw": "raw"}),
+        (None, ["item.title", "place.city", "parsed.title"], {"item.title": "of the item", "place.city": "Brest", "parsed.title": "t"}),
+        ("id", ["index", "title", "id"], {"id": "a-1", "title": "t"}),
+        ("title", ["agent_role"], {"title": "of the item", "agent_role": "Reader"}),
+    ],
+)  # fmt: skip
+async def test_rows_have_the_chosen_columns(
+    key: str | None, columns: list[str], row: dict[str, object], tmp_path: Path
+) -> None:
+    """S-MR-216 to S-MR-218: parts of a row before fields of the answer, and these before fields of the item."""
+    path = tmp_path / "out.jsonl"
+    await _chosen(path, _result(3, LABELLED, parsed=Report(title="t")), key=key, columns=columns)
+    (found,) = _rows(path)
+    assert found == {"index": 3, **row}
+    assert list(found) == ["index", *row]
+
+
+async def test_key_takes_the_place_of_the_item(tmp_path: Path) -> None:
+    """S-MR-218: all the rest of a row stays."""
+    path = tmp_path / "out.jsonl"
+    await _chosen(path, _result(3, LABELLED), key="id")
+    assert list(_rows(path)[0]) == [
+        "index", "id", "raw", "parsed", "agent_role", "input_tokens", "output_tokens", "duration",
+    ]  # fmt: skip
+
+
+async def test_column_that_is_nowhere_is_null_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-MR-217: what there is is named; a field that is None is there."""
+    path = tmp_path / "out.jsonl"
+    results = [_result(index, {"id": None, "name": "n"}) for index in range(3)]
+    await _chosen(path, *results, columns=["id", "lable"])
+    assert [(row["id"], row["lable"]) for row in _rows(path)] == [(None, None)] * 3
+    (line,) = caplog.messages
+    assert line.startswith(
+        "results file: item 0 has no column 'lable', so its row has null there. Known: [index, item,"
+    )
+    assert line.endswith("duration, id, name]")
+
+
+async def test_items_and_answers_without_fields_have_rows(tmp_path: Path) -> None:
+    """S-MR-217: texts, and items that JSON cannot carry."""
+    path = tmp_path / "out.jsonl"
+    await _chosen(path, _result(0, "tea"), _result(1, Row("r")), columns=["item", "name"])
+    assert [(row["item"], row["name"]) for row in _rows(path)] == [("tea", None), ({"name": "r"}, "r")]
+
+
+async def test_parquet_file_has_the_types_of_chosen_columns(tmp_path: Path) -> None:
+    """S-MR-219: also where the run goes on after its end; what is of several types is JSON."""
+    path = tmp_path / "out.parquet"
+    columns = ["id", "count", "share", "good", "mixed", "none", "raw"]
+
+    def result(index: int, **fields: object) -> ItemResult:
+        return _result(index, {"id": f"a-{index}", "count": index, "good": True, "none": None, **fields})
+
+    await _chosen(path, result(0, share=1, mixed="text"), result(1, share=0.5, mixed=[1]), columns=columns)
+    rows = cast("list[tuple[int, dict[str, object]]]", await entries_of(path))
+    first = {
+        "index": 0,
+        "id": "a-0",
+        "count": 0,
+        "share": 1.0,
+        "good": True,
+        "mixed": '"text"',
+        "none": None,
+        "raw": "raw",
+    }
+    assert rows[0][1] == first
+    assert rows[1][1]["mixed"] == "[1]"
+    await _chosen(path, result(2, share=0, mixed=None), columns=columns)
+    rows = cast("list[tuple[int, dict[str, object]]]", await entries_of(path))
+    assert rows[0][1] == first
+    assert [row["mixed"] for _, row in rows] == ['"text"', "[1]", None]

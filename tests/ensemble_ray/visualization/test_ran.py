@@ -225,6 +225,10 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         EnsembleDevTools.export_dag(None, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(IllegalStateError, match=r"^output has no execution trace attached: "):
         EnsembleDevTools.export_trace(EnsembleOutput(raw="x"), tmp_path)
+    with pytest.raises(IllegalStateError, match=r"^output has no execution trace attached: "):
+        EnsembleDevTools.export(team, EnsembleOutput(raw="x"), tmp_path / "new")
+    with pytest.raises(ValueError, match=r"^output must not be None$"):
+        EnsembleDevTools.export(team, None, tmp_path)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 

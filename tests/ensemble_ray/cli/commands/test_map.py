@@ -111,6 +111,24 @@ def test_rows_and_the_text_of_the_reduce_are_given(call: Call, folder: Path, ite
     assert "Show it: " in called.said
 
 
+def test_rows_have_the_columns_that_the_command_names(call: Call, folder: Path, items: str) -> None:
+    """S-MR-216, S-MR-218: also where a team file names others; the record has them."""
+    (folder / "map.yaml").write_text(
+        (folder / "map.yaml").read_text(encoding="utf-8") + "  results: own.jsonl\n  columns: [id, raw]\n",
+        encoding="utf-8",
+    )
+    called = call("map", items, "--ensemble", "map.yaml", "--limit", "1", "--runtime", "inline")
+    assert called.code == 0, called.said
+    assert json.loads((folder / "own.jsonl").read_text(encoding="utf-8")) == {"index": 0, "id": 0, "raw": "SHOUT T0"}
+    options = ("--output", "other.jsonl", "--columns", "raw, agent_role", "--key", "id")
+    call("map", items, "--ensemble", "map.yaml", "--limit", "1", "--runtime", "inline", *options, "--run-id", "named")
+    row = json.loads((folder / "other.jsonl").read_text(encoding="utf-8"))
+    assert list(row) == ["index", "id", "raw", "agent_role"]
+    again = map_team({"items": items, "prompt": "x", "output": "o.jsonl", "columns": "raw,id", "key": "id"})
+    made = recorded_map(**again.source.overrides)
+    assert (made.columns, made.key) == (("raw", "id"), "id")
+
+
 def test_failed_items_are_told_and_tried_again(call: Call, folder: Path, items: str) -> None:
     """S-MR-187, S-MR-180: exit code 3, the first failures, a file of dead letters, and a run over those alone."""
     (folder / items).write_text('{"text": "ok"}\n{"text": "bad"}\n{"txt": 1}\nnonsense\n', encoding="utf-8")

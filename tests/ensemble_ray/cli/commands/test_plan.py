@@ -72,6 +72,14 @@ def test_levels_follow_the_context_when_tasks_run_in_parallel() -> None:
     assert len(levels_of(Plan(workflow="sequential", nodes=nodes))) == 4
 
 
+def test_model_that_a_task_names_beside_its_agent_is_shown(call: Call, folder: Path) -> None:
+    """S-DOM-90: in a team file, too."""
+    agents = "llm: {model: m}\nagents: {w: {role: Writer, goal: Write}}\n"
+    text = agents + "tasks: {t: {description: d, agent: w, llm: {model: other}}, u: {description: e, agent: w}}\n"
+    shown = [line.strip() for line in _lines(call, folder, text)]
+    assert shown[shown.index("t       Writer: d") + 1] == "model OpenAIChatModel('other')"
+
+
 HIERARCHY = """
 workflow: hierarchical
 llm: {model: m}

@@ -27,7 +27,9 @@ from ensemble_ray import (
     Task,
     ToolConfigurationError,
     ToolResult,
+    tool,
 )
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.review.reviewer import LocalReviewer
 from ensemble_ray.execute.review.tool_reviews import ToolReviews
 from ensemble_ray.execute.scope import TaskScope
@@ -184,6 +186,78 @@ async def test_a_call_that_may_have_done_something_is_not_repeated(*, require_ap
     again = bench_of(tool, Deciding(), "done", known=known)
     result = await again.run(epoch=1)
     assert (result.status, tool.paid) == ("completed", [])
+
+
+# Functions.
+
+
+def bench_of_function(
+    handler: object, *entries: object, known: list[Fact] | None = None, context: RunContext = CONTEXT
+) -> tuple[Bench, list[int]]:
+    """A task whose agent calls a function that needs an approval; what was paid."""
+    paid: list[int] = []
+
+    @tool(name="pay", approval=True)
+    def pay(amount: int) -> str:
+        """Pay an amount."""
+        paid.append(amount)
+        return "paid"
+
+    model = ScriptedModel(*(entries or (call("pay", '{"amount": 5}'), "done")))  # type: ignore[arg-type]  entries
+    reviewer = None if handler is None else LocalReviewer(handler)
+    agents = {"draft": writer(model, tools=[pay])}
+    return Bench(agents=agents, known=known or (), context=context, reviewer=reviewer), paid
+
+
+@pytest.mark.parametrize(
+    ("decision", "expected", "result"),
+    [
+        (ReviewDecision.continue_execution(), [5], "paid"),
+        (ReviewDecision.edit('{"amount": 3}'), [3], "paid"),
+        (ReviewDecision.exit_early(), [], 'Error: Rejected by reviewer: {"amount": 5}'),
+        (ReviewDecision.edit("three"), [], "Tool error: "),
+    ],
+)
+async def test_a_function_with_approval_is_called_as_a_person_decides(
+    decision: ReviewDecision, expected: list[int], result: str
+) -> None:
+    """S-TOOL-96, S-TOOL-97: asked with its arguments, which an edit replaces; an edit that does not fit calls nothing."""
+    handler = Deciding(decision)
+    bench, paid = bench_of_function(handler)
+    ended = await bench.run()
+    assert (ended.status, paid) == ("completed", expected)
+    assert [each.task_description for each in handler.asked] == ["""Tool 'pay': {"amount": 5}"""]
+    assert bench.named[2:4] == [("review", GATE), ("review_decision", GATE)]
+    assert ended.output is not None
+    assert ended.output.trace is not None
+    (made,) = ended.output.trace.llm_interactions[0].tool_calls
+    assert str(made.result).startswith(result)
+
+
+async def test_nobody_is_asked_about_arguments_that_do_not_fit() -> None:
+    """S-TOOL-96: the model gets the error."""
+    handler = Deciding()
+    bench, paid = bench_of_function(handler, call("pay", '{"amount": "much"}'), "done")
+    assert ((await bench.run()).status, paid, handler.asked) == ("completed", [], [])
+
+
+async def test_function_with_approval_needs_a_handler() -> None:
+    """S-TOOL-96, S-REV-64: as built-in tools do."""
+    bench, paid = bench_of_function(None, context=replace(CONTEXT, review_policy=None))
+    result = await bench.run()
+    assert result.failure is not None
+    assert isinstance(result.failure.error, AgentExecutionError)
+    assert isinstance(result.failure.error.__cause__, ToolConfigurationError)
+    assert paid == []
+
+
+async def test_function_that_waited_for_its_approval_is_called_again() -> None:
+    """S-REV-89: it had done nothing."""
+    first, _ = bench_of_function(Deciding(RuntimeError("power")))
+    await first.run()
+    handler = Deciding(ReviewDecision.continue_execution())
+    again, paid = bench_of_function(handler, "done", known=facts_until(first, ReviewRequested))
+    assert ((await again.run(epoch=1)).status, paid) == ("completed", [5])
 
 
 async def stop_while_asked() -> None:
