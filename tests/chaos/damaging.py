@@ -11,6 +11,7 @@ import contextlib
 import random
 import shutil
 import sqlite3
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -112,6 +113,10 @@ def _is_refused(run: Disturbed, before: Sequence[Fact], left: Sequence[Fact] | N
     if goes_on and lost:
         run.break_promise(f"{told}, and 'resume' goes on")
     elif goes_on:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            again.process.wait(timeout=run.scenario.patience_s)
+        if _says_so(run, again):
+            return True  # the damage is outside the facts, and was met when something was written
         run.report.unaffected += 1
     if goes_on:
         return False
