@@ -295,6 +295,7 @@ def test_a_run_is_exported_whole(serve: Serve, runs: Path) -> None:
     assert answer.headers["content-disposition"] == 'attachment; filename="run-graph.json"'
     assert found["run"]["run_id"] == "graph"
     assert set(found["details"]) == {s["id"] for s in found["steps"] if s["kind"] == "task"}
+    assert all(found["details"][s]["output"] is not None for s in found["details"])
     assert found["flows"]["declared"]["nodes"]
     assert found["info"]["actions"] == []
     page = serve(runs).get(f"{API}/runs/graph/export")
