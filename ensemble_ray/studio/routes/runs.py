@@ -148,6 +148,8 @@ def _instant(text: str) -> float:
         found = datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError):
         raise StudioRefusal(
-            HTTPStatus.BAD_REQUEST, "INVALID_REQUEST", "since: neither ms of Unix time nor a date such as 2026-01-31"
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "INVALID_REQUEST",
+            "since: neither ms of Unix time nor a date such as 2026-01-31",
         ) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
