@@ -108,7 +108,7 @@ def test_models_that_are_not_asked_or_need_no_key_are_fine() -> None:
     """S-SRV-217: a team's llm that no agent uses, an endpoint of one's own, a task that a function does."""
     check_model_keys(Ensemble(tasks=[task("a", WRITER)], llm=KEYLESS))
     check_model_keys(Ensemble(tasks=[task("a", handler=lambda _: "x")], llm=KEYLESS))
-    check_model_keys(Ensemble(tasks=[a_task(agent=of(llm=OWN)), a_task(agent=of(llm=READY), description="b")]))
+    check_model_keys(Ensemble(tasks=[a_task(agent=of(llm=OWN)), task("b", agent(READY))]))
     named = Ensemble(tasks=[task("a", WRITER)], models={"fast": KEYLESS})
     check_model_keys(named)
     with pytest.raises(ValidationError, match=r"^fast: OpenAIChatModel\('gpt-none'\)"):
