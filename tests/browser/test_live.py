@@ -22,6 +22,13 @@ from tests.builders import agent, task
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
+#: whether the end of what a model says is in sight
+AT_ITS_END = """() => {
+    const pre = document.querySelector(".section.live pre");
+    return pre.scrollHeight - pre.scrollTop - pre.clientHeight < 2;
+}"""
+
+
 @tool(effect="none")
 def look() -> str:
     """Look it up."""
@@ -77,8 +84,9 @@ async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
 
 
 async def test_reasoning_is_shown_while_it_is_thought_and_behind_its_answer(page: Page, tmp_path: Path) -> None:
-    """S-STU-178: what is thought or said just now, of the present turn alone; then a folded block in each answer."""
-    model = Thinker(("Perhaps 41.", "I look it up."), ("It says 42.", "It is 42."))
+    """S-STU-178: what is thought or said just now, of the present answer alone, with its end in sight; then a folded block in each answer."""
+    thoughts = "Perhaps 41. " * 200
+    model = Thinker((thoughts, "I look it up."), ("It says 42.", "It is 42."))
     work = task("Find the number", agent(model, tools=[look], stream=True), name="find")
     live, block = page.locator(".section.live"), page.locator("details.reasoning")
     with WebDashboard(port=0) as dashboard:
@@ -90,7 +98,7 @@ async def test_reasoning_is_shown_while_it_is_thought_and_behind_its_answer(page
             for gate, (title, said) in zip(
                 model.gates,
                 (
-                    ("Reasoning so far", "Perhaps 41."),
+                    ("Reasoning so far", thoughts),
                     ("Answer so far", "I look it up."),
                     ("Reasoning so far", "It says 42."),
                     ("Answer so far", "It is 42."),
@@ -99,13 +107,14 @@ async def test_reasoning_is_shown_while_it_is_thought_and_behind_its_answer(page
             ):
                 await expect(live.locator("h3")).to_contain_text(title)
                 await expect(live.locator("pre")).to_have_text(said)
+                await page.wait_for_function(AT_ITS_END)
                 gate.open.set()
             await run
             await expect(live).to_be_hidden()
             await expect(block).to_have_count(2)
             await expect(block.first.locator("pre")).to_be_hidden()
             await block.first.locator("summary").click()
-            await expect(block.first.locator("pre")).to_have_text("Perhaps 41.")
+            await expect(block.first.locator("pre")).to_have_text(thoughts)
             inside = await block.first.evaluate(
                 "e => e.getBoundingClientRect().left - e.parentElement.getBoundingClientRect().left"
             )
