@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -63,8 +64,9 @@ class SpooledAnswer(Response):
                 file.seek(0)
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 is_more = True
-                while is_more:
-                    piece = await threads.run(file.read, _PIECE_BYTES)
-                    is_more = bool(piece)
-                    async with asyncio.timeout(_STALLED_S):
-                        await send({"type": "http.response.body", "body": piece, "more_body": is_more})
+                with contextlib.suppress(TimeoutError):  # the server closes the connection of an answer without an end
+                    while is_more:
+                        piece = await threads.run(file.read, _PIECE_BYTES)
+                        is_more = bool(piece)
+                        async with asyncio.timeout(_STALLED_S):
+                            await send({"type": "http.response.body", "body": piece, "more_body": is_more})

@@ -19,6 +19,7 @@ from ensemble_ray.access.keys import new_key
 from ensemble_ray.access.rights import Right
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.studio import spooled_answer
 from ensemble_ray.studio.app import studio_app
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.routes.page import FOLDER
@@ -59,8 +60,10 @@ def test_a_body_that_is_too_long_is_refused(serve: Serve, runs: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "html"])
-async def test_slow_readers_of_exports_hold_a_piece_each_and_are_few(runs: Path, form: str) -> None:
-    """S-STU-175: what is sent comes from a file; more than four at a time are refused, until one of them has ended."""
+async def test_slow_readers_of_exports_hold_a_piece_each_and_are_few(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """S-STU-175: from a file; more than four at a time are refused, until one has ended; who reads nothing is let go."""
     app = studio_app(Studio(reader=StudioReader(store_at(StoreAddress.of(runs)), can_decide=False), title="runs"))
     is_read, are_begun = asyncio.Event(), asyncio.Semaphore(0)
     pieces: list[int] = []
@@ -98,6 +101,9 @@ async def test_slow_readers_of_exports_hold_a_piece_each_and_are_few(runs: Path,
     assert status == 200
     assert [len(each) for _, each in sent] == [len(body)] * 4
     assert max(pieces) <= 65_536
+    is_read.clear()
+    monkeypatch.setattr(spooled_answer, "_STALLED_S", 0.01)
+    assert [status for status, _ in [await export(is_slow=True) for _ in range(5)]] == [200] * 5
 
 
 def test_only_files_of_the_page_can_be_had(serve: Serve, runs: Path) -> None:
