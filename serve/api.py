@@ -18,7 +18,7 @@ from ensemble_ray.serve.answers import add_failure_handlers
 from ensemble_ray.serve.callers import Callers
 from ensemble_ray.serve.key_check import OPEN_PATHS, KeyCheck
 from ensemble_ray.serve.mcp_api.endpoint import add_mcp
-from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck, OriginCheck
+from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck, OriginCheck, body_too_long
 from ensemble_ray.serve.openai_api import chat_routes, model_routes, response_routes
 from ensemble_ray.serve.openai_api.errors import refusal_error
 from ensemble_ray.serve.routes import a2a, capabilities, control, ensembles, events, health, metrics, reviews, runs
@@ -92,7 +92,7 @@ def build_api(
     api.state.public_url = public_url
     api.state.asks_for_keys = callers is not None
     # The one that is added last comes first.
-    api.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    api.add_middleware(BodyLimit, max_bytes=max_body_bytes, refusal=body_too_long)
     if callers is not None:
         api.add_middleware(
             KeyCheck,

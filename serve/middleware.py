@@ -1,8 +1,7 @@
 """What a request has to pass before the interface sees it: its host, its origin, and the length of its body. Package: serve.
 
-All are plain ASGI and know neither teams nor runs. Refusals have the form of all failures. Never: more of a body in memory
-than the limit, whatever its header announces; a request for another host's name, by which a page of another site reaches a
-server that listens on loopback alone (DNS rebinding).
+All are plain ASGI and know neither teams nor runs. Refusals have the form of all failures. Never: a request for another host's
+name, by which a page of another site reaches a server that listens on loopback alone (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from http import HTTPStatus
 
 from fastapi.responses import JSONResponse
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ensemble_ray import ValidationError
 from ensemble_ray.access.hosts import headers_of, host_name, is_allowed_origin, is_served_host, own_address
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.serve.schemas import Failure
+from ensemble_ray.studio.body_limit import DEFAULT_MAX_BODY_BYTES, BodyLimit, body_length, too_long
 
 __all__ = [
     "BODY_VARIABLE",
@@ -27,16 +27,12 @@ __all__ = [
     "HostCheck",
     "OriginCheck",
     "body_limit",
+    "body_too_long",
     "for_proxy",
 ]
 
 #: Environment variable with the longest body, for replicas and for Serve's proxy.
 BODY_VARIABLE = "ENSEMBLE_RAY_MAX_BODY_BYTES"
-#: Inputs are values for texts, and items of a map-reduce; what is larger belongs into a file.
-DEFAULT_MAX_BODY_BYTES = 8_388_608
-#: So much beyond the limit is read and thrown away: a client that is refused while it sends often loses the answer.
-_DISCARDED_BYTES = 8_388_608
-_LONGEST_NUMBER = 30
 #: Code of a WebSocket that is closed because of what its client may not do.
 _POLICY_VIOLATION = 1008
 _log = bounded_logger(__name__)
@@ -53,9 +49,9 @@ def body_limit(configured: int | None = None) -> int:
     said = os.environ.get(BODY_VARIABLE, "").strip()
     if not said:
         return DEFAULT_MAX_BODY_BYTES
-    if _length(said) <= 0:
+    if body_length(said) <= 0:
         raise ValidationError(f"{BODY_VARIABLE} must be a whole number above 0, got: {said!r}")
-    return _length(said)
+    return body_length(said)
 
 
 def for_proxy() -> list[Middleware]:
@@ -63,7 +59,13 @@ def for_proxy() -> list[Middleware]:
 
     The proxy reads a body as fast as it comes, and keeps what the replica has not taken yet.
     """
-    return [Middleware(BodyLimit, max_bytes=body_limit())]
+    return [Middleware(BodyLimit, max_bytes=body_limit(), refusal=body_too_long)]
+
+
+def body_too_long(limit: int) -> JSONResponse:
+    """Return the refusal of a body that is longer than the limit."""
+    status, code, text = too_long(limit)
+    return _refusal(status, code, f"{text}, or let the operator raise max_body_bytes")
 
 
 class HostCheck:
@@ -130,71 +132,6 @@ class OriginCheck:
             await _refusal(HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", text)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-
-class BodyLimit:
-    """Reads a request's body before anything else does, up to a limit.
-
-    Args:
-        app: What comes behind it; it gets the body in one piece.
-        max_bytes: The longest body.
-    """
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its body, or refuse it with 413."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        announced = max((_length(each) for each in headers_of(scope, b"content-length")), default=0)
-        body = None if announced > self._max_bytes + _DISCARDED_BYTES else await self._body(receive)
-        if body is None:
-            text = (
-                f"The body is longer than {self._max_bytes:,} bytes. What to do: send less, or let the operator raise "
-                "max_body_bytes"
-            )
-            await _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", text)(scope, receive, send)
-            return
-        await self._app(scope, _Replayed(body, receive), send)
-
-    async def _body(self, receive: Receive) -> list[Message] | None:
-        """Return what came, in one message and perhaps a disconnect; None when it is too long."""
-        parts = bytearray()
-        length = 0
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return [{"type": "http.request", "body": bytes(parts), "more_body": True}, message]
-            part = message.get("body", b"")
-            length += len(part)
-            if length <= self._max_bytes:
-                parts += part
-            else:
-                parts.clear()
-            if length > self._max_bytes + _DISCARDED_BYTES:
-                return None
-            if not message.get("more_body", False):
-                is_whole = length <= self._max_bytes
-                return [{"type": "http.request", "body": bytes(parts), "more_body": False}] if is_whole else None
-
-
-class _Replayed:
-    """Gives what was read, and then what comes."""
-
-    def __init__(self, messages: list[Message], receive: Receive) -> None:
-        self._messages = messages
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        return self._messages.pop(0) if self._messages else await self._receive()
-
-
-def _length(announced: str) -> int:
-    """Return the length that a header announces; 0 where that is no number, since what comes is counted anyway."""
-    return int(announced) if announced.isascii() and announced.isdecimal() and len(announced) < _LONGEST_NUMBER else 0
 
 
 def _refusal(status: HTTPStatus, code: str, message: str) -> JSONResponse:

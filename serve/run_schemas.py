@@ -6,12 +6,12 @@ they are data alone and travel between processes.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from ensemble_ray.definition.run_tags import LONGEST_WORD, MOST_TAGS
 from ensemble_ray.serve.schemas import Expressible, Failure, FinishedRun, Text, Wire
@@ -23,6 +23,7 @@ __all__ = [
     "ChatInfo",
     "EnsembleInfo",
     "EnsembleList",
+    "Instant",
     "ItemsDataset",
     "ItemsFile",
     "NewRun",
@@ -42,10 +43,19 @@ _LONGEST_NAME = 256
 #: Digits of money; more are no amount but work for the parser.
 _MOST_DIGITS = 28
 
+
+def _in_utc(instant: datetime) -> datetime:
+    try:
+        return instant.astimezone(UTC)
+    except (OverflowError, ValueError):
+        raise ValueError("it is before the year 1 or after 9999 in UTC") from None
+
+
 _Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME), BeforeValidator(whole_data)]
-_Word = Annotated[str, Field(max_length=_LONGEST_NAME), BeforeValidator(whole_data)]
 _TagName = Annotated[str, Field(min_length=1, max_length=LONGEST_WORD), BeforeValidator(whole_data)]
 _TagValue = Annotated[str, Field(max_length=LONGEST_WORD), BeforeValidator(whole_data)]
+#: An instant of a query, in UTC.
+Instant = Annotated[datetime, AfterValidator(_in_utc)]
 #: Words of the client's own about a run, by name.
 RunTags = Annotated[dict[_TagName, _TagValue], Field(max_length=MOST_TAGS)]
 
@@ -124,7 +134,7 @@ class NewRun(Wire):
 
     ensemble: _Name | None = None
     inputs: Annotated[dict[str, JsonValue], Expressible] = Field(default_factory=dict)
-    run_id: _Word | None = None
+    run_id: _Name | None = None
     options: RunLimits = RunLimits()
     tags: RunTags = Field(default_factory=dict)
     items: Annotated[list[JsonValue], Expressible] | ItemsFile | ItemsDataset | None = None
@@ -203,7 +213,7 @@ class RunFilter(Wire):
     status: RunStatus | None = None
     ensembles: frozenset[str] | None = None
     tags: dict[str, str] = Field(default_factory=dict)
-    since: datetime | None = None
+    since: Instant | None = None
 
 
 class RunPage(Wire):

@@ -24,6 +24,7 @@ from ensemble_ray.access.hosts import is_loopback
 from ensemble_ray.access.key_store import KeyStore, open_keys
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
+from ensemble_ray.definition.model_keys import check_keys_of
 from ensemble_ray.process.notices import notify
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.catalog import load_catalog, load_models
@@ -126,9 +127,10 @@ def serve_until_interrupted(options: Mapping[str, object], place: EndpointPlace,
     checked = _check(options)
     policy, namespace = checked.key_policy(), checked.chosen_namespace()
     load_catalog(checked.tools)
-    load_models(checked.models)
+    models = load_models(checked.models)
     cluster = os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
     if cluster == LOCAL:
+        check_keys_of(models.items())
         check_keys(place, policy, open_keys())
     place = place.check()
     os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)

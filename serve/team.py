@@ -19,7 +19,16 @@ from ensemble_ray.serve.capability_schemas import TaskInfo
 from ensemble_ray.serve.run_schemas import ChatInfo, EnsembleInfo
 from ensemble_ray.serve.streamed_task import find_streamed_task
 
-__all__ = ["ENSEMBLES_VARIABLE", "HISTORY_INPUT", "ServedTeam", "TeamName", "load_teams", "served_team", "team_names"]
+__all__ = [
+    "ENSEMBLES_VARIABLE",
+    "HISTORY_INPUT",
+    "ServedTeam",
+    "TeamName",
+    "known_inputs",
+    "load_teams",
+    "served_team",
+    "team_names",
+]
 
 #: Environment variable that names the teams where Serve's arguments do not; several with commas between them.
 ENSEMBLES_VARIABLE = "ENSEMBLE_RAY_ENSEMBLES"
@@ -71,6 +80,8 @@ class ServedTeam:
     tasks: tuple[TaskInfo, ...] = ()
     #: whether answers of models come in fragments
     is_streaming: bool = False
+    #: inputs that a run may give; None: not known before its tasks are made
+    inputs: frozenset[str] | None = None
 
     def with_models(self, models: Mapping[str, ChatModel]) -> ServedTeam:
         """Return the team with more models that its runs can be told to ask; its own ones win."""
@@ -117,6 +128,7 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
         info=info,
         tasks=tuple(TaskInfo(ensemble=name, name=node.key, agent_role=node.agent_role) for node in plan.nodes),
         is_streaming=any(node.is_streaming for node in plan.nodes),
+        inputs=known_inputs(planned),
     )
 
 
@@ -155,6 +167,11 @@ def _variables(ensemble: Ensemble) -> list[str]:
         else:
             break
     return list(found)
+
+
+def known_inputs(ensemble: Ensemble) -> frozenset[str]:
+    """Return the inputs that a run may give: variables of its texts, and those that have a value."""
+    return frozenset([*ensemble.inputs, *_variables(ensemble.replace(inputs={}))])
 
 
 def _without_files(name: str, definition: Runnable) -> Runnable:

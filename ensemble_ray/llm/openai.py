@@ -193,6 +193,14 @@ class OpenAIChatModel:
         """What goes into every request that can have it."""
         return dict(self._request_options)
 
+    def check_key(self) -> None:
+        """Check that a call from this process would have its key.
+
+        Raises:
+            ValidationError: there is none, and the endpoint is one that needs it.
+        """
+        self._endpoint()
+
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Answer the conversation; with `tools`, the answer may ask for calls of them.
 

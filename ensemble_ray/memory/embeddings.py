@@ -33,6 +33,11 @@ class EmbeddingStoreLongTermMemory:
         self._texts = embedding_store
         self._model = embedding_model
 
+    @property
+    def embedding_model(self) -> EmbeddingModel:
+        """What makes its vectors."""
+        return self._model
+
     def store(self, entry: MemoryEntry) -> None:
         """Keep an entry.
 

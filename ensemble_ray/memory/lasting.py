@@ -77,6 +77,11 @@ class LastingMemory(MemoryStore):
         self._entries = _Entries(tables, search)
 
     @property
+    def embedding_model(self) -> EmbeddingModel | None:
+        """What makes its vectors; None: it finds the most recent entries."""
+        return self._model
+
+    @property
     def long_term(self) -> StoredLongTermMemory:
         """Long-term memory in the same place.
 
@@ -129,6 +134,11 @@ class StoredLongTermMemory:
 
     def __init__(self, entries: _Entries) -> None:
         self._entries = entries
+
+    @property
+    def embedding_model(self) -> EmbeddingModel | None:
+        """What makes its vectors."""
+        return None if self._entries.search is None else self._entries.search.model
 
     def store(self, entry: MemoryEntry) -> None:
         """Keep an entry; one of an id that was there already is left out.

@@ -81,6 +81,14 @@ class OpenAIEmbeddingModel:
         self._dimensions = dimensions
         self._batcher = TextBatcher(self._embed_batch, batch_size)
 
+    def check_key(self) -> None:
+        """Check that a call from this process would have its key.
+
+        Raises:
+            ValidationError: there is none, and the endpoint is one that needs it.
+        """
+        self._endpoint()
+
     def embed(self, text: str) -> Sequence[float]:
         """Return the vector of a text. Texts that several threads ask for at the same time share a request.
 

@@ -135,6 +135,11 @@ class EmbeddingMemoryStore(MemoryStore):
         self._texts = embedding_store
         self._model = embedding_model
 
+    @property
+    def embedding_model(self) -> EmbeddingModel:
+        """What makes its vectors."""
+        return self._model
+
     def store(self, scope: str, entry: MemoryEntry) -> None:
         """Keep an entry; its structured content is not kept."""
         check_scope(scope)

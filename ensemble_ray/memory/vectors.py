@@ -55,7 +55,7 @@ class VectorSearch:
             raise ValidationError('Memory by meaning needs numpy: pip install "ensemble-ray[memory]"') from None
         self._np = np
         self._tables = tables
-        self._model = model
+        self.model = model
         self._scopes: OrderedDict[str, _Scope] = OrderedDict()
         self._lock = new_lock()
         self._is_checked = False
@@ -85,17 +85,17 @@ class VectorSearch:
     def _add_missing(self, scope: str) -> None:
         """Give vectors to the entries that were stored without a model; a model that takes many texts at once gets them so."""
         missing = self._tables.without_vector(scope)
-        embed_all = cast("_EmbedAll | None", getattr(self._model, "embed_all", None))
+        embed_all = cast("_EmbedAll | None", getattr(self.model, "embed_all", None))
         for start in range(0, len(missing), _AT_ONCE):
             some = missing[start : start + _AT_ONCE]
             texts = [stored.entry.content for stored in some]
-            vectors = map(self._model.embed, texts) if embed_all is None else embed_all(texts)
+            vectors = map(self.model.embed, texts) if embed_all is None else embed_all(texts)
             self._tables.set_vectors(
                 [(self._as_kept(vector).tobytes(), stored.row) for vector, stored in zip(vectors, some, strict=True)]
             )
 
     def _embed(self, text: str) -> NDArray[np.float32]:
-        return self._as_kept(self._model.embed(text))
+        return self._as_kept(self.model.embed(text))
 
     def _as_kept(self, numbers_of_text: Sequence[float]) -> NDArray[np.float32]:
         numbers = self._np
@@ -109,7 +109,7 @@ class VectorSearch:
         return vector
 
     def _check(self, dimensions: int) -> None:
-        name = f"{type(self._model).__name__} {getattr(self._model, 'model', '')}".strip()
+        name = f"{type(self.model).__name__} {getattr(self.model, 'model', '')}".strip()
         model, found = self._tables.embedding(name, dimensions)
         if (model, found) != (name, dimensions):
             raise ValidationError(

@@ -1,6 +1,6 @@
 """The page as one file that opens offline, with a run in it. Package: studio.
 
-In: the run as JSON text. Out: HTML. Rules: nothing in it is asked for from anywhere; its policy allows the one script and the
+In: a title. Out: HTML before and behind the run's JSON. Rules: nothing in it is asked for from anywhere; its policy allows the one script and the
 one style that are in it, by their hashes, and nothing else. A module is a function of its own, so that names of one are not seen
 in another; modules may import names from each other and nothing more.
 """
@@ -14,7 +14,7 @@ from hashlib import sha256
 from html import escape
 from pathlib import Path, PurePosixPath
 
-__all__ = ["single_file"]
+__all__ = ["in_script", "single_file"]
 
 _FOLDER = Path(__file__).parent / "page"
 _IMPORT = re.compile(r"^import \{([^}]*)\} from \"(\.[^\"]*)\";\n", re.MULTILINE)
@@ -24,11 +24,10 @@ _STYLE = re.compile(r"<link rel=\"stylesheet\" href=\"([^\"]+)\">")
 _SCRIPT = re.compile(r"<script type=\"module\" src=\"([^\"]+)\">")
 
 
-def single_file(data: str, *, title: str) -> str:
-    """Return the page with a run in it.
+def single_file(title: str) -> tuple[str, str]:
+    """Return the page in two parts, between which the run stands: JSON as `js/source/file.js` reads it, through `in_script`.
 
     Args:
-        data: JSON of the run, as `js/source/file.js` reads it.
         title: What the window is called.
     """
     index = (_FOLDER / "index.html").read_text(encoding="utf-8")
@@ -40,7 +39,7 @@ def single_file(data: str, *, title: str) -> str:
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return f"""<!doctype html>
+    head = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -54,11 +53,15 @@ def single_file(data: str, *, title: str) -> str:
 </head>
 <body>
 <noscript>This page needs JavaScript.</noscript>
-<script type="application/json" id="run-data">{_in_script(data)}</script>
+<script type="application/json" id="run-data">"""
+    return (
+        head,
+        f"""</script>
 <script type="module">{script}</script>
 </body>
 </html>
-"""
+""",
+    )
 
 
 def _modules(name: PurePosixPath, done: list[PurePosixPath]) -> Iterator[str]:
@@ -97,6 +100,6 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _in_script(data: str) -> str:
+def in_script(data: str) -> str:
     """Return JSON that no HTML parser takes for the end of its script, or for a comment."""
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -9,7 +9,7 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import EnsembleError, ValidationError, message_of
+from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.record.opening import store_at
@@ -95,7 +95,7 @@ class LocalActions:
 
         Raises:
             StudioRefusal: it cannot go on.
-            EnsembleError: its process could not go on with it.
+            EnsembleError: its process failed before that.
         """
         seen = await self._views.see(run_id)
         if (obstacle := self._obstacle(seen)) is not None:
@@ -113,12 +113,14 @@ class LocalActions:
         """Begin a fork in a process of its own, and return its id.
 
         Raises:
-            EnsembleError: it cannot begin.
+            StudioRefusal: it cannot begin as it is asked for.
+            RunExistsError: there is a run of that id.
+            EnsembleError: it failed before it began.
         """
         await self._views.summary(run_id)
         new_id = asked.run_id or new_run_id()
         if await self._summary(new_id) is not None:
-            raise ValidationError(f"There is a run '{new_id}': choose another id")
+            raise RunExistsError(f"There is a run '{new_id}': choose another id")
 
         async def has_begun() -> bool:
             return await self._summary(new_id) is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.access.hosts import headers_of, host_name, is_allowed_origin, is_loopback
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.studio.response_headers import HEADERS
+from ensemble_ray.studio.response_headers import refuse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -55,8 +55,4 @@ async def _refuse(code: str, message: str, scope: Scope, receive: Receive, send:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": message[:100]})  # which is answered with 403
         return
-    from starlette.responses import JSONResponse
-
-    failure = {"error": "InvalidRequest", "code": code, "message": message}
-    answer = JSONResponse(failure, status_code=HTTPStatus.FORBIDDEN, headers={**HEADERS, "connection": "close"})
-    await answer(scope, receive, send)
+    await refuse(HTTPStatus.FORBIDDEN, code, message)(scope, receive, send)

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.private_files import private_directory
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.runs import check_run_id
+from ensemble_ray.studio.refusals import StudioRefusal
 from ensemble_ray.text.foreign_text import one_line
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ __all__ = ["OwnProcesses"]
 _ANSWER_S = 60.0
 #: How long a run may take to begin, s, before it is taken for one that does; and how often it is looked at.
 _BEGIN_S, _LOOK_S = 20.0, 0.1
+#: Exit code of a command that was asked for what cannot be done.
+_REFUSED = 2
 #: Characters of what a command said that an error tells.
 _SAID = 2000
 
@@ -85,7 +89,8 @@ class OwnProcesses:
             has_begun: Whether its run is there and owned, or over.
 
         Raises:
-            EnsembleError: it ended before that, and what it said.
+            StudioRefusal: it refused what it was asked, and what it said.
+            EnsembleError: it failed before that, and what it said.
             ValidationError: the name is none for a file.
         """
         path, process = await threads.run(self._start, arguments, log)
@@ -94,7 +99,10 @@ class OwnProcesses:
         while asyncio.get_running_loop().time() < deadline:
             if process.returncode is not None:
                 if process.returncode and not await has_begun():
-                    raise EnsembleError(_last_words(await threads.run(_read, path)))
+                    said = _last_words(await threads.run(_read, path))
+                    if process.returncode == _REFUSED:
+                        raise StudioRefusal(HTTPStatus.CONFLICT, "COMMAND_REFUSED", said)
+                    raise EnsembleError(said)
                 return
             if await has_begun():
                 return

@@ -6,7 +6,7 @@ In: a store. Out: rows, runs, steps, reviews; of runs that go on, what changed. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -148,8 +148,10 @@ class StudioReader:
         seen = await self._see(run_id, visitor)
         return await self._step(seen, step_id, self._reviews(seen))
 
-    async def step_details(self, run_id: str, step_ids: Iterable[str], visitor: Visitor) -> dict[str, StepDetail]:
-        """Return many steps in all detail, by id; see `step`.
+    async def step_details(
+        self, run_id: str, step_ids: Iterable[str], visitor: Visitor
+    ) -> AsyncIterator[tuple[str, StepDetail]]:
+        """Yield many steps in all detail, with their ids; see `step`.
 
         Raises:
             StudioRefusal: there is no such run, or step.
@@ -157,7 +159,8 @@ class StudioReader:
         """
         seen = await self._see(run_id, visitor)
         reviews = self._reviews(seen)
-        return {each: await self._step(seen, each, reviews) for each in step_ids}
+        for each in step_ids:
+            yield each, await self._step(seen, each, reviews)
 
     async def _step(self, seen: SeenRun, step_id: str, reviews: Sequence[ReviewSchema]) -> StepDetail:
         run_id = seen.view.run_id

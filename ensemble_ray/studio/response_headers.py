@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["HEADERS", "ResponseHeaders"]
+__all__ = ["HEADERS", "ResponseHeaders", "refuse"]
 
 #: A route that says something else of its own, such as a page with its scripts, is left as it is.
 HEADERS = {
@@ -44,3 +47,9 @@ class ResponseHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+def refuse(status: HTTPStatus, code: str, message: str) -> JSONResponse:
+    """Return a refusal from in front of an application, in the form of studio's failures."""
+    failure = {"error": "InvalidRequest", "code": code, "message": message}
+    return JSONResponse(failure, status_code=status, headers={**HEADERS, "connection": "close"})

@@ -15,6 +15,7 @@ from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.process.notices import notify
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.studio.app import studio_app
+from ensemble_ray.studio.body_limit import BodyLimit
 from ensemble_ray.studio.files import FilesFolder
 from ensemble_ray.studio.http_server import HttpServer
 from ensemble_ray.studio.key_guard import KeyGuard
@@ -83,7 +84,7 @@ class StudioServer:
             files=None if files is None else FilesFolder(files),
             read_only_reason=None if has_actions else "Studio was started with --no-actions",
         )
-        app: ASGIApp = studio_app(studio)
+        app: ASGIApp = BodyLimit(studio_app(studio))
         if is_local:
             app = LoopbackCheck(app)
         else:

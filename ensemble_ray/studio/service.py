@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.visitors import Visitor
 
 __all__ = ["Studio"]
+
+#: How many exports and files are written and sent at a time (S-STU-175).
+_MOST_DOCUMENTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,8 @@ class Studio:
     live: Callable[[str], LiveEvents | None] | None = None
     #: a folder with graphs and traces; None: there is none
     files: FilesFolder | None = None
+    #: held while an export or a file is written and sent
+    documents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_DOCUMENTS))
 
     def info(self, visitor: Visitor) -> StudioInfo:
         """Return what the page can do here for who asks."""

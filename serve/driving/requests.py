@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ensemble_ray import ValidationError
+from ensemble_ray import Ensemble, ValidationError
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.serve.driving.changed_team import change_team, count_tasks
@@ -17,9 +17,11 @@ from ensemble_ray.serve.driving.ledger import LedgerEntry
 from ensemble_ray.serve.driving.limits import EndpointLimits, items_of, options_of
 from ensemble_ray.serve.refusals import Refusal
 from ensemble_ray.serve.run_schemas import AcceptedRun, NewRun, RunStatus
+from ensemble_ray.serve.team import known_inputs
 from ensemble_ray.values.ids import new_run_id
 
 if TYPE_CHECKING:
+    from ensemble_ray.loader import Runnable
     from ensemble_ray.serve.datasets import DatasetCatalog
     from ensemble_ray.serve.team import ServedTeam
 
@@ -97,11 +99,14 @@ def _count_tasks(asked: NewRun, team: ServedTeam, tools: Mapping[str, object]) -
     """Return how many tasks the run will have; None where they are made while it runs.
 
     Raises:
-        Refusal: inputs are missing, or its tasks cannot be run.
+        Refusal: inputs are missing or unknown, or its tasks cannot be run.
     """
     changed = change_team(team.definition, asked, tools)
     if changed is not team.definition:
-        return count_tasks(changed, asked)
+        count = count_tasks(changed, asked)
+        _check_known_inputs(asked, team, changed)
+        return count
+    _check_known_inputs(asked, team, changed)
     missing = tuple(name for name in team.info.inputs if name not in asked.inputs)
     if missing:
         text = f"Inputs are missing: [{', '.join(missing)}]"
@@ -114,6 +119,20 @@ def _count_tasks(asked: NewRun, team: ServedTeam, tools: Mapping[str, object]) -
             error="PromptTemplateError",
         )
     return team.info.tasks if asked.items is None else None
+
+
+def _check_known_inputs(asked: NewRun, team: ServedTeam, changed: Runnable) -> None:
+    """Check that the team, or the tasks of the request, have the inputs that the request gives.
+
+    Raises:
+        Refusal: they lack one.
+    """
+    known = team.inputs
+    if known is not None and asked.inputs.keys() - known and isinstance(changed, Ensemble):
+        known |= known_inputs(changed)
+    if known is not None and (unknown := sorted(name[:200] for name in asked.inputs.keys() - known)):
+        text = f"Unknown inputs: [{', '.join(unknown[:10])}]. Known: [{', '.join(sorted(known))}]"
+        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INPUTS_UNKNOWN", text, run_id=asked.run_id)
 
 
 def answer_repetition(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:

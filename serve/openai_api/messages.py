@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["inputs_of"]
 
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
-_USER = "user"
+_USER, _ASSISTANT = "user", "assistant"
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 
 
@@ -86,6 +86,10 @@ def _text_of(message: MessageBody, place: str) -> str:
         raise wrong_parameter(
             place, f"{place}: '{what[:60]}' cannot be passed to a team; its tools and what they give are its own"
         )
+    if (
+        not message.content and message.content != "" and message.role != _ASSISTANT
+    ):  # an answer may be calls of tools alone
+        raise wrong_parameter(f"{place}.content", f"{place}.content: must be a text", code="INVALID_REQUEST")
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     return "".join(_text_of_part(part, f"{place}.content[{index}]") for index, part in enumerate(message.content))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from ensemble_ray.serve.rights import CallerDependency, Right
 from ensemble_ray.serve.routes.service import ServiceDependency
 from ensemble_ray.serve.routes.visible_runs import chosen_ensemble, visible_run
 from ensemble_ray.serve.routes.waiting import LONGEST_WAIT_S, preferred_wait
-from ensemble_ray.serve.run_schemas import AcceptedRun, NewRun, RunDetail, RunFilter, RunPage, RunStatus
+from ensemble_ray.serve.run_schemas import AcceptedRun, Instant, NewRun, RunDetail, RunFilter, RunPage, RunStatus
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
 from ensemble_ray.serve.trace_context import traceparent_of
 
@@ -77,7 +76,7 @@ async def get_runs(
     status: RunStatus | None = None,
     tag: Annotated[list[str], Query(max_length=16, description="NAME:VALUE; all of them must be the run's")] = [],  # noqa: B006  FastAPI copies it
     ensemble: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  as above
-    since: datetime | None = None,
+    since: Instant | None = None,
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = DEFAULT_PAGE,
 ) -> JSONResponse:

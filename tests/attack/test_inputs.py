@@ -232,7 +232,7 @@ async def test_the_endpoint_answers_when_inputs_and_answers_hold_half_a_pair(hom
     """S-SEC-100: a run that was paid for is given to its client."""
     task = Task(description="About {topic}", expected_output="A text", llm=ScriptedModel(f"an{HALF}swer"))
     async with endpoint(Ensemble(tasks=[task])) as client:
-        status, found = await _post(client, '{"inputs": {"topic": "\\ud800", "\\udc00": ["\\ud800"]}}')
+        status, found = await _post(client, '{"inputs": {"topic": "\\ud800"}}')
     assert (status, found["status"]) == (200, "completed"), home
     result = found["result"]
     assert isinstance(result, dict)
@@ -244,11 +244,12 @@ async def test_the_endpoint_says_what_failed_when_the_error_holds_half_a_pair(ho
     failing = Task(description="About {topic}", expected_output="A text", llm=ScriptedModel(ValueError(f"no{HALF}")))
     async with endpoint(Ensemble(tasks=[failing], retry=None)) as client:
         failed, told = await _post(client, '{"inputs": {"topic": "\\ud800"}}')
-        missing, _ = await _post(client, '{"inputs": {"\\ud800": 1}}')
+        extra, why = await _post(client, '{"inputs": {"topic": "x", "\\ud800": 1}}')
         misnamed, _ = await _post(client, '{"inputs": {"topic": "x"}, "run_id": "\\ud800"}')
         unknown, _ = await _post(client, '{"\\ud800": 1}')
         nested, _ = await _post(client, f'{{"inputs": {{"topic": {NESTED}}}}}')
-    assert (failed, missing, misnamed, unknown) == (502, 422, 400, 422), home
+    assert (failed, extra, misnamed, unknown) == (502, 422, 400, 422), home
+    assert why["code"] == "INPUTS_UNKNOWN"
     assert 400 <= nested < 500
     assert f"no{WHOLE}" in str(told["causes"])
 

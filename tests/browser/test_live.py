@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.async_api import BrowserContext, Page, Route, expect
 
-from ensemble_ray import EnsembleOutput
+from ensemble_ray import Ensemble, EnsembleOutput, InlineRuntime, WebDashboard, tool
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
 from tests.browser.conftest import Runs, Watched
-from tests.browser.gates import Gate
+from tests.browser.gates import Gate, Thinker
 from tests.browser.recorded import blocked_team, doubtful_team, reviewed_team
 from tests.browser.way import Way
+from tests.builders import agent, task
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+
+#: whether the end of what a model says is in sight
+AT_ITS_END = """() => {
+    const pre = document.querySelector(".section.live pre");
+    return pre.scrollHeight - pre.scrollTop - pre.clientHeight < 2;
+}"""
+
+
+@tool(effect="none")
+def look() -> str:
+    """Look it up."""
+    return "42"
 
 
 def begin(runs: Runs, gate: Gate) -> asyncio.Task[EnsembleOutput]:
@@ -66,6 +81,47 @@ async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
     texts = [await page.locator(".step-row").all_text_contents() for page in pages]
     assert texts[0] == texts[1]
     await work
+
+
+async def test_reasoning_is_shown_while_it_is_thought_and_behind_its_answer(page: Page, tmp_path: Path) -> None:
+    """S-STU-178: what is thought or said just now, of the present answer alone, with its end in sight; then a folded block in each answer."""
+    thoughts = "Perhaps 41. " * 200
+    model = Thinker((thoughts, "I look it up."), ("It says 42.", "It is 42."))
+    work = task("Find the number", agent(model, tools=[look], stream=True), name="find")
+    live, block = page.locator(".section.live"), page.locator("details.reasoning")
+    with WebDashboard(port=0) as dashboard:
+        team = Ensemble(tasks=[work], dashboard=dashboard)
+        run = asyncio.create_task(asyncio.to_thread(team.run, runtime=InlineRuntime(home=tmp_path), run_id="think"))
+        try:
+            await asyncio.to_thread(model.gates[0].is_reached.wait, 60)
+            await page.goto(f"http://127.0.0.1:{dashboard.actual_port}/#/runs/think/steps?step=find%230")
+            for gate, (title, said) in zip(
+                model.gates,
+                (
+                    ("Reasoning so far", thoughts),
+                    ("Answer so far", "I look it up."),
+                    ("Reasoning so far", "It says 42."),
+                    ("Answer so far", "It is 42."),
+                ),
+                strict=True,
+            ):
+                await expect(live.locator("h3")).to_contain_text(title)
+                await expect(live.locator("pre")).to_have_text(said)
+                await page.wait_for_function(AT_ITS_END)
+                gate.open.set()
+            await run
+            await expect(live).to_be_hidden()
+            await expect(block).to_have_count(2)
+            await expect(block.first.locator("pre")).to_be_hidden()
+            await block.first.locator("summary").click()
+            await expect(block.first.locator("pre")).to_have_text(thoughts)
+            inside = await block.first.evaluate(
+                "e => e.getBoundingClientRect().left - e.parentElement.getBoundingClientRect().left"
+            )
+            assert inside >= 8
+        finally:
+            for gate in model.gates:
+                gate.open.set()
 
 
 async def test_a_page_comes_back_when_its_server_does(own: Runs, page: Page, gate: Gate, watched: Watched) -> None:

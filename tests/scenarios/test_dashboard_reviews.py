@@ -170,23 +170,20 @@ def test_a_timeout_that_fails(inline_runtime: Runtime) -> None:
     assert told[-1]["exit_reason"] == "error"
 
 
-def test_the_last_page_leaves(inline_runtime: Runtime) -> None:
-    """S-WEB-56: open gates are decided at once as their timeouts would; not while another page is there."""
+def test_reloading_the_only_page(inline_runtime: Runtime) -> None:
+    """S-WEB-56, S-WEB-60: it decides nothing, and neither does a dashboard that stops and starts: the page finds the review again."""
     dashboard = WebDashboard(port=0, review_timeout=0, on_timeout="continue")
     with dashboard:
-        with opened(dashboard) as one:
-            with opened(dashboard) as other:
-                run = running(team(dashboard, review_policy="after_every_task"), inline_runtime)
-                first = one.until("review_requested")
-                other.until("review_requested")
-            one.say("ping")
-            one.until("pong")
-            assert [each["review_id"] for each in _open(dashboard)] == [first["review_id"]]
-            one.decide(first["review_id"], "approve")
-            one.until("review_requested")
-        assert raws(run.result()) == ["done", "done"]
-        with opened(dashboard) as late:
-            assert "review_requested" not in kinds(stored(late))
+        with opened(dashboard) as page:
+            run = running(team(dashboard, ["a"], review_policy="after_every_task"), inline_runtime)
+            asked = page.until("review_requested")
+        with opened(dashboard) as reloaded:
+            assert asked in stored(reloaded)
+            assert [each["review_id"] for each in _open(dashboard)] == [asked["review_id"]]
+    with dashboard, opened(dashboard) as again:
+        assert asked in stored(again)
+        again.decide(asked["review_id"], "edit", "better")
+        assert raws(run.result()) == ["better"]
 
 
 def _open(dashboard: WebDashboard) -> list[Said]:

@@ -96,6 +96,20 @@ async def test_a_typed_answer_is_data_beside_its_text(connect: Connect) -> None:
     assert [each["structured"] for each in body["tasks"]] == [None, {"title": "Ray", "words": 3}]
 
 
+async def test_an_input_that_the_team_does_not_know_is_refused(connect: Connect) -> None:
+    """S-SRV-215: with the known ones; those that have a value in the team may be given."""
+    model = ScriptedModel(otherwise="text")
+    async with connect(pair(model).replace(inputs={"reader": "Ann", "style": "dry"})) as client:
+        refused = await client.post("/runs", json={"inputs": {"topik": "Ray", "topic": "Ray"}})
+        kept = (await client.get("/runs")).json()["runs"]
+        given = {"topic": "Ray", "reader": "Bob", "style": "wet"}
+        taken = await client.post("/runs?wait=60", json={"inputs": given})
+    assert error_of(refused)[:2] == (422, "InvalidRequest")
+    assert (refused.json()["code"], kept) == ("INPUTS_UNKNOWN", [])
+    assert refused.json()["message"] == "Unknown inputs: [topik]. Known: [reader, style, topic]"
+    assert taken.json()["status"] == "completed"
+
+
 async def test_all_missing_inputs_are_named(connect: Connect) -> None:
     """S-TPL-6, S-SRV-12: 422 with every missing name, of all texts; no model was asked."""
     model = ScriptedModel()

@@ -40,6 +40,10 @@ def offered() -> dict[str, Any]:
     return {"tools": ToolCatalog([shout]), "models": {"large": echo("large")}}
 
 
+#: of a team whose texts name no reader
+ONE_INPUT = {"topic": INPUTS["topic"]}
+
+
 async def ran(client: AsyncClient, **asked: Any) -> Any:
     """What a request to run gave."""
     return (await client.post("/runs?wait=60", json={"inputs": INPUTS, **asked})).json()
@@ -66,7 +70,7 @@ async def test_a_task_without_a_name_is_found_by_the_beginning_of_its_descriptio
     words = "Write {topic} down, and do it with all the care that is due, twice"
     team = Ensemble(tasks=[Task(description=words, expected_output="A text")], llm=echo("own"))
     async with connect(team, **offered()) as client:
-        found = await ran(client, task_overrides={words[:50]: {"model": "large"}})
+        found = await ran(client, inputs=ONE_INPUT, task_overrides={words[:50]: {"model": "large"}})
     assert found["result"]["raw"].startswith("large ")
 
 
@@ -75,7 +79,7 @@ async def test_tasks_of_a_loop_can_be_changed(connect: Connect) -> None:
     body = Task(name="polish", description="Polish {topic}", expected_output="A text")
     team = Ensemble(loops=[Loop(name="refine", body=[body], max_iterations=1)], tasks=[], llm=echo("own"))
     async with connect(team, **offered()) as client:
-        found = await ran(client, task_overrides={"polish": {"description": "Shine {topic}"}})
+        found = await ran(client, inputs=ONE_INPUT, task_overrides={"polish": {"description": "Shine {topic}"}})
     assert "Shine Ray" in found["result"]["raw"]
 
 
@@ -128,14 +132,19 @@ async def test_what_is_not_there_is_refused_before_anything_runs(
 
 
 async def test_inputs_that_changed_texts_name_are_asked_for(connect: Connect) -> None:
-    """S-CTL-24: those of the texts that run, and of no others."""
+    """S-CTL-24, S-SRV-215: those of the texts that run, and of no others; those of the team's other texts may be given."""
     async with connect(pair(echo("own")), **offered()) as client:
         new = {"description": "Write for {paper}"}
         missing = await client.post("/runs", json={"inputs": INPUTS, "task_overrides": {"draft": new}})
         fewer = await client.post("/runs?wait=60", json={"inputs": {"topic": "Ray"}, "tasks": ["draft"]})
+        more = await client.post(
+            "/runs?wait=60", json={"inputs": {**INPUTS, "paper": "X"}, "task_overrides": {"draft": new}}
+        )
+        unknown = await client.post("/runs", json={"inputs": {**INPUTS, "page": "1"}, "tasks": ["draft"]})
     assert (missing.status_code, missing.json()["code"]) == (422, "INPUTS_MISSING")
     assert missing.json()["missing"] == ["paper"]
-    assert fewer.json()["status"] == "completed"
+    assert fewer.json()["status"] == more.json()["status"] == "completed"
+    assert (unknown.status_code, unknown.json()["code"]) == (422, "INPUTS_UNKNOWN")
 
 
 async def test_a_task_with_a_handler_takes_no_model(connect: Connect) -> None:
@@ -160,7 +169,7 @@ async def test_agents_that_a_team_lists_may_be_other_ones(connect: Connect) -> N
     writer = Agent(role="Writer", goal="Write", llm=echo("own"))
     task = Task(name="draft", description="Write", expected_output="A text", agent=writer, llm=echo("task"))
     async with connect(Ensemble(agents=[writer], tasks=[task]), **offered()) as client:
-        found = await ran(client, task_overrides={"draft": {"model": "large"}})
+        found = await ran(client, inputs={}, task_overrides={"draft": {"model": "large"}})
     assert found["result"]["raw"].startswith("large ")
 
 

@@ -193,7 +193,7 @@ def test_a_run_that_waits_for_a_person_is_an_error_that_names_its_gate() -> None
 
 
 def test_what_a_team_cannot_do_is_refused_by_its_name() -> None:
-    """S-SRV-107: `n`, tools, logprobs, forms of answers, images; settings of models are passed over."""
+    """S-SRV-107, S-SRV-105, S-SRV-216: `n`, tools, logprobs, forms of answers, images; settings of models are passed over."""
     refused: list[tuple[str, Any]] = [
         ("n", 2),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
@@ -217,6 +217,10 @@ def test_what_a_team_cannot_do_is_refused_by_its_name() -> None:
             ask(url, ("user", "Hi"), ("tool", "22"))
         with pytest.raises(BadRequestError, match="no message of the user"):
             ask(url, ("system", "Hi"))
+        for messages in ([{"role": "user"}], [{"role": "user", "content": None}], [{"role": "user", "content": []}]):
+            found = httpx.post(f"{url}/chat/completions", json={"model": "team", "messages": messages})
+            assert (found.status_code, found.json()["error"]["param"]) == (400, "messages[0].content")
+        assert not model.calls
         ask(url, ("user", "Hi"), n=1, logprobs=False, response_format={"type": "text"}, max_tokens=5, seed=1, user="me")
 
 

@@ -96,7 +96,7 @@ async def listed(client: AsyncClient, query: str = "") -> list[str]:
 
 
 async def test_runs_are_listed_by_pages_and_filters(connect: Connect) -> None:
-    """S-SRV-21, S-SRV-22: newest first."""
+    """S-SRV-21, S-SRV-22, S-SRV-214: newest first."""
     async with connect({"a": fine(), "b": fine()}) as client:
         for number in range(5):
             body = {
@@ -120,12 +120,15 @@ async def test_runs_are_listed_by_pages_and_filters(connect: Connect) -> None:
         assert await listed(client, "?tag=n:3") == ["run-3"]
         assert await listed(client, "?status=failed") == []
         assert await listed(client, "?since=2100-01-01T00:00:00Z") == []
-        wrong = [await client.get(f"/runs?{query}") for query in ("cursor=x", "tag=n", "status=done", "limit=0")]
+        assert len(await listed(client, "?since=0001-01-01T00:00:00Z")) == 5
+        extreme = ("since=0001-01-01T00:00:00%2B14:00", "since=9999-12-31T23:59:59-14:00")
+        queries = ("cursor=x", "tag=n", "status=done", "limit=0", *extreme)
+        wrong = [await client.get(f"/runs?{query}") for query in queries]
+        wrong.append(await client.post("/runs", json={"ensemble": "a", "inputs": INPUTS, "run_id": ""}))
+        assert len(await listed(client)) == 5
     assert [(each.status_code, each.json()["code"]) for each in wrong] == [
         (400, "INVALID_CURSOR"),
-        (422, "INVALID_REQUEST"),
-        (422, "INVALID_REQUEST"),
-        (422, "INVALID_REQUEST"),
+        *[(422, "INVALID_REQUEST")] * 6,
     ]
 
 

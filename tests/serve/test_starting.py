@@ -51,7 +51,8 @@ def refusal(
         return capsys.readouterr().err
 
     monkeypatch.setattr(starting, "join_or_start", started)
-    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    for name in (KEY_VARIABLE, "OPENAI_API_KEY", "OPENAI_BASE_URL", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
     for _ in work_in(tmp_path, monkeypatch):
         yield refuse
 
@@ -81,6 +82,21 @@ def test_a_missing_key_a_taken_port_and_unknown_names_are_refused(tmp_path: Path
         assert "say NAME=MODEL" in refusal("team.yaml", "--model", "=openai:a", **key)
         assert "A namespace has up to 64" in refusal("team.yaml", "--namespace", "a b", **key)
         assert f"127.0.0.1:{port}" in refusal("team.yaml", "--port", port, **key)
+
+
+def test_models_without_their_keys_are_refused(tmp_path: Path, refusal: Refusal) -> None:
+    """S-SRV-217: of the team, of its `models`, and of the operator; on a cluster the keys are elsewhere."""
+    agent = "  writer: {role: Writer, goal: g, llm: 'openai:gpt-of-the-agent'}"
+    tasks = "  write: {description: Write, agent: writer}"
+    models = "models: {fast: 'openai:gpt-fast'}"
+    (tmp_path / "team.yaml").write_text(f"agents:\n{agent}\ntasks:\n{tasks}\n{models}\n", encoding="utf-8")
+    said = refusal("team.yaml")
+    assert "Agent 'Writer': OpenAIChatModel('gpt-of-the-agent'): no API key" in said
+    assert "fast: OpenAIChatModel('gpt-fast'): no API key" in said
+    write_team(tmp_path, "http://127.0.0.1:9/v1")
+    assert "large: OpenAIChatModel('a'): no API key" in refusal(
+        "team.yaml", "--model", "large=openai:a", **{KEY_VARIABLE: KEY}
+    )
 
 
 @pytest.mark.extended

@@ -166,7 +166,7 @@ def test_a_run_that_was_killed_is_shown_and_resumed(
 def test_a_run_is_forked_with_a_word_before(
     place: Path, begin: Callable[[str], subprocess.Popen[bytes]], serve: Serve
 ) -> None:
-    """S-STU-51, S-STU-52: what comes from the record, what is done again; the fork names its origin."""
+    """S-STU-51, S-STU-52, S-STU-177: what comes from the record, what is done again; the fork names its origin."""
     (place / "go").touch()
     begin_done = [*COMMAND, "run", "team:team", "--run-id", "whole", "--quiet"]
     run_forked(begin_done, cwd=place, check=True, timeout=PATIENCE_S, capture_output=True)
@@ -187,9 +187,12 @@ def test_a_run_is_forked_with_a_word_before(
     assert run["forked_from"] == {"run_id": "whole", "step": "waits"}
     client.get(f"{API}/runs")
     assert client.get(f"{API}/runs/whole").json()["forks"] == ["again"]
-    assert client.post(f"{API}/runs/whole/fork", json={"from": "waits", "run_id": "again"}).status_code == 400
+    assert client.post(f"{API}/runs/whole/fork", json={"from": "waits", "run_id": "again"}).status_code == 409
     assert client.post(f"{API}/runs/whole/fork", json={"from": "waits", "run_id": "../x"}).status_code == 400
-    assert client.post(f"{API}/runs/whole/fork", json={"from": "nope"}).status_code >= 400
+    assert client.post(f"{API}/runs/whole/fork", json={"from": "waits", "run_id": ""}).status_code == 422
+    refused = client.post(f"{API}/runs/whole/fork", json={"from": "nope"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "COMMAND_REFUSED")
+    assert "nope" in refused.json()["message"]
 
 
 @pytest.mark.program

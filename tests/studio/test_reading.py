@@ -104,7 +104,9 @@ def test_runs_are_looked_for(serve: Serve, runs: Path) -> None:
     assert ids(client.get(f"{API}/runs", params={"since": "2200-01-01"})) == []
     assert client.get(f"{API}/runs", params={"tag": "a"}).json() == {"runs": [], "next_cursor": None, "total_known": 7}
     for since in ("yesterday", "9" * 999):
-        assert client.get(f"{API}/runs", params={"since": since}).status_code == 400
+        assert client.get(f"{API}/runs", params={"since": since}).status_code == 422
+    for since in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9" * 20):
+        assert client.get(f"{API}/runs", params={"since": since}).status_code == 200
 
 
 def test_runs_are_found_by_their_tags(serve: Serve, tmp_path: Path) -> None:
@@ -295,6 +297,7 @@ def test_a_run_is_exported_whole(serve: Serve, runs: Path) -> None:
     assert answer.headers["content-disposition"] == 'attachment; filename="run-graph.json"'
     assert found["run"]["run_id"] == "graph"
     assert set(found["details"]) == {s["id"] for s in found["steps"] if s["kind"] == "task"}
+    assert all(found["details"][s]["output"] is not None for s in found["details"])
     assert found["flows"]["declared"]["nodes"]
     assert found["info"]["actions"] == []
     page = serve(runs).get(f"{API}/runs/graph/export")

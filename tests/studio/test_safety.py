@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 import time
 from datetime import UTC, datetime
@@ -9,15 +11,20 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from ensemble_ray import Ensemble, EnsembleError, InlineRuntime, Review, Task, ValidationError
 from ensemble_ray.access.key_file import KeyFile
 from ensemble_ray.access.keys import new_key
 from ensemble_ray.access.rights import Right
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.studio import spooled_answer
+from ensemble_ray.studio.app import studio_app
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.routes.page import FOLDER
 from ensemble_ray.studio.server import PORT, StudioServer
+from ensemble_ray.studio.service import Studio
 
 from .conftest import Serve
 
@@ -42,6 +49,61 @@ def test_a_step_that_no_program_can_be_told_is_refused(serve: Serve, runs: Path)
     for text in ('{"from": "a\\u0000b"}', '{"from": "a\\ud800b"}', '{"from": "a", "run_id": "b\\u0000"}'):
         answer = client.post(f"{API}/runs/flat/fork", content=text, headers={"content-type": "application/json"})
         assert answer.status_code in {400, 422}, (text, answer.text)
+
+
+def test_a_body_that_is_too_long_is_refused(serve: Serve, runs: Path) -> None:
+    """S-STU-176: of every route."""
+    client = serve(runs)
+    for path in ("reviews/graph/gate", "runs/graph/fork", "runs/graph/resume", "runs/graph/cancel"):
+        refused = client.post(f"{API}/{path}", content=b"[" * 8_388_609, headers={"content-type": "application/json"})
+        assert (refused.status_code, refused.json()["code"]) == (413, "BODY_TOO_LARGE")
+
+
+@pytest.mark.parametrize("form", ["json", "html"])
+async def test_slow_readers_of_exports_hold_a_piece_each_and_are_few(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """S-STU-175: from a file; more than four at a time are refused, until one has ended; who reads nothing is let go."""
+    app = studio_app(Studio(reader=StudioReader(store_at(StoreAddress.of(runs)), can_decide=False), title="runs"))
+    is_read, are_begun = asyncio.Event(), asyncio.Semaphore(0)
+    pieces: list[int] = []
+
+    async def nothing() -> Message:
+        return await asyncio.Future()
+
+    async def export(*, is_slow: bool) -> tuple[int, bytes]:
+        status, body = 0, b""
+
+        async def send(message: Message) -> None:
+            nonlocal status, body
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                are_begun.release()
+            else:
+                pieces.append(len(message["body"]))
+                body += message["body"]
+                if is_slow:
+                    await is_read.wait()
+
+        path, query = "/api/studio/runs/graph/export", f"format={form}".encode()
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": query, "headers": []}
+        await app(scope, nothing, send)
+        return status, body
+
+    slow = [asyncio.create_task(export(is_slow=True)) for _ in range(4)]
+    for _ in slow:
+        await are_begun.acquire()
+    status, body = await export(is_slow=False)
+    assert (status, json.loads(body)["code"]) == (429, "TOO_MANY_EXPORTS")
+    is_read.set()
+    sent = await asyncio.gather(*slow)
+    status, body = await export(is_slow=False)
+    assert status == 200
+    assert [len(each) for _, each in sent] == [len(body)] * 4
+    assert max(pieces) <= 65_536
+    is_read.clear()
+    monkeypatch.setattr(spooled_answer, "_STALLED_S", 0.01)
+    assert [status for status, _ in [await export(is_slow=True) for _ in range(5)]] == [200] * 5
 
 
 def test_only_files_of_the_page_can_be_had(serve: Serve, runs: Path) -> None:

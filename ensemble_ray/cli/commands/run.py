@@ -191,8 +191,10 @@ def carry_out(
     Raises:
         EnsembleError: the run failed, or cannot begin; its record was named.
     """
+    from ensemble_ray.cli.inputs.arguments import check_keys_here
     from ensemble_ray.cli.view.run_view import view_of  # the help does not need it
 
+    check_keys_here(ensemble, runtime)
     source = ensemble.source
     return show_run(
         lambda listener: (

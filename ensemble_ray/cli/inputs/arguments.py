@@ -17,8 +17,9 @@ from ensemble_ray.loader.problems import suggestion
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.definition.task import Task
+    from ensemble_ray.loader import Runnable
 
-__all__ = ["check_inputs", "input_warnings", "needed_inputs", "read_inputs", "unused_inputs"]
+__all__ = ["check_inputs", "check_keys_here", "input_warnings", "needed_inputs", "read_inputs", "unused_inputs"]
 
 _SHOWN_TASKS = 3
 _SHOWN_VALUE = 60
@@ -94,6 +95,20 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
     lines += [f"  '{name}' was given and no task uses it.{suggestion(name, missing)}" for name in spare]
     lines.append(f"  What to do: {' '.join(f'--input {name}=...' for name in missing)}")
     raise PromptTemplateError("\n".join(lines), tuple(missing))
+
+
+def check_keys_here(definition: Runnable, runtime: str | None, *, with_named: bool = False) -> None:
+    """Check that models have their keys where they are asked from this machine; on a cluster its processes have them.
+
+    Raises:
+        ValidationError: some have none.
+    """
+    from ensemble_ray.definition.model_keys import check_model_keys
+    from ensemble_ray.process.config import Settings
+
+    settings = Settings.from_environment()
+    if (runtime or settings.runtime) == "inline" or not settings.ray_address:
+        check_model_keys(definition, with_named=with_named)
 
 
 def unused_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> list[str]:

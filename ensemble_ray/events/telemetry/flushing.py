@@ -16,7 +16,7 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.forks import track
 
-__all__ = ["Flushable", "Flusher"]
+__all__ = ["Flushable", "Flusher", "flush_all"]
 
 _log = bounded_logger(__name__)
 
@@ -36,8 +36,8 @@ class Flushable(Protocol):
 class Flusher:
     """Has what waits sent by a thread of its own when asked to; asked while that works, it sends once more.
 
-    The thread begins with the first wish and ends with `close`, or when nobody holds the flusher any more. It is there when the process
-    ends, since from Python 3.12 on no thread can begin then.
+    The thread begins with `begin` or the first wish, and ends with `close`, or when nobody holds the flusher any more. It is there when
+    the process ends, since from Python 3.12 on no thread can begin then.
     """
 
     def __init__(self, senders: Sequence[Flushable]) -> None:
@@ -45,17 +45,31 @@ class Flusher:
         self._work = _Work(senders)
         weakref.finalize(self, self._work.end).atexit = False
 
+    def begin(self) -> None:
+        """Start the thread: there is something to send."""
+        self._work.begin()
+
     def ask(self) -> int:
         """Ask for what waits now to be sent, and return at once; gives the number of the wish."""
         return self._work.ask()
 
     def wait(self, number: int, timeout_s: float) -> bool:
-        """Wait until that wish is fulfilled; return whether what waited was sent, and in time."""
+        """Wait until that wish is fulfilled; return whether what waited was sent, and in time. That it was not is told once."""
         return self._work.wait(number, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """Send what waits and shut down what sends; return whether it was sent, and all is over in time."""
         return self._work.close(timeout_s)
+
+
+def flush_all(flushers: Sequence[Flusher], timeout_s: float) -> None:
+    """Have what waits sent by all of them side by side, and wait for it; that the time was too short is told once."""
+    ends_at = time.monotonic() + timeout_s
+    wishes = [(each, each.ask()) for each in flushers]
+    for flusher, number in wishes:
+        left_s = max(0.0, ends_at - time.monotonic())
+        if not flusher.wait(number, left_s) and time.monotonic() >= ends_at:
+            return
 
 
 class _Work:
@@ -90,7 +104,15 @@ class _Work:
 
     def wait(self, number: int, timeout_s: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self._done >= number, timeout_s) and number > self._failed
+            if self._changed.wait_for(lambda: self._done >= number, timeout_s):
+                return number > self._failed
+            is_told, self._has_told = self._has_told, True
+        if not is_told:
+            _log.warning(
+                "Spans or metrics have not been sent in time: their receiver does not answer. What is left is sent beside the program, "
+                "and lost when it ends. What to do: check the receiver and OTEL_EXPORTER_OTLP_ENDPOINT"
+            )
+        return False
 
     def end(self) -> None:
         with self._changed:
@@ -109,6 +131,10 @@ class _Work:
             return is_sent
         thread.join(max(0.0, ends_at - time.monotonic()))
         return is_sent and not thread.is_alive()
+
+    def begin(self) -> None:
+        with self._changed:
+            self._begin()
 
     def _begin(self) -> None:
         """See that somebody works: the thread, or this one where none can begin since the process ends."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.events.telemetry.content import Content, content_mode
-from ensemble_ray.events.telemetry.flushing import Flusher
+from ensemble_ray.events.telemetry.flushing import Flusher, flush_all
 from ensemble_ray.events.telemetry.run_spans import UnitTimes, run_spans
 from ensemble_ray.events.telemetry.task_spans import new_interactions, task_spans
 from ensemble_ray.process.forks import new_lock
@@ -87,11 +86,10 @@ class OpenTelemetryListener(EnsembleListener):
         self._units: dict[str, UnitTimes] = {}
         self._lock = new_lock()
         self._is_closed = False
-        self._flusher = Flusher([each for each in (self._processor, self._meters) if each is not None])
-        # Not the listener itself: one that nobody holds any more has sent what it had, and is collected. The SDK's threads of one
-        # that was not closed stay.
-        self._at_exit = partial(_flush_at_exit, weakref.ref(self))
-        atexit.register(self._at_exit)
+        #: sends what waits
+        self.flusher = Flusher([each for each in (self._processor, self._meters) if each is not None])
+        # A listener that nobody holds any more has sent what it had, and is collected. The SDK's threads of one that was not closed stay.
+        _open.add(self)
 
     def _fill_in(self) -> None:
         """Take what the environment says where the user has nothing of it."""
@@ -124,14 +122,14 @@ class OpenTelemetryListener(EnsembleListener):
         with self._lock:
             units = self._units.pop(event.run_id, None) or UnitTimes()
         self._send(run_spans(event, units, self._content))
-        self._flusher.ask()
+        self.flusher.ask()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Send what has not been sent; return whether that was done in time. The end of the process does so by itself.
 
         A closed listener sends nothing.
         """
-        return not self._is_closed and self._flusher.wait(self._flusher.ask(), timeout_s)
+        return not self._is_closed and self.flusher.wait(self.flusher.ask(), timeout_s)
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
         """Send what has not been sent, and end the threads that send; return whether that was done in time.
@@ -139,20 +137,25 @@ class OpenTelemetryListener(EnsembleListener):
         What takes longer goes on beside the program. What is traced later is not sent.
         """
         self._is_closed = True
-        atexit.unregister(self._at_exit)
-        return self._flusher.close(timeout_s)
+        _open.discard(self)
+        return self.flusher.close(timeout_s)
 
     @property
     def _sends(self) -> bool:
         return not self._is_off and not self._is_closed
 
     def _send(self, spans: Iterable[SpanData]) -> None:
+        self.flusher.begin()
         if self._processor is not None:
             for span in spans:
                 self._processor.on_end(self._sdk.readable(span, self._resource))
 
 
-def _flush_at_exit(reference: weakref.ref[OpenTelemetryListener]) -> None:
-    listener = reference()
-    if listener is not None:
-        listener.flush()
+#: Listeners that were not closed.
+_open = weakref.WeakSet[OpenTelemetryListener]()
+
+
+@atexit.register
+def flush_at_exit() -> None:
+    """Send what no listener has sent; all of them together wait for `FLUSH_S`."""
+    flush_all([each.flusher for each in _open], FLUSH_S)

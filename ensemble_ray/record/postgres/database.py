@@ -142,7 +142,8 @@ class Database:
         advice = advice_for(error, schema=SCHEMA)
         msg = (
             f"Cannot use the database {self.location}: {first_line(error)}. "
-            f"{advice}. What is recorded stays; a run that this ended can be resumed afterwards"
+            f"{advice}. What is recorded stays. A run that this ended can be resumed afterwards: ensemble-ray resume RUN, with "
+            f"ENSEMBLE_RAY_STORE set to the URL of {self.location}"
         )
         return RecordError(msg, self.location)
 

@@ -20,6 +20,7 @@ from ensemble_ray.access.hosts import is_loopback
 from ensemble_ray.events.messages import Message
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.studio.app import mount_page, mount_studio
+from ensemble_ray.studio.body_limit import BodyLimit
 from ensemble_ray.studio.dashboard.actions import DashboardActions
 from ensemble_ray.studio.dashboard.pages import PageSocket
 from ensemble_ray.studio.loopback import LoopbackCheck
@@ -96,7 +97,8 @@ def dashboard_app(parts: DashboardParts) -> ASGIApp:
     if control is not None:
         app.mount("/api", control.app)
     mount_page(app)  # behind all others: it answers whatever else is asked for
-    return LoopbackCheck(app) if is_local else app
+    limited = BodyLimit(app)
+    return LoopbackCheck(limited) if is_local else limited
 
 
 def _open(parts: DashboardParts) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:

@@ -156,7 +156,7 @@ class WebDashboard:
             self._start()
 
     def stop(self) -> None:
-        """End all connections and stop serving; nothing where it does not serve. Gates that are open time out."""
+        """End all connections and stop serving; nothing where it does not serve. Open gates wait for their timeouts."""
         with self._serving:
             self._stop()
 

@@ -102,8 +102,6 @@ class MessageHub:
         self._snapshot = snapshot
         self._lock = new_lock()
         self._connections: set[Connection] = set()
-        #: called when the last connection has gone
-        self.on_last_left: Callable[[], None] | None = None
 
     @property
     def connected(self) -> int:
@@ -142,11 +140,7 @@ class MessageHub:
     def leave(self, connection: Connection) -> None:
         """Forget a connection that has ended."""
         with self._lock:
-            was_there = connection in self._connections
             self._connections.discard(connection)
-            is_last = was_there and not self._connections
-        if is_last and self.on_last_left is not None:
-            self.on_last_left()
 
     def close(self) -> None:
         """Let all connections end when what waits for them is sent."""

@@ -4,7 +4,7 @@ In: requests of runs, each on its own loop; decisions of pages, on the loop of t
 
 1. Gates are open several at a time, and are decided in any order (S-WEB-58).
 2. The first decision counts; whatever else comes is ignored (S-WEB-54). A timeout is a decision like others.
-3. When the last page has gone, all open gates are decided as their timeouts would (S-WEB-56); where none was there, they wait (S-WEB-57).
+3. Pages that come and go decide nothing: a gate stays open until a decision or its own timeout (S-WEB-56, S-WEB-57).
 4. A gate that its run waits for no more is taken from the pages, too (S-WEB-61).
 """
 
@@ -42,16 +42,16 @@ class _Open:
 
     request: ReviewRequest
     created_at: float
-    #: set on its loop; None: the time is up
-    decided: asyncio.Future[ReviewDecision | None]
+    #: set on its loop
+    decided: asyncio.Future[ReviewDecision]
     loop: asyncio.AbstractEventLoop
 
-    def decide(self, decision: ReviewDecision | None) -> None:
+    def decide(self, decision: ReviewDecision) -> None:
         """Let the task go on; from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self.loop.call_soon_threadsafe(self._set, decision)
 
-    def _set(self, decision: ReviewDecision | None) -> None:
+    def _set(self, decision: ReviewDecision) -> None:
         if not self.decided.done():
             self.decided.set_result(decision)
 
@@ -76,7 +76,6 @@ class WebReviewHandler(ReviewHandler):
         self._open: dict[str, _Open] = {}
         #: the gate that a review policy puts behind a task
         self.default_review = Review(timeout=timeout, on_timeout=on_timeout)
-        hub.on_last_left = self.expire_all
 
     async def review(self, request: ReviewRequest, /) -> ReviewDecision:
         """Ask, and return what somebody decides, or what follows where nobody does in time.
@@ -91,17 +90,15 @@ class WebReviewHandler(ReviewHandler):
             self._open[review_id] = gate
             self._hub.publish(request.run_id, _make_request(review_id, request))
         try:
-            answered, _ = await asyncio.wait([gate.decided], timeout=request.timeout_s)
-            self._expire(review_id)  # nothing where somebody decided, perhaps in this moment: then that is on its way
-            decision = await gate.decided
+            await asyncio.wait([gate.decided], timeout=request.timeout_s)
+            if self._take(review_id) is None:  # decided, perhaps in this moment: then the decision is on its way
+                return await gate.decided
         except asyncio.CancelledError:
             if self._take(review_id) is not None:
                 self._hub.publish(request.run_id, messages.review_decided(review_id, "exit", _RUN_ENDING))
             raise
-        if decision is not None:
-            return decision
-        waited_s = round(self._clock.now() - gate.created_at, 1)
-        return decision_at_timeout(request, waited_s if answered else request.timeout_s or waited_s)
+        self._hub.publish(request.run_id, messages.review_timed_out(review_id, request.on_timeout.value))
+        return decision_at_timeout(request, request.timeout_s or 0.0)
 
     def decide(self, review_id: str, decision: str, revised_output: str | None = None) -> bool:
         """Decide at a gate, and return whether it was open; from any thread.
@@ -126,13 +123,6 @@ class WebReviewHandler(ReviewHandler):
         gate.decide(taken)
         return True
 
-    def expire_all(self) -> None:
-        """Decide all open gates as their timeouts would; from any thread."""
-        with self._lock:
-            open_ids = list(self._open)
-        for review_id in open_ids:
-            self._expire(review_id)
-
     def open_reviews(self) -> list[Mapping[str, object]]:
         """Return the gates that wait, oldest first, as data (S-WEB-21)."""
         with self._lock:
@@ -144,19 +134,9 @@ class WebReviewHandler(ReviewHandler):
         return review_id in self._open
 
     def _take(self, review_id: str) -> _Open | None:
-        """Close a gate, and return it; None where somebody has decided."""
+        """Close a gate, and return it; None: it is closed already."""
         with self._lock:
             return self._open.pop(review_id, None)
-
-    def _expire(self, review_id: str) -> bool:
-        """Close a gate whose time is up, and return whether it was open."""
-        gate = self._take(review_id)
-        if gate is None:
-            return False
-        action = gate.request.on_timeout.value
-        self._hub.publish(gate.request.run_id, messages.review_timed_out(review_id, action))
-        gate.decide(None)
-        return True
 
 
 def _make_request(review_id: str, request: ReviewRequest) -> Message:

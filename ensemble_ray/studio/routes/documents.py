@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import IO, Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -10,10 +10,11 @@ from fastapi.responses import Response
 from ensemble_ray.access.rights import Right
 from ensemble_ray.process.loop import bridge
 from ensemble_ray.process.threads import threads
-from ensemble_ray.studio.bundle import single_file
-from ensemble_ray.studio.exporting import export_run
+from ensemble_ray.studio.bundle import in_script, single_file
+from ensemble_ray.studio.exporting import write_run
 from ensemble_ray.studio.flows import FlowView
-from ensemble_ray.studio.routes.answers import StudioDependency, answer, json_text
+from ensemble_ray.studio.routes.answers import StudioDependency, answer
+from ensemble_ray.studio.spooled_answer import SpooledAnswer
 
 __all__ = ["router"]
 
@@ -46,13 +47,25 @@ async def get_export(
 ) -> Response:
     """Return a run as one document: JSON, or a page that opens without a server."""
     visitor = await studio.guard.admit(request, Right.READ)
-    exported = await bridge(export_run(studio.reader, run_id, visitor, studio.info(visitor)))
-    text = await threads.run(json_text, exported)
+    is_page = form == "html"
+
+    async def write(file: IO[bytes]) -> None:
+        head, tail = await threads.run(single_file, f"Run {run_id}") if is_page else ("", "")
+        file.write(head.encode())
+        await bridge(
+            write_run(
+                studio.reader,
+                run_id,
+                visitor,
+                studio.info(visitor),
+                lambda piece: file.write((in_script(piece) if is_page else piece).encode()),
+            )
+        )
+        file.write(tail.encode())
+
     headers = {"content-disposition": f'attachment; filename="run-{_file_name(run_id)}.{form}"'}
-    if form == "json":
-        return Response(text, media_type="application/json", headers=headers)
-    page = await threads.run(single_file, text, title=f"Run {run_id}")
-    return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+    media_type = "text/html; charset=utf-8" if is_page else "application/json"
+    return SpooledAnswer(studio, write, media_type=media_type, headers=headers)
 
 
 def _file_name(run_id: str) -> str:

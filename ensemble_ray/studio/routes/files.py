@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import IO
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ensemble_ray.access.rights import Right
 from ensemble_ray.process.loop import bridge
+from ensemble_ray.process.threads import threads
 from ensemble_ray.studio.files import FilesFolder
 from ensemble_ray.studio.refusals import not_found
 from ensemble_ray.studio.routes.answers import StudioDependency, answer
 from ensemble_ray.studio.service import Studio
+from ensemble_ray.studio.spooled_answer import SpooledAnswer
 
 __all__ = ["router"]
 
@@ -26,8 +30,12 @@ async def get_files(studio: StudioDependency, request: Request) -> Response:
 @router.get("/files/{name}")
 async def get_file(name: str, studio: StudioDependency, request: Request) -> Response:
     """Return one of them whole."""
-    content = await bridge((await _folder(studio, request)).content(name))
-    return Response(content, media_type="application/json")
+    folder = await _folder(studio, request)
+
+    async def write(file: IO[bytes]) -> None:
+        await threads.run(file.write, await bridge(folder.content(name)))
+
+    return SpooledAnswer(studio, write, media_type="application/json")
 
 
 async def _folder(studio: Studio, request: Request) -> FilesFolder:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated
+from typing import IO, Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from ensemble_ray.access.rights import Right
 from ensemble_ray.process.loop import bridge
+from ensemble_ray.process.threads import threads
 from ensemble_ray.studio.refusals import StudioRefusal, not_found
 from ensemble_ray.studio.routes.answers import StudioDependency, answer
 from ensemble_ray.studio.run_list import RunSearch
 from ensemble_ray.studio.schemas.actors import Actors
 from ensemble_ray.studio.service import Studio
+from ensemble_ray.studio.spooled_answer import SpooledAnswer
 from ensemble_ray.studio.views.step_detail import cut_detail, text_of
 from ensemble_ray.studio.visitors import Visitor
 from ensemble_ray.text.foreign_text import whole_text
@@ -25,6 +27,8 @@ __all__ = ["router"]
 router = APIRouter()
 _Short = Annotated[str, Query(max_length=1000)]
 _MILLIS_DIGITS = 11
+#: Longer texts are sent from a file.
+_LONG_BYTES = 1_048_576
 
 
 @router.get("/info")
@@ -86,7 +90,14 @@ async def get_text(run_id: str, step_id: str, studio: StudioDependency, request:
     text = text_of(await bridge(studio.reader.step(run_id, step_id, visitor)), field)
     if text is None:
         raise not_found("text", field)
-    return PlainTextResponse(whole_text(text))
+    body = whole_text(text).encode()
+    if len(body) <= _LONG_BYTES:
+        return PlainTextResponse(body)
+
+    async def write(file: IO[bytes]) -> None:
+        await threads.run(file.write, body)
+
+    return SpooledAnswer(studio, write, media_type="text/plain; charset=utf-8")
 
 
 @router.get("/runs/{run_id}/steps/{step_id:path}")
@@ -137,6 +148,8 @@ def _instant(text: str) -> float:
         found = datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError):
         raise StudioRefusal(
-            HTTPStatus.BAD_REQUEST, "INVALID_REQUEST", "since: neither ms of Unix time nor a date such as 2026-01-31"
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "INVALID_REQUEST",
+            "since: neither ms of Unix time nor a date such as 2026-01-31",
         ) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

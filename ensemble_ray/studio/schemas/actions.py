@@ -39,7 +39,7 @@ class NewFork(StudioSchema):
     """
 
     from_: Argument = Field(validation_alias="from", min_length=1, max_length=1000)
-    run_id: str | None = Field(default=None, max_length=128)
+    run_id: str | None = Field(default=None, min_length=1, max_length=128)
 
 
 class AcceptedAction(StudioSchema):

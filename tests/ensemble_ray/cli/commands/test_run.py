@@ -175,3 +175,18 @@ def test_the_teams_workflow_is_replaced_when_one_is_given(call: Call, team: str)
     called = call("run", f"{team}:team", *INPUTS, "--workflow", "sequential")
     assert "2 tasks, sequential" in called.said
     assert called.code == 0
+
+
+def test_a_model_without_its_key_is_refused_before_the_run(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-SRV-217: nothing is recorded; with the key it is not asked for."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    (folder / "team.yaml").write_text(
+        "llm: 'openai:gpt-none'\ntasks: {write: {description: Write}}\n", encoding="utf-8"
+    )
+    called = call("run", "team.yaml")
+    assert (called.code, "llm: OpenAIChatModel('gpt-none'): no API key" in called.said) == (2, True)
+    assert "no API key" in call("mcp", "team.yaml").said
+    assert call("runs", "--json").printed.strip() == "[]"

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ensemble_ray import Ensemble, OpenTelemetryListener
-from ensemble_ray.events.telemetry.flushing import Flusher
+from ensemble_ray.events.telemetry.flushing import Flusher, flush_all
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 
@@ -85,6 +85,36 @@ def test_close_waits_no_longer_than_it_may(sender: Sender) -> None:
     assert sender.asked[-2:] == ["flush", "shutdown"]
     assert sender.asked.count("shutdown") == 1
     assert _threads() <= before
+
+
+def test_the_end_of_a_process_waits_once_for_all_listeners_and_warns_once(
+    sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-INT-34: whichever receivers do not answer; those that do have sent by then."""
+    good, others = Sender(), [Sender(), Sender()]
+    flushers = [Flusher([each]) for each in (sender, good, *others)]
+    for each in (sender, *others):
+        each.is_free.clear()
+    flush_all(flushers, 0.05)
+    assert [each.getMessage().partition(":")[0] for each in caplog.records] == [
+        "Spans or metrics have not been sent in time"
+    ]
+    for each in (sender, *others):
+        each.is_free.set()
+    assert all(each.close(PATIENCE_S) for each in flushers)
+    assert [each.asked for each in (sender, good, *others)] == [["flush", "flush", "shutdown"]] * 4
+    assert len(caplog.records) == 1
+
+
+def test_a_listener_that_has_something_to_send_has_its_thread() -> None:
+    """S-INT-34: else a process that ends during a run would send by itself, for as long as that takes."""
+    before = _threads()
+    kept = InMemorySpanExporter()
+    listener = OpenTelemetryListener(span_processor=SimpleSpanProcessor(kept), meter_provider=MeterProvider())
+    first = task("write", agent(ScriptedModel("text")))
+    second = task("count", handler=lambda _: str(len(_threads() - before)), context=[first])
+    assert Ensemble(tasks=[first, second], listeners=[listener]).run(runtime="inline").raw == "1"
+    assert listener.close()
 
 
 def test_shutdown_that_fails_or_hangs_is_no_error_of_close(sender: Sender, caplog: pytest.LogCaptureFixture) -> None:

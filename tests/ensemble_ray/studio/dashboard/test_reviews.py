@@ -186,23 +186,16 @@ def test_nobody_answers_in_time(action: OnTimeoutAction) -> None:
 
 
 @checked
-async def test_the_last_page_leaves(web: Web) -> None:
-    """S-WEB-56, S-WEB-57: then all open gates time out at once; while another page is there nothing happens."""
-    (early,) = await web.open(asked("early"))
-    one, other = web.hub.join(), web.hub.join()
-    asking = [early, *[asyncio.ensure_future(web.handler.review(asked(each, on_timeout="continue"))) for each in "ab"]]
-    await asyncio.sleep(0)
-    web.hub.leave(one)
-    await asyncio.sleep(0)
-    assert not any(each.done() for each in asking)
-    web.hub.leave(other)
-    assert await asyncio.gather(*asking) == [
-        ReviewDecision.exit_early_timeout(),
-        ReviewDecision.continue_execution(),
-        ReviewDecision.continue_execution(),
-    ]
-    assert web.handler.open_reviews() == []
-    web.hub.leave(other)  # again: no effect
+async def test_a_page_that_leaves_decides_nothing(web: Web) -> None:
+    """S-WEB-56: a gate stays open until its own timeout, or until a page that comes back decides it."""
+    page = web.hub.join()
+    timed, decided = await web.open(asked("timed", timeout=30, on_timeout="continue"), asked("decided"))
+    web.hub.leave(page)
+    await asyncio.sleep(29)
+    assert [each["review_id"] for each in web.handler.open_reviews()] == ["timed", "decided"]
+    assert web.handler.decide("decided", "edit", "better")
+    assert await decided == ReviewDecision.edit("better")
+    assert await timed == ReviewDecision.continue_execution()
 
 
 @checked

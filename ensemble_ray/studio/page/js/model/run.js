@@ -66,6 +66,7 @@ export class RunModel {
         this.tell();
       },
       onToken: ({ step, text, is_reasoning }) => {
+        if (is_reasoning && this.tokens.has(step)) for (const before of [this.tokens, this.thoughts]) before.delete(step); // the next answer begins
         const said = is_reasoning ? this.thoughts : this.tokens;
         said.set(step, (said.get(step) ?? "") + text);
         for (const listener of this.tokenListeners) listener(step, text);

@@ -155,7 +155,7 @@ export function stepPanel(app, model, id) {
     const shown = text.length > 6000 ? `…${text.slice(-6000)}` : text;
     fill(live, h("h3", { class: "row" }, statusPill("running"), title), textBlock(shown, { prose: true, label: title }));
     const pre = live.querySelector("pre");
-    if (pre) pre.scrollTop = pre.scrollHeight;
+    if (pre) window.requestAnimationFrame(() => { pre.scrollTop = pre.scrollHeight; }); // when it is in the document
   }
 
   let frame = 0;

@@ -1,0 +1,72 @@
+"""SpooledAnswer: an answer of any length, which is sent from a temporary file. Package: studio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import IO, TYPE_CHECKING
+
+from starlette.responses import Response
+
+from ensemble_ray.process.threads import threads
+from ensemble_ray.studio.refusals import StudioRefusal
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ensemble_ray.studio.service import Studio
+
+__all__ = ["SpooledAnswer"]
+
+_PIECE_BYTES = 65_536
+#: A client that takes no piece for so long is disconnected, s.
+_STALLED_S = 60.0
+
+
+class SpooledAnswer(Response):
+    """Writes the body to a file without a name and sends it in pieces: a slow client holds one piece in memory.
+
+    One studio writes and sends a few of them at a time (`Studio.documents`), and refuses more with 429.
+    """
+
+    def __init__(
+        self,
+        studio: Studio,
+        write: Callable[[IO[bytes]], Awaitable[object]],
+        *,
+        media_type: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._slots = studio.documents
+        self._write = write
+        self.status_code = HTTPStatus.OK
+        self.media_type = media_type
+        self.background = None
+        self.init_headers(headers)
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send the answer.
+
+        Raises:
+            StudioRefusal: too many are being sent.
+        """
+        if self._slots.locked():
+            text = "Too many exports and files are being sent. What to do: try again when one of them has ended"
+            raise StudioRefusal(HTTPStatus.TOO_MANY_REQUESTS, "TOO_MANY_EXPORTS", text)
+        async with self._slots:
+            with tempfile.TemporaryFile(prefix="ensemble-ray-") as file:
+                await self._write(file)
+                del self._write  # with the texts that it holds
+                self.headers["content-length"] = str(file.tell())
+                file.seek(0)
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                is_more = True
+                with contextlib.suppress(TimeoutError):  # the server closes the connection of an answer without an end
+                    while is_more:
+                        piece = await threads.run(file.read, _PIECE_BYTES)
+                        is_more = bool(piece)
+                        async with asyncio.timeout(_STALLED_S):
+                            await send({"type": "http.response.body", "body": piece, "more_body": is_more})
