@@ -184,6 +184,7 @@ def pack_failure(failure: TaskFailure) -> WireFailure:
         error_type=travelling.error_type,
         message=travelling.message,
         newer_epoch=travelling.newer_epoch,
+        is_out_of_credit=failure.is_out_of_credit,
     )
 
 
