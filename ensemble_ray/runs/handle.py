@@ -291,12 +291,17 @@ class Run:
                 return await self._run()
             except ValidationError as error:
                 self._state = RunState.FAILED
+                self._name_run(error)
                 _log.info("Run refused (%s)", type(error).__name__)  # the caller is told why
                 raise
             except Exception as error:
                 self._state = RunState.FAILED
+                self._name_run(error)
                 self._traced.fail(error)
                 _log.info("Run failed (%s)", type(error).__name__)
+                raise
+            except BaseException as error:  # such as a `SystemExit` of user code
+                self._name_run(error)
                 raise
             finally:
                 self._traced.end(self._state)
@@ -304,6 +309,12 @@ class Run:
                 if (address := self._scope.store_address) is not None:
                     now = asyncio.get_running_loop().time()
                     await _retention.run_ended(address, store_at(address), spared=self.id, at=now)
+
+    def _name_run(self, error: BaseException) -> None:
+        """Give an error of a run that has begun the run's id, whatever its class (S-ERR-50)."""
+        if self._launcher.has_begun and getattr(error, "run_id", None) is None:
+            with contextlib.suppress(AttributeError):  # a class with slots
+                error.run_id = self.id  # type: ignore[attr-defined]
 
     async def _run(self) -> EnsembleOutput:
         """Prepare, answer from the record or launch, and assemble the output."""

@@ -180,6 +180,7 @@ def test_what_a_predicate_raises_leaves_the_run(runtime: Runtime, caplog: pytest
     with pytest.raises(UndecidedError) as raised:
         Ensemble(loops=[Loop(name="refine", body=[handled(Drafts(), "writer")], until=refuse)]).run(runtime=runtime)
     assert str(raised.value) == "boom 1"
+    assert vars(raised.value)["run_id"]  # S-ERR-50
     with pytest.raises(TaskExecutionError) as caught:
         Ensemble(
             loops=[Loop(name="refine", body=[handled(Drafts(), "writer")], until=refuse)], workflow=Workflow.PARALLEL
