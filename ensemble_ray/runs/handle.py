@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import IllegalStateError, ValidationError
+from ensemble_ray.errors.texts import shorten_tracebacks
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -174,14 +176,22 @@ class Run:
             raise IllegalStateError(
                 "a blocking call was made on ensemble_ray's own loop, from an async callable; await arun() or aresult()"
             )
-        return self._unwrap(self._future.result(timeout_s))
+        try:
+            return self._unwrap(self._future.result(timeout_s))
+        except Exception as error:
+            _shorten(error)
+            raise
 
     async def aresult(self) -> EnsembleOutput:
         """Wait for the end as `result` does, in async code on any loop."""
         future = asyncio.wrap_future(self._future)
         # A caller that was cancelled hears no failure, and asyncio is not to complain of that.
         future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        return self._unwrap(await asyncio.shield(future))
+        try:
+            return self._unwrap(await asyncio.shield(future))
+        except Exception as error:
+            _shorten(error)
+            raise
 
     def join(self, timeout_s: float) -> bool:
         """Wait until the run has released everything, and return whether it did so in time; raise nothing of the run's."""
@@ -423,3 +433,9 @@ class Run:
         exporter = effective_exporter(mode, self._definition.trace_exporter)
         if exporter is not None and self._state is RunState.COMPLETED:
             await export_safely(exporter, output.trace)
+
+
+def _shorten(error: Exception) -> None:
+    """Leave the lines of user code in tracebacks; a log at DEBUG wants all of them."""
+    if not _log.isEnabledFor(logging.DEBUG):
+        shorten_tracebacks(error)

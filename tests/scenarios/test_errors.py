@@ -34,6 +34,25 @@ class OwnError(Exception):
         self.code = code
 
 
+def test_a_traceback_of_a_failed_run_is_short(inline_runtime: Runtime) -> None:
+    """S-ERR-51: the caller's lines, the call of `run`, and the line of user code that raised."""
+
+    def handle(context: TaskHandlerContext) -> str:
+        raise LookupError(context.description)
+
+    error = None
+    try:
+        Ensemble(tasks=[task("look", handler=handle)]).run(runtime=inline_runtime)
+    except TaskExecutionError as raised:
+        error = raised
+    assert error is not None
+    assert error.__cause__ is not None
+    assert error.__cause__.__cause__ is not None
+    assert len(traceback.extract_tb(error.__traceback__)) <= 4
+    assert error.__cause__.__traceback__ is None
+    assert [each.name for each in traceback.extract_tb(error.__cause__.__cause__.__traceback__)] == ["handle"]
+
+
 def test_a_traceback_names_file_and_line_of_code_that_travelled(runtime: Runtime) -> None:
     """S-ERR-48: of a handler and of a tool that are no attributes of a module."""
 

@@ -211,7 +211,7 @@ def test_loops_side_by_side_and_what_becomes_of_them(inline_runtime: Runtime) ->
     causes = {name: type(error) for name, error in caught.value.failed_task_causes.items()}
     assert causes.pop("asks") is UndecidedError
     assert causes.pop("capped") is MaxLoopIterationsExceededError
-    assert list(causes) == ["do source"]
+    assert list(causes) == ["source"]
     assert [each.raw for each in caught.value.completed_task_outputs] == ["draft#2"]
 
 
