@@ -297,7 +297,7 @@ def test_a_failed_run_is_data_when_json_is_asked_for(call: Call, steps: str, fol
     }
     failed = call(*words[command], "--json")
     data = json.loads(failed.printed)
-    assert (failed.code, "Error: task 'Second'" in failed.said) == (1, True)
+    assert (failed.code, "Error: task 'two'" in failed.said) == (1, True)
     assert data["run_id"] == ("torn" if command == "resume" else "new")
     assert data["state"] == "failed"
     assert data["error"]["type"] == "TaskExecutionError"
