@@ -11,7 +11,6 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import cloudpickle
 import ray.exceptions
 
 from ensemble_ray.actors.driver.log_listener import LineListener
@@ -21,6 +20,7 @@ from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.pickling import dumps
 from ensemble_ray.process.threads import USER_ERRORS
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ class DriverConnection:
     async def _serve(self, asked: DriverRequest) -> None:
         """Do what only the driver can, and answer."""
         try:
-            body = cloudpickle.dumps(await self._service(asked.name, asked.payload))
+            body = dumps(await self._service(asked.name, asked.payload))
         except USER_ERRORS as error:  # it belongs to whoever asked
-            body = cloudpickle.dumps(Chain(error))
+            body = dumps(Chain(error))
         if asked.number is not None:
             try:
                 await self._hub.answer.remote(self._run_id, {asked.number: body})

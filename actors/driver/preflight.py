@@ -17,10 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, cast
 
-import cloudpickle
-
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray.process.pickling import UserPickler
 
 __all__ = ["Dumped", "dump", "dump_all"]
 
@@ -39,7 +38,7 @@ _MAX_DEPTH = 8
 _WAY_OUT = "Make it in a factory or a module-level function that runs in the worker, or use runtime='inline'"
 
 
-class _StrictPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries no types
+class _StrictPickler(UserPickler):
     """Refuses what would arrive broken."""
 
     def reducer_override(self, obj: object) -> Any:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import cloudpickle
 import ray.exceptions
 
 from ensemble_ray.actors.link.failures import last_line
@@ -28,6 +27,7 @@ from ensemble_ray.events import (
 )
 from ensemble_ray.plan.units import Unit
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.pickling import dumps
 from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
 from ensemble_ray.values.trace import jsonable
 
@@ -51,14 +51,14 @@ def pack_event(event: Event) -> bytes:
             event = replace(event, structured_result=_Payload(event.structured_result))
         case TaskCompleteEvent() if (event.task_output.output_type, event.task_output.parsed_output) != (None, None):
             try:
-                return bytes(cloudpickle.dumps(event))
+                return dumps(event)
             except Exception as error:
                 raise cannot_leave(event.task_description, event.agent_role, error) from error
         case _:
             # Data of ours, as a rule: that needs no search for the user's classes, which takes far longer.
             with contextlib.suppress(Exception):
                 return pickle.dumps(event, protocol=5)
-    return bytes(cloudpickle.dumps(event))
+    return dumps(event)
 
 
 def pack_announcement(run_id: str, unit: Unit, what: IterationEnded | StepEnded, outputs: Sequence[bytes]) -> bytes:
@@ -93,7 +93,7 @@ class _Payload:
 
     def __reduce__(self) -> tuple[object, ...]:
         try:
-            return (_payload, (cloudpickle.dumps(self._value), jsonable(self._value)))
+            return (_payload, (dumps(self._value), jsonable(self._value)))
         except Exception:  # noqa: BLE001  whatever pickling raised, a listener must not change a run
             return (jsonable, (jsonable(self._value),))
 

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-import cloudpickle
-
 from ensemble_ray.actors.link.wire import (
     Binding,
     CallablesUpdate,
@@ -35,6 +33,7 @@ from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.questions import EvaluationFailed
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.pickling import dumps
 from ensemble_ray.values.task_output import TaskOutput
 
 if TYPE_CHECKING:
@@ -184,6 +183,7 @@ def pack_failure(failure: TaskFailure) -> WireFailure:
         error_type=travelling.error_type,
         message=travelling.message,
         newer_epoch=travelling.newer_epoch,
+        is_out_of_credit=failure.is_out_of_credit,
     )
 
 
@@ -204,7 +204,7 @@ def cannot_leave(task: str, agent_role: str, error: Exception) -> AgentExecution
 def _dumps(value: TaskOutput | TaskFailure) -> bytes:
     """Pickle by reference where that works, by value where a class of the user's own script is in it."""
     plain = isinstance(value, TaskOutput) and value.output_type is None and value.parsed_output is None
-    return pickle.dumps(value, protocol=5) if plain else cloudpickle.dumps(value)
+    return pickle.dumps(value, protocol=5) if plain else dumps(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-import cloudpickle
-
 from ensemble_ray.actors.link.packing import packed_evaluation
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.questions import EvaluationFailed
+from ensemble_ray.process.pickling import dumps
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.units import LoopUnit
@@ -39,7 +38,7 @@ class RemoteRunMemory:
         return cast("RememberedNote", await self._ask("remember", note))
 
     async def _ask(self, method: str, asked: object) -> object:
-        return await self._driver.ask(MEMORY_SERVICE, {"method": method, "body": cloudpickle.dumps(asked)})
+        return await self._driver.ask(MEMORY_SERVICE, {"method": method, "body": dumps(asked)})
 
 
 class RemoteMemoryResets:
@@ -50,7 +49,7 @@ class RemoteMemoryResets:
 
     async def reset(self, unit: LoopUnit) -> EvaluationFailed | None:
         """Do to a loop's memory scopes what its mode says before an iteration; a driver that is gone fails the loop."""
-        payload = {"method": "reset", "body": cloudpickle.dumps(unit)}
+        payload = {"method": "reset", "body": dumps(unit)}
         try:
             return cast("EvaluationFailed | None", await self._driver.ask(MEMORY_SERVICE, payload))
         except IllegalStateError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-import cloudpickle
+from ensemble_ray.process.pickling import dumps
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.reflection_input import ReflectionInput
@@ -41,4 +41,4 @@ class RemoteRunReflections:
 
     async def _ask(self, method: str, *arguments: object) -> object:
         # Bytes: the hub, which passes them on, need not have the classes of users' outputs.
-        return await self._driver.ask(REFLECTION_SERVICE, {"method": method, "body": cloudpickle.dumps(arguments)})
+        return await self._driver.ask(REFLECTION_SERVICE, {"method": method, "body": dumps(arguments)})

@@ -52,6 +52,7 @@ class WireFailure:
     error_type: str = ""
     message: str = ""
     newer_epoch: int = 0
+    is_out_of_credit: bool = False
 
 
 #: How a process is kept when its last run lets it go: some seconds for the next run of the same program, or longer for the next

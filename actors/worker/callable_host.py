@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import cloudpickle
-
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.packing import packed_evaluation, unpack_question, unpack_update
@@ -26,6 +24,7 @@ from ensemble_ray.errors.travel import Chain
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.ports import Callables
 from ensemble_ray.execute.questions import EvaluationFailed
+from ensemble_ray.process.pickling import dumps
 from ensemble_ray.process.threads import USER_ERRORS
 
 __all__ = ["CallableHost", "HeldCallables"]
@@ -135,9 +134,9 @@ class CallableHost(AgentActor):
             # An agent's process may ask before the scheduler's message with the callables has come.
             held = await asyncio.shield(self._callables_in(run_id))
             value = await held.evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
-            return bytes(cloudpickle.dumps((value, None)))
+            return dumps((value, None))
         except USER_ERRORS as error:  # it belongs to the asking task; `sys.exit` in a guardrail ends no process
-            return bytes(cloudpickle.dumps((None, Chain(error))))
+            return dumps((None, Chain(error)))
 
     async def holds_predicate(self, body: bytes) -> bool | EvaluationFailed | None:
         """Ask a predicate or a condition; None: this process lacks what was sent before (S-LOOP-54).

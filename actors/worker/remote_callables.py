@@ -6,10 +6,10 @@ import asyncio
 import pickle
 from typing import Any
 
-import cloudpickle
 import ray.exceptions
 
 from ensemble_ray.actors.link.failures import last_line
+from ensemble_ray.process.pickling import dumps
 
 __all__ = ["RemoteCallables"]
 
@@ -35,7 +35,7 @@ class RemoteCallables:
 
     async def evaluate(self, path: str, argument: object) -> object:
         """Call it there; what it raises is raised here."""
-        asked = cloudpickle.dumps(argument)
+        asked = dumps(argument)
         lost = ""
         if self._host is None:
             await self._until_moved(self._moved, "it has not been started")

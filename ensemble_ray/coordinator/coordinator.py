@@ -99,6 +99,8 @@ class Coordinator(Generic[Order, Result, Outcome]):
         #: gates that wait for a decision
         self._gates: set[str] = set()
         self._ending: End | None = None
+        #: how the run ends once nothing is in flight, whatever its source says
+        self._interruption: End | None = None
         self._broken: BaseException | None = None
         #: done when the source heard of a wish to cancel, or will not any more
         self._cancelling: asyncio.Future[None] | None = None
@@ -198,6 +200,13 @@ class Coordinator(Generic[Order, Result, Outcome]):
         if stopping := [instance for instance in instances if instance in self._in_flight]:
             self._executor.stop(stopping)
 
+    def interrupt(self, ending: End) -> None:
+        """Stop what runs, start no more, then end the run this way without asking its source."""
+        if self._interruption is None:
+            self._interruption = ending
+            self.stop(list(self._in_flight))
+            self._woken.set()
+
     def break_off(self, error: BaseException) -> None:
         """End the run with an error of everything around it; what was recorded can be gone on with."""
         self._broken = self._broken or error
@@ -210,6 +219,8 @@ class Coordinator(Generic[Order, Result, Outcome]):
 
     async def _end(self) -> End | None:
         """Return how the run ends; None while it goes on."""
+        if self._interruption is not None:
+            return None if self._in_flight else self._interruption
         ending = self._ending
         if ending is None or ending.state is not RunState.WAITING or self._find_decided is None:
             return ending
@@ -234,7 +245,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
 
     async def _handle(self) -> None:
         stimuli = self._next()
-        if not stimuli:
+        if not stimuli or self._interruption is not None:
             return
         is_wish = isinstance(stimuli[0], CancelRequested)
         waited_for = (Evaluated, Completed) if self._tasks.depends_on_order else (Evaluated,)

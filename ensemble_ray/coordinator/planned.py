@@ -40,7 +40,7 @@ from ensemble_ray.schedule.stimuli import (
     encode_stimulus,
 )
 from ensemble_ray.values.ids import RUN, instance_of, node_key
-from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.outputs import OutputStore
@@ -261,6 +261,14 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             RecordError: a process could not write its facts. Neither is a failure of the task: the run can be gone on with.
         """
         failure = result.failure
+        if (
+            failure is not None
+            and failure.is_out_of_credit
+            and self._nodes[node_key(result.instance)].agent_key is not None
+        ):
+            self._note_failure(result, failure.error_type, failure.message)
+            self._reporter.interrupt(End(state=RunState.INTERRUPTED, exit_reason=ExitReason.ERROR))
+            return ()
         if failure is not None and failure.newer_epoch:
             raise StaleEpochError(self._journal.run_id, result.key, self._journal.epoch, failure.newer_epoch)
         if failure is not None and failure.error_type == RecordError.__name__:
@@ -384,6 +392,8 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             raised=() if self._units is None else tuple(self._units.raised),
             open_reviews=self.put_down.waited_for(ending),
         )
+        if ending.state is RunState.INTERRUPTED:  # it has no end on record, so that it can be resumed
+            return outcome
         data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
         last = self._journal.fact(RUN, data, outcome.completed_at)
         await self._journal.append(last, until=Persistence.COMMITTED)

@@ -89,6 +89,10 @@ class TaskReporter(Protocol[OrderT_contra]):
         """Tell the source, after everything that it was told before."""
         ...
 
+    def interrupt(self, ending: End) -> None:
+        """Stop what runs, start no more, then end the run this way without asking its source."""
+        ...
+
     def break_off(self, error: BaseException) -> None:
         """End the run with an error of everything around it; what was recorded can be gone on with."""
         ...

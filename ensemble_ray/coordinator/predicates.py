@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast, overload
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.graph_edges import GraphEdge
 from ensemble_ray.definition.loop import Loop
+from ensemble_ray.errors.texts import user_exc_info
 from ensemble_ray.execute.questions import EvaluationFailed
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS, call_user
@@ -88,7 +89,7 @@ class LocalPredicates:
             asked = cast("_Asked", self._predicates[path])
             return bool(await call_user(asked, history.view(question)))
         except USER_ERRORS as error:
-            _log.exception("The predicate '%s' raised", path)
+            _log.error("The predicate '%s' raised", path, exc_info=user_exc_info(error))
             note = f"raised by the predicate '{path}', asked about '{question.unit}'"
             if note not in getattr(error, "__notes__", ()):  # one object may be raised again and again
                 error.add_note(note)

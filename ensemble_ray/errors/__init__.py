@@ -111,9 +111,11 @@ class TaskExecutionError(EnsembleError):
 
     Attributes:
         phase_statuses: Status of each phase by its name (S-PHASE-54); empty for a run without phases.
+        task_name: Name of the task, else its description; empty where no task of the plan failed.
     """
 
     phase_statuses: Mapping[str, PhaseStatus] = MappingProxyType({})
+    task_name: str = ""
 
     def __init__(
         self,

@@ -11,13 +11,21 @@ import contextlib
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from ensemble_ray.errors.bodies import ErrorBody, read_error_body
 
-__all__ = ["is_refusal", "is_refusal_data", "pack_provider_error", "status_of", "told_by", "unpack_provider_error"]
+__all__ = [
+    "is_out_of_credit",
+    "is_refusal",
+    "is_refusal_data",
+    "pack_provider_error",
+    "status_of",
+    "told_by",
+    "unpack_provider_error",
+]
 
 _PACKAGE = "openai"
 _CLASSES = frozenset({
@@ -60,15 +68,25 @@ def is_refusal(error: BaseException | None) -> bool:
 
     A status of 401, 403 or 404, or an account without credit (S-LLM-21). The causes of an error of a callable do not count.
     """
+    return any(
+        (type(each).__name__ in _REFUSALS and type(each).__module__.partition(".")[0] == _PACKAGE)
+        or told_by(each).is_out_of_credit
+        for each in _causes(error)
+    )
+
+
+def is_out_of_credit(error: BaseException | None) -> bool:
+    """Return whether a provider refused a call because the account has no credit; a callable's causes do not count."""
+    return any(told_by(each).is_out_of_credit for each in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Return an error and its causes, as far as they are not of a callable."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen and not getattr(error, "is_of_callable", False):
-        if type(error).__name__ in _REFUSALS and type(error).__module__.partition(".")[0] == _PACKAGE:
-            return True
-        if told_by(error).is_out_of_credit:
-            return True
+        yield error
         seen.add(id(error))
         error = error.__cause__
-    return False
 
 
 def is_refusal_data(data: object) -> bool:

@@ -15,7 +15,7 @@ from ensemble_ray.text.foreign_text import whole_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import FrameType
+    from types import FrameType, TracebackType
 
 __all__ = [
     "LONGEST",
@@ -25,11 +25,15 @@ __all__ = [
     "describe",
     "format_with_class",
     "message_of",
+    "reason_in",
     "reason_of",
     "remote_note",
+    "shorten_tracebacks",
     "task_failure",
     "tasks_failure",
+    "user_exc_info",
     "user_frames",
+    "user_line",
     "user_traceback",
 ]
 
@@ -96,12 +100,14 @@ def agent_failure(role: str, error: BaseException) -> str:
 
 def task_failure(label: str, error: BaseException) -> str:
     """Return what a failed task is told of with: its name or description, and why (S-ENG-13)."""
-    return f"Task '{brief(label)}' failed: {reason_of(error)}"
+    return f"Task '{brief(label)}' failed: {reason_in(label, error)}"
 
 
 def tasks_failure(count: int, total: int, causes: Mapping[str, BaseException]) -> str:
     """Return what a run is told of with that went on beside failed tasks: how many, and why the first of them did."""
-    first = "; ".join(f"'{brief(label)}': {reason_of(error)}" for label, error in islice(causes.items(), _MOST_LISTED))
+    first = "; ".join(
+        f"'{brief(label)}': {reason_in(label, error)}" for label, error in islice(causes.items(), _MOST_LISTED)
+    )
     more = count - min(len(causes), _MOST_LISTED)
     return f"{count} of {total} tasks failed: {first}{f'; and {more} more' if more > 0 else ''}"
 
@@ -111,6 +117,15 @@ def reason_of(error: BaseException) -> str:
     if type(error).__name__ == "AgentExecutionError":
         return brief(message_of(error), _LONGEST_OWN)
     return describe(error)
+
+
+def reason_in(label: str, error: BaseException) -> str:
+    """Return why a task failed, behind its name: a reason that begins with the same name says it no second time."""
+    reason, named = reason_of(error), f"Task '{brief(label)}'"
+    for beginning in (f"{named} failed: ", f"{named}: ", f"{named} "):
+        if reason.startswith(beginning):
+            return reason.removeprefix(beginning)
+    return reason
 
 
 def user_frames(error: BaseException) -> str:
@@ -130,6 +145,41 @@ def user_traceback(error: BaseException) -> str:
     return next((each for each in notes if isinstance(each, str) and each.startswith(REMOTE)), "")
 
 
+def user_line(error: BaseException) -> str:
+    """Return where user code raised an error: `File "team.py", line 3, in handle`; "" where no user code did."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).startswith("ensemble_ray.cli"):
+            found = ""  # what is above it started the command line
+        elif not _is_caller(frame):
+            found = f'File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}'
+    if found:
+        return found
+    notes = [each for each in getattr(error, "__notes__", ()) if isinstance(each, str) and each.startswith(REMOTE)]
+    lines = [line.strip() for line in notes[0].splitlines()] if notes else []
+    return next((line for line in reversed(lines) if line.startswith('File "')), "")
+
+
+def shorten_tracebacks(error: BaseException) -> None:
+    """Drop the frames of this library above user code from the tracebacks of an error and of what caused it (S-ERR-51).
+
+    A foreign error that no task is behind, and that has no user code, keeps its traceback: that may be a defect of this library.
+    """
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        user = _find_user_code(at)
+        if user is not None or at is not error or type(at).__module__.partition(".")[0] in _CALLERS:
+            at.__traceback__ = user
+        at = at.__cause__ or at.__context__
+
+
+def user_exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """Return `exc_info` for a log line: with the traceback from the first frame of user code on, where there is one."""
+    return type(error), error, _find_user_code(error) or error.__traceback__
+
+
 def remote_note(error: BaseException) -> str:
     """Return the note that tells another process where user code raised the error; "" where no user code did."""
     frames = user_frames(error)
@@ -143,6 +193,14 @@ def remote_note(error: BaseException) -> str:
         group = cast("BaseExceptionGroup[BaseException]", error)
         parts += [f"of the group: {describe(each)}\n{user_frames(each)}" for each in group.exceptions[:_MOST_OF_GROUP]]
     return "".join(parts).rstrip("\n")
+
+
+def _find_user_code(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the first frame of user code on; None without any."""
+    at = error.__traceback__
+    while at is not None and _is_caller(at.tb_frame):
+        at = at.tb_next
+    return at
 
 
 def _is_caller(frame: FrameType) -> bool:

@@ -152,7 +152,11 @@ def _title(scope: TaskScope) -> str:
     if order.depth:
         return f"Delegated task of '{order.caller_role}'"
     total = _total(scope.context, order)
-    return f"Task {order.index}/{total}" if total else f"Task {order.index}"
+    is_named = (
+        scope.context.has_plan and order.key.partition("~")[0] != f"task-{order.index}"
+    )  # a made task has no name
+    name = f" '{order.key}'" if is_named else ""
+    return f"Task {order.index}/{total}{name}" if total else f"Task {order.index}{name}"
 
 
 def _total(context: RunContext, order: TaskOrder) -> int:

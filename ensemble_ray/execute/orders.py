@@ -17,6 +17,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import StaleEpochError, message_of
+from ensemble_ray.errors.provider import is_out_of_credit
 from ensemble_ray.execute.questions import EvaluationFailed, FollowingQuestions
 from ensemble_ray.execute.run_models import RunModels
 from ensemble_ray.plan.plan import HierarchyRules
@@ -70,6 +71,11 @@ class FailureSummary(Protocol):
         """The epoch that took the task's place, where that is why it failed; else 0."""
         ...
 
+    @property
+    def is_out_of_credit(self) -> bool:
+        """Whether a provider refused a call of the task because the account has no credit (S-DUR-151)."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFailure:
@@ -98,6 +104,11 @@ class TaskFailure:
     def newer_epoch(self) -> int:
         """The epoch that took the task's place, where that is why it failed; else 0."""
         return self.error.newest if isinstance(self.error, StaleEpochError) else 0
+
+    @property
+    def is_out_of_credit(self) -> bool:
+        """Whether a provider refused a call of the task because the account has no credit."""
+        return is_out_of_credit(self.error)
 
 
 #: How a task is held: the object, or its bytes.
@@ -166,6 +177,11 @@ class RunContext:
     models: RunModels = field(default_factory=RunModels)
     #: what its spans have in common; None: nobody traces it
     tracing: RunTracing | None = None
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether the run's tasks were planned before it began; else they are made while it goes on."""
+        return self.total_tasks > 0
 
 
 class TaskBody(NamedTuple, Generic[Task_co]):

@@ -22,6 +22,7 @@ from ensemble_ray.errors import (
     TaskExecutionError,
     message_of,
 )
+from ensemble_ray.errors.provider import is_out_of_credit
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events.telemetry.active import execution_span
 from ensemble_ray.execute.agent.loop import AgentLoop
@@ -291,8 +292,10 @@ class TaskRunner:
         return announce_stop(scope, result)
 
     async def _fail(self, scope: TaskScope, error: BaseException) -> TaskResult:
-        result = self._make_unfinished(scope, "failed", error)
-        if isinstance(error, RecordError):  # it ends the run, which can be gone on with: then the task has not failed
+        order, result = scope.order, self._make_unfinished(scope, "failed", error)
+        # Both end the run, which can be resumed: then the task has not failed (S-DUR-151).
+        is_interruption = self.context.has_plan and order.agent_key is not None and is_out_of_credit(error)
+        if is_interruption or isinstance(error, RecordError):
             announce_failure(scope, result)
             return result
         failure = FailureRecorded(
@@ -302,14 +305,14 @@ class TaskRunner:
             trace=result.trace,
             error=error_data(error),
             attempts=result.attempts,
-            is_of_callable=scope.order.task.handler is not None,
+            is_of_callable=order.task.handler is not None,
         )
         try:
             await scope.note_end(failure)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, failure=TaskFailure(error=stale, trace=result.trace))
         except RecordError as unwritten:  # what failed first is what the caller must hear
-            _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, brief(str(unwritten)))
+            _log.warning("The failure of task '%s' is not in the record: %s", order.key, brief(str(unwritten)))
         announce_failure(scope, result)
         return result
 

@@ -27,6 +27,7 @@ from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = [
+    "OWN_FAILURES",
     "LossAccepted",
     "PlanRecorded",
     "RecordedBudget",
@@ -199,6 +200,10 @@ def _write_errors(errors: Sequence[RecordedError]) -> list[dict[str, str]]:
     return [{name: text for name, text in each._asdict().items() if text or name in always} for each in errors]
 
 
+#: Values of `RunEnded.failure` of which no failed task is the reason: the first error is the run's own (S-ERR-49).
+OWN_FAILURES = frozenset({"source", "empty"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded(FactData):
     """A run ended. None: the record does not say."""
@@ -224,6 +229,11 @@ class RunEnded(FactData):
     def reason(self) -> ExitReason:
         """Why the run ended; if the record does not say, the usual reason for its state."""
         return self.exit_reason or (self.state or RunState.INTERRUPTED).exit_reason
+
+    @property
+    def own_error(self) -> RecordedError | None:
+        """The error of the run itself; None: a task's is the reason, or there is none."""
+        return self.errors[0] if self.failure in OWN_FAILURES and self.errors else None
 
 
 _STIMULUS: Mapping[str, Check] = {

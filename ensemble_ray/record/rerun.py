@@ -15,6 +15,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.identity.digest import differences
+from ensemble_ray.record.resume.fork_advice import fork_advice
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 from ensemble_ray.values.task_output import OutputType
 
@@ -48,8 +49,10 @@ def recorded_output(
         ValidationError: it cannot be answered from the record: interrupted, cancelled, failed, or another definition.
         RecordError: its record is damaged.
     """
+    facts = list(facts)
     fold = RunFold(facts)
-    if not is_answered(run_id, state, recorded_state=fold.state, recorded=fold.header, header=header):
+    fork = fork_advice(run_id, fold.header.origin or "", facts)
+    if not is_answered(run_id, state, recorded_state=fold.state, recorded=fold.header, header=header, fork=fork):
         return None
     return fold.output(output_types or {}, object_ids or {})
 
@@ -61,6 +64,7 @@ def is_answered(
     recorded_state: RunState,
     recorded: PlanRecorded,
     header: PlanRecorded | None,
+    fork: str = "",
 ) -> bool:
     """Whether a run of that id is over, so that its record gives its output; False: it recorded nothing and begins.
 
@@ -70,6 +74,7 @@ def is_answered(
         recorded_state: How its facts say that it stands.
         recorded: Its first fact; an empty one when it recorded nothing.
         header: The first fact that this run would record; None: that has been compared.
+        fork: How a new run can use what a failed one did; empty: it cannot.
 
     Raises:
         RunExistsError: a run of that id is running.
@@ -92,10 +97,8 @@ def is_answered(
             f"tries again what failed (resume('{run_id}', ensemble), ensemble-ray resume {run_id})"
         )
     elif state is RunState.FAILED:
-        msg = (
-            f"Run '{run_id}' has failed and is not run again under its id: choose another run_id, or begin a new run "
-            f"with what it did: ensemble-ray fork {run_id} --from TASK"
-        )
+        msg = f"Run '{run_id}' has failed and is not run again under its id: choose another run_id"
+        msg += f", or begin a new run with what it did: {fork}" if fork else ""
     elif state is RunState.BUDGET_EXHAUSTED:
         msg = (
             f"Run '{run_id}' has spent its budget and is not begun again under its id: resume it with a larger one "

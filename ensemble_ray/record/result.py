@@ -226,7 +226,7 @@ def task_error(
     if not isinstance(error, TaskExecutionError):
         failed = TaskExecutionError(task_failure(label, error), task_description, agent_role)
         failed.__cause__, error = error, failed
-    error.completed_task_outputs = completed
+    error.completed_task_outputs, error.task_name = completed, label
     return error
 
 

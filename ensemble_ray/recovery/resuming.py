@@ -22,6 +22,7 @@ from ensemble_ray.process.threads import threads
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.progress import tasks_done
+from ensemble_ray.record.resume.fork_advice import read_fork_advice
 from ensemble_ray.record.resume.reading import read_pages
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
@@ -141,7 +142,10 @@ async def begin_again(
     found = await _wait_while_ending(store, found, take_over=take_over)
     facts = await head_facts(store, found.run_id)
     head = RunHead(facts)
-    check_resumable(found, head, take_over=take_over)
+    fork = ""
+    if head.state is RunState.FAILED and not head.is_dynamic:
+        fork = await read_fork_advice(store, found.run_id, head.source.place)
+    check_resumable(found, head, take_over=take_over, fork=fork)
     # Loading runs user code, which may take its time.
     call = f"resume('{found.run_id}', ensemble)"
     definition = await threads.run(recorded_definition, found, head.source, call) if ensemble is None else ensemble
@@ -245,8 +249,8 @@ async def _is_cluster_there(found: RecordedRun) -> bool:
     return True
 
 
-def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = False) -> None:
-    """Refuse what cannot go on, and say what can be done instead.
+def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = False, fork: str = "") -> None:
+    """Refuse what cannot go on, and say what can be done instead; `fork` is how a new run can use what a failed one did.
 
     Raises:
         ValidationError: it failed.
@@ -257,10 +261,8 @@ def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = Fals
     if head.is_dynamic and (refusal := refusal_of(head)):
         raise ValidationError(f"Run '{run_id}' failed and is not resumed: {refusal}")
     if head.state is RunState.FAILED and not head.is_dynamic:
-        raise ValidationError(
-            f"Run '{run_id}' failed and is not resumed. A new run can use what it recorded before the task that "
-            f"failed: ensemble-ray fork {run_id} --from TASK"
-        )
+        advice = f" A new run can use what it recorded before the task that failed: {fork}" if fork else ""
+        raise ValidationError(f"Run '{run_id}' failed and is not resumed.{advice}")
     if found.state.is_going_on and not take_over:
         owner = found.owner or "a process"
         raise RunExistsError(

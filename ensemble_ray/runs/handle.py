@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import IllegalStateError, ValidationError
+from ensemble_ray.errors.texts import shorten_tracebacks
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -174,14 +176,22 @@ class Run:
             raise IllegalStateError(
                 "a blocking call was made on ensemble_ray's own loop, from an async callable; await arun() or aresult()"
             )
-        return self._unwrap(self._future.result(timeout_s))
+        try:
+            return self._unwrap(self._future.result(timeout_s))
+        except Exception as error:
+            _shorten(error)
+            raise
 
     async def aresult(self) -> EnsembleOutput:
         """Wait for the end as `result` does, in async code on any loop."""
         future = asyncio.wrap_future(self._future)
         # A caller that was cancelled hears no failure, and asyncio is not to complain of that.
         future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        return self._unwrap(await asyncio.shield(future))
+        try:
+            return self._unwrap(await asyncio.shield(future))
+        except Exception as error:
+            _shorten(error)
+            raise
 
     def join(self, timeout_s: float) -> bool:
         """Wait until the run has released everything, and return whether it did so in time; raise nothing of the run's."""
@@ -291,12 +301,17 @@ class Run:
                 return await self._run()
             except ValidationError as error:
                 self._state = RunState.FAILED
+                self._name_run(error)
                 _log.info("Run refused (%s)", type(error).__name__)  # the caller is told why
                 raise
             except Exception as error:
                 self._state = RunState.FAILED
+                self._name_run(error)
                 self._traced.fail(error)
                 _log.info("Run failed (%s)", type(error).__name__)
+                raise
+            except BaseException as error:  # such as a `SystemExit` of user code
+                self._name_run(error)
                 raise
             finally:
                 self._traced.end(self._state)
@@ -304,6 +319,12 @@ class Run:
                 if (address := self._scope.store_address) is not None:
                     now = asyncio.get_running_loop().time()
                     await _retention.run_ended(address, store_at(address), spared=self.id, at=now)
+
+    def _name_run(self, error: BaseException) -> None:
+        """Give an error of a run that has begun the run's id, whatever its class (S-ERR-50)."""
+        if self._launcher.has_begun and getattr(error, "run_id", None) is None:
+            with contextlib.suppress(AttributeError):  # a class with slots
+                error.run_id = self.id  # type: ignore[attr-defined]
 
     async def _run(self) -> EnsembleOutput:
         """Prepare, answer from the record or launch, and assemble the output."""
@@ -412,3 +433,9 @@ class Run:
         exporter = effective_exporter(mode, self._definition.trace_exporter)
         if exporter is not None and self._state is RunState.COMPLETED:
             await export_safely(exporter, output.trace)
+
+
+def _shorten(error: Exception) -> None:
+    """Leave the lines of user code in tracebacks; a log at DEBUG wants all of them."""
+    if not _log.isEnabledFor(logging.DEBUG):
+        shorten_tracebacks(error)

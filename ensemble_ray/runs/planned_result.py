@@ -53,9 +53,13 @@ def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
         errors=tuple(_errors(plan, outcome, failures)),
         open_reviews=outcome.open_reviews,
     )
-    failure = _failure_of(plan, outcome, ended, failures) if outcome.state is RunState.FAILED else None
-    is_spent = outcome.state is RunState.BUDGET_EXHAUSTED
-    warning = describe_exhaustion(each.error for _, each in outcome.unfinished) if is_spent else ""
+    has_failed = outcome.state in {RunState.FAILED, RunState.INTERRUPTED}
+    failure = _failure_of(plan, outcome, ended, failures) if has_failed else None
+    warning = ""
+    if outcome.state is RunState.BUDGET_EXHAUSTED:
+        warning = describe_exhaustion(each.error for _, each in outcome.unfinished)
+    elif outcome.state is RunState.INTERRUPTED:
+        warning = "The run was interrupted, since a model's account has no credit. Resume it when the account has some"
     return Conclusion(end=end, results=_results_of(plan, outcome, ended), failure=failure, warning=warning)
 
 

@@ -41,8 +41,10 @@ def pack(value: object) -> bytes:
     Raises:
         CannotTravelError: it holds something that does not pickle.
     """
+    from ensemble_ray.process.pickling import dumps  # most processes never need it
+
     try:
-        return cast("bytes", importlib.import_module("cloudpickle").dumps(value))
+        return dumps(value)
     except Exception as error:
         raise CannotTravelError(message_of(error)) from error
 

@@ -25,7 +25,7 @@ from typing import Any, final, get_args
 from pydantic import BaseModel
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
-from ensemble_ray.errors.texts import format_with_class, user_traceback
+from ensemble_ray.errors.texts import format_with_class, user_exc_info, user_traceback
 from ensemble_ray.events import Event
 from ensemble_ray.ports import CustomToolMetrics, ToolMetrics
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -392,7 +392,7 @@ class _MeasuredCall:
         if isinstance(error, ExitEarlyError | IllegalStateError | TryAgain) or not isinstance(error, Exception):
             raise error
         if self._context is _OUTSIDE:
-            self._context.logger.warning("Tool '%s' raised", self._name, exc_info=error)
+            self._context.logger.warning("Tool '%s' raised", self._name, exc_info=user_exc_info(error))
         else:
             self._context.tracebacks.append(user_traceback(error))
         return ToolResult.failure(format_with_class(error))

@@ -100,7 +100,7 @@ def test_one_clear_message_is_left_when_the_endpoint_fails(
     assert ended.returncode == 1
     assert ended.stdout == ""
     error = ended.stderr[ended.stderr.index("Error:") :]
-    assert error.startswith("Error: task 'Write on tides' (agent 'Writer') failed:\n")
+    assert error.startswith("Error: task 'article' (agent 'Writer') failed:\n")
     told = [line for line in ended.stderr.splitlines() if ": attempt " not in line]  # retries are lines of their own
     assert sum(expected in line for line in told) == error.count(expected) == 1
     assert "Traceback" not in ended.stderr

@@ -53,6 +53,25 @@ def given(tmp_path: Path) -> Given:
     return Given(tmp_path / "done")
 
 
+def test_an_edit_that_does_not_fit_opens_the_next_gate(runtime: Runtime) -> None:
+    """S-REV-136, S-REV-139: as often as people edit; whoever lists gates reads why."""
+    count = task("a", agent(ScriptedModel("7")), output_type=int, review=Review(prompt="Right?", timeout=0))
+    ensemble = team(count)
+    output = ensemble.run(runtime=runtime)
+    run_id, seen = str(output.run_id), {""}
+    for _ in range(4):
+        (gate,) = output.open_reviews
+        assert (gate.task_output, gate.gate_id in seen) == ("7", False)
+        seen.add(gate.gate_id)
+        decide(run_id, gate.gate_id, ReviewDecision.edit("eight"), runtime=runtime)
+        output = resume(run_id, ensemble, runtime=runtime)
+        (shown,) = pending_reviews(runtime=runtime)
+        assert str(shown.prompt).startswith("The edit was refused, since it must fit int: The response is no int: ")
+        assert str(shown.prompt).endswith(" Edit again, or decide otherwise. Right?")
+    decide(run_id, output.open_reviews[0].gate_id, ReviewDecision.edit("8"), runtime=runtime)
+    assert resume(run_id, ensemble, runtime=runtime).task_outputs[0].parsed_output == 8
+
+
 def test_a_run_waits_in_its_record_and_goes_on_when_decided(runtime: Runtime, given: Given) -> None:
     """S-REV-113 to S-REV-117: both gates of a task; no handler is asked, nothing recorded is done again."""
     model, watcher = ScriptedModel("written", "sent"), Watcher()

@@ -20,6 +20,7 @@ from ensemble_ray import (
     RateLimitTimeoutError,
     Runtime,
     TaskExecutionError,
+    TaskHandlerContext,
 )
 from ensemble_ray.testing import Fault, ModelServer, ScriptedModel
 from tests.builders import agent, task
@@ -31,6 +32,39 @@ class OwnError(Exception):
     def __init__(self, *, code: int) -> None:
         super().__init__(f"own error {code}")
         self.code = code
+
+
+def test_a_traceback_of_a_failed_run_is_short(inline_runtime: Runtime) -> None:
+    """S-ERR-51: the caller's lines, the call of `run`, and the line of user code that raised."""
+
+    def handle(context: TaskHandlerContext) -> str:
+        raise LookupError(context.description)
+
+    error = None
+    try:
+        Ensemble(tasks=[task("look", handler=handle)]).run(runtime=inline_runtime)
+    except TaskExecutionError as raised:
+        error = raised
+    assert error is not None
+    assert error.__cause__ is not None
+    assert error.__cause__.__cause__ is not None
+    assert len(traceback.extract_tb(error.__traceback__)) <= 4
+    assert error.__cause__.__traceback__ is None
+    assert [each.name for each in traceback.extract_tb(error.__cause__.__cause__.__traceback__)] == ["handle"]
+
+
+def test_a_traceback_names_file_and_line_of_code_that_travelled(runtime: Runtime) -> None:
+    """S-ERR-48: of a handler and of a tool that are no attributes of a module."""
+
+    def handle(context: TaskHandlerContext) -> str:
+        raise LookupError(context.description)
+
+    with pytest.raises(TaskExecutionError) as caught:
+        Ensemble(tasks=[task("look", handler=handle)]).run(runtime=runtime)
+    assert caught.value.trace is not None
+    (error,) = caught.value.trace.errors
+    line = handle.__code__.co_firstlineno + 1
+    assert f'File "{__file__}", line {line}, in handle' in error.stack_trace
 
 
 class Failing:

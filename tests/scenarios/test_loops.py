@@ -180,6 +180,7 @@ def test_what_a_predicate_raises_leaves_the_run(runtime: Runtime, caplog: pytest
     with pytest.raises(UndecidedError) as raised:
         Ensemble(loops=[Loop(name="refine", body=[handled(Drafts(), "writer")], until=refuse)]).run(runtime=runtime)
     assert str(raised.value) == "boom 1"
+    assert vars(raised.value)["run_id"]  # S-ERR-50
     with pytest.raises(TaskExecutionError) as caught:
         Ensemble(
             loops=[Loop(name="refine", body=[handled(Drafts(), "writer")], until=refuse)], workflow=Workflow.PARALLEL
@@ -210,7 +211,7 @@ def test_loops_side_by_side_and_what_becomes_of_them(inline_runtime: Runtime) ->
     causes = {name: type(error) for name, error in caught.value.failed_task_causes.items()}
     assert causes.pop("asks") is UndecidedError
     assert causes.pop("capped") is MaxLoopIterationsExceededError
-    assert list(causes) == ["do source"]
+    assert list(causes) == ["source"]
     assert [each.raw for each in caught.value.completed_task_outputs] == ["draft#2"]
 
 

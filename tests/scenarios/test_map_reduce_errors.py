@@ -26,7 +26,13 @@ from ensemble_ray import (
     ValidationError,
     resume,
 )
+from ensemble_ray.errors import message_of
+from ensemble_ray.facts.runs import RunEnded
+from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.record.view.map_reduce import MapReduceView
 from ensemble_ray.testing import ScriptedModel
 from tests.scenarios.mapping import (
     Calls,
@@ -326,12 +332,43 @@ def broken(count: int) -> Iterator[int]:
 def test_error_of_the_source_ends_the_run_which_can_go_on(home: str) -> None:
     """S-MR-123, S-MR-163: unchanged; what was done is recorded and not asked again."""
     llm = model()
-    with pytest.raises(KeyError, match="source"):
+    with pytest.raises(KeyError, match="source") as caught:
         team(items=broken(3), llm=llm, max_parallel_tasks=1).run(runtime="inline", run_id="source")
+    assert vars(caught.value)["run_id"] == "source"
+    assert recorded_errors(home, "source") == [("KeyError", "'source'")]
     assert RunDirectory(Path(home), "source").state() is RunState.FAILED
     output = resume("source", team(items=iter(range(6)), llm=llm), runtime="inline")
     assert counts(output) == [6, 2, 1]
     assert len(llm.calls) == 9
+
+
+def recorded_errors(home: str, run_id: str) -> list[tuple[str, str]]:
+    """The errors of a run's recorded end."""
+    facts = run_blocking(store_at(StoreAddress.of(Path(home))).facts(run_id))
+    return [
+        (each.error_type, each.message)
+        for fact in facts
+        if isinstance(fact.data, RunEnded)
+        for each in fact.data.errors
+    ]
+
+
+@pytest.mark.parametrize("raised", [KeyError("mine"), SystemExit(3)])
+@pytest.mark.parametrize("factory", ["map_task", "reduce_task", "direct_task", "input_estimator", "token_estimator"])
+def test_what_user_code_raises_is_on_record_and_names_the_run(factory: str, raised: BaseException, home: str) -> None:
+    """S-ERR-49, S-ERR-50: also where no task had begun; `trace` shows it."""
+    fields: dict[str, Any] = {factory: raising(raised), "llm": ScriptedModel(otherwise="text")}
+    if factory == "input_estimator":
+        fields["direct_task"] = map_task
+    with pytest.raises(type(raised)) as caught:
+        team(6, **fields).run(runtime="inline", run_id="raised")
+    assert vars(caught.value)["run_id"] == "raised"
+    told = (type(raised).__name__, message_of(raised))
+    assert recorded_errors(home, "raised") == [told]
+    view = MapReduceView("raised")
+    view.apply(run_blocking(store_at(StoreAddress.of(Path(home))).facts("raised")))
+    assert [row.title for row in view.rows() if row.kind == "error"] == [": ".join(told)]
+    assert view.data()["error"] == ": ".join(told)
 
 
 @pytest.mark.parametrize("items", [iter(()), range(0), []])
@@ -357,8 +394,9 @@ def test_file_that_cannot_be_written_ends_the_run(file: str, tmp_path: Path, hom
     full = tmp_path / "full.jsonl"
     full.symlink_to("/dev/full")
     llm = failing("map 3 ")
-    with pytest.raises(RecordError, match=f"'{full}' cannot be written"):
+    with pytest.raises(RecordError, match=f"'{full}' cannot be written") as caught:
         team(6, llm=llm, on_item_error="skip", **{file: full}).run(runtime="inline", run_id="full")
+    assert caught.value.run_id == "full"
     assert RunDirectory(Path(home), "full").state() is RunState.INTERRUPTED
     output = resume("full", team(6, llm=llm, on_item_error="skip", **{file: tmp_path / "free.jsonl"}), runtime="inline")
     assert counts(output) == [6, 2, 1]

@@ -258,7 +258,7 @@ def test_failed_tasks_of_a_parallel_phase_are_told_of_together(inline_runtime: R
     team = Ensemble(phases=[phase("A", *members, workflow="parallel")], parallel_error_strategy="continue_on_error")
     error = fail_of(team, inline_runtime)
     assert isinstance(error, TaskExecutionError)
-    assert str(error).startswith("Phase failed: 1 of 3 tasks failed: 'do a2':")
+    assert str(error).startswith("Phase failed: 1 of 3 tasks failed: 'a2':")
     assert isinstance(error.__cause__, ParallelExecutionError)
     assert [each.raw for each in error.completed_task_outputs] == ["a1[]", "a3[]"]
 

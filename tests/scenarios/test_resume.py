@@ -24,6 +24,7 @@ from ensemble_ray import (
     TaskExecutionError,
     ValidationError,
     aresume,
+    fork,
     resume,
     tool,
 )
@@ -222,12 +223,14 @@ def test_cancelled_run_can_go_on(home: str) -> None:
 
 
 def test_failed_run_is_refused_and_told_of_fork() -> None:
-    """S-DUR-35: its failure is recorded; a fork is another run."""
-    ensemble = Ensemble(tasks=[task("go", agent(ScriptedModel(ValueError("no"), "x")))])
+    """S-DUR-35, S-DUR-153, S-DUR-154: its failure is recorded; a fork is another run, which is made as it is told."""
+    worker = agent(ScriptedModel("done", ValueError("no"), "x"))
+    ensemble = Ensemble(tasks=[task("first", worker), task("go", worker)])
     with pytest.raises(TaskExecutionError):
         ensemble.run(runtime="inline", run_id="failed")
-    with pytest.raises(ValidationError, match="ensemble-ray fork failed"):
+    with pytest.raises(ValidationError, match=r"ensemble_ray\.fork\('failed', 'task-2', ensemble\)"):
         resume("failed", ensemble, runtime="inline")
+    assert fork("failed", "task-2", ensemble, runtime="inline").raw == "x"
 
 
 def test_running_run_is_refused_with_its_owner() -> None:

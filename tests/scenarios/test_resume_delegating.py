@@ -164,7 +164,7 @@ def test_failed_manager_fails_the_run_that_goes_on_with_what_its_workers_gave(
     assert len(manager.calls) == 2
     assert caught.value.trace is not None
     assert [each.agent_role for each in caught.value.trace.task_traces] == ["Manager", "Writer"]
-    with pytest.raises(ValidationError, match="ensemble-ray fork failing"):
+    with pytest.raises(ValidationError, match=r"Run 'failing' failed and is not resumed\.$"):
         resume("failing", ensemble, runtime="inline")
 
 

@@ -27,7 +27,6 @@ from ensemble_ray.cli.view.terminal import (
 if TYPE_CHECKING:
     from ensemble_ray.cli.view.run_view import TerminalRunView
     from ensemble_ray.definition.run_options import RunOptions
-    from ensemble_ray.errors import EnsembleError
     from ensemble_ray.events.listeners import EnsembleListener
     from ensemble_ray.loader import Runnable
     from ensemble_ray.runs.handle import Run
@@ -226,8 +225,6 @@ def show_run(
     Raises:
         EnsembleError: the run failed, or cannot begin; its record was named.
     """
-    from ensemble_ray.errors import EnsembleError  # the help does not need it
-
     if trace is not None and (refused := _unwritable(trace)) is not None:
         say(refused)
         return FAILED
@@ -235,9 +232,11 @@ def show_run(
     try:
         output, is_cancelled = watched.result(begin, view)
         view.finish(watched.run, output)
-    except EnsembleError as error:
+    except Exception as error:  # also what predicates and factories raise
         view.finish(watched.run)
         _show_failed(error, watched.run_id, view, trace)
+        if as_json:
+            show_json(_failure_data(error, watched.run_id))
         raise
     is_cancelled = is_cancelled or output.exit_reason.value == "cancelled"  # from elsewhere
     is_traced = _write_trace(output.trace if output.trace.ensemble_id else None, trace)  # it never began
@@ -259,14 +258,14 @@ def show_run(
     return code if is_traced or code != FINE else FAILED
 
 
-def _show_failed(error: EnsembleError, run_id: str | None, view: TerminalRunView, trace: Path | None) -> None:
+def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, trace: Path | None) -> None:
     """Show what is left of a run that failed, where it had begun."""
-    from ensemble_ray.errors import RecordError, StaleEpochError
+    from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError
 
-    began = error.run_id is not None or isinstance(error, RecordError | StaleEpochError)
+    began = getattr(error, "run_id", None) is not None or isinstance(error, RecordError | StaleEpochError)
     if not began or run_id is None:
         return
-    _write_trace(error.trace, trace)
+    _write_trace(error.trace if isinstance(error, EnsembleError) else None, trace)
     if not view.is_quiet:
         say("\n".join(view.summarize(None)))
         say_where(run_id)
@@ -331,7 +330,26 @@ def _as_data(view: TerminalRunView, output: EnsembleOutput) -> dict[str, Any]:
     from ensemble_ray.process.loop import run_blocking
 
     found = run_blocking(own_store().summary(str(output.run_id)))
-    return {**view.to_data(output), "record": None if found is None else found.location}
+    place = None if found is None else found.location
+    return {**view.to_data(output), "state": output.state.value, "record": place}
+
+
+def _failure_data(error: Exception, run_id: str | None) -> dict[str, Any]:
+    """Return what `--json` prints of a run that raised; of one that never began there is no id."""
+    from ensemble_ray.cli.inputs.records import own_store
+    from ensemble_ray.errors import RecordError, message_of
+    from ensemble_ray.process.loop import run_blocking
+
+    found = None
+    if run_id is not None and getattr(error, "run_id", None) is not None:
+        with contextlib.suppress(RecordError):  # the error is printed all the same
+            found = run_blocking(own_store().summary(run_id))
+    return {
+        "run_id": getattr(error, "run_id", None),
+        "state": "failed" if found is None else found.state.value,
+        "error": {"type": type(error).__name__, "message": message_of(error)},
+        "record": None if found is None else found.location,
+    }
 
 
 def _unwritable(file: Path) -> str | None:

@@ -75,25 +75,32 @@ def age_of(created_at: datetime, now: datetime) -> str:
 
 #: What can be done with a run that stands so.
 _NEXT: Mapping[str, str] = {
-    "interrupted": "Resume it: {command} resume {run}",
-    "waiting": "When it is decided: {command} resume {run}",
-    "cancelled": "Resume it: {command} resume {run}",
-    "budget_exhausted": "Go on with a larger budget: {command} resume {run} --max-tokens N, or --max-cost C",
-    "failed": "Use what it did: {command} fork {run} --from TASK",
+    "interrupted": "Resume it: {resume}",
+    "waiting": "When it is decided: {resume}",
+    "cancelled": "Resume it: {resume}",
+    "budget_exhausted": "Go on with a larger budget: {resume}",
 }
-
 #: The same of a failed map-reduce whose tasks were made while it ran (S-MR-163).
-_AGAIN = "Resume it, which tries again what failed: {command} resume {run}"
+_AGAIN = "Resume it, which tries again what failed: {resume}"
 
 
-async def _next_of(run: RecordedRun) -> str | None:
-    """Return what can be done with a run; None: nothing."""
+async def _next_of(run: RecordedRun) -> str:
+    """Return what can be done with a run; empty: nothing. Only the program that began a run may have its definition."""
     from ensemble_ray.record.map_reduce_fold import refusal_of
+    from ensemble_ray.record.resume.fork_advice import read_fork_advice
     from ensemble_ray.record.resume.run_head import read_head
 
-    if run.state.value == "failed" and (head := await read_head(own_store(), run.run_id)).is_dynamic:
-        return None if refusal_of(head) else _AGAIN
-    return _NEXT.get(run.state.value)
+    is_spent = run.state.value == "budget_exhausted"
+    resume = f"{own_command()} resume {run.run_id}{' --max-tokens N, or --max-cost C' if is_spent else ''}"
+    if not run.origin:
+        more = ", options=RunOptions(max_tokens=...)" if is_spent else ""
+        resume = f"ensemble_ray.resume({run.run_id!r}, ensemble{more}), in the program that began it"
+    if run.state.value != "failed":
+        return _NEXT.get(run.state.value, "").format(resume=resume)
+    if (head := await read_head(own_store(), run.run_id)).is_dynamic:
+        return "" if refusal_of(head) else _AGAIN.format(resume=resume)
+    fork = await read_fork_advice(own_store(), run.run_id, run.origin, command=own_command())
+    return f"Use what it did: {fork}" if fork else ""
 
 
 def say_where(run_id: str) -> None:
@@ -103,15 +110,12 @@ def say_where(run_id: str) -> None:
 
     try:
         found = run_blocking(own_store().summary(run_id))
-        advice = None if found is None else run_blocking(_next_of(found))
+        advice = "" if found is None else run_blocking(_next_of(found))
     except EnsembleError as error:  # the run is done; that its record cannot be looked at is only said
         say(f"Record: cannot be looked at: {message_of(error)}")
         return
     if found is None:
         say("Record: none was kept")
         return
-    command = own_command()
-    lines = [f"Record: {found.location}", f"Show it: {command} trace {run_id}"]
-    if advice is not None:
-        lines.append(advice.format(command=command, run=run_id))
-    say("\n".join(lines))
+    lines = [f"Record: {found.location}", f"Show it: {own_command()} trace {run_id}"]
+    say("\n".join([*lines, advice] if advice else lines))

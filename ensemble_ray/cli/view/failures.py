@@ -19,7 +19,7 @@ from ensemble_ray.errors import (
     ValidationError,
     message_of,
 )
-from ensemble_ray.errors.texts import brief, user_traceback
+from ensemble_ray.errors.texts import brief, user_line
 
 __all__ = ["advice_of", "describe_error", "exit_code_of"]
 
@@ -87,13 +87,14 @@ def _lines(error: BaseException) -> Iterator[str]:
         who = f" (agent '{error.agent_role}')" if error.agent_role else ""
         chain = list(_chain(error))
         why = _why(chain[1:] if error.__cause__ is not None else chain)
-        yield f"task '{screen_line(error.task_description, _SHOWN)}'{who} failed:"
+        yield f"task '{screen_line(error.task_name or error.task_description, _SHOWN)}'{who} failed:"
         yield f"  {why}"
         yield from _user_code_of(chain)
     elif isinstance(error, EnsembleError):
         yield message_of(error)
     else:
         yield f"{type(error).__name__}: {_cut(message_of(error))}"
+        yield from _user_code_of([error])
     done = len(getattr(error, "completed_task_outputs", ()))
     if done:
         yield f"  {done} {'task was' if done == 1 else 'tasks were'} completed before; the record has what they gave"
@@ -113,10 +114,8 @@ def _why(chain: Sequence[BaseException]) -> str:
 def _user_code_of(chain: Sequence[BaseException]) -> Iterator[str]:
     """Return the line of user code that raised the innermost error, if user code did; the whole traceback: --debug."""
     for cause in reversed(chain):
-        lines = [line.strip() for line in user_traceback(cause).splitlines()]
-        files = [line for line in lines if line.startswith('File "')]
-        if files:
-            yield f"  {files[-1]}"
+        if line := user_line(cause):
+            yield f"  {line}"
             return
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ class RecordedEnd:
     text: str | None = None
     #: why it failed
     errors: Sequence[str] = ()
+    #: the first of them, by `type` and `message`
+    error: Mapping[str, str] | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return it as JSON data."""
@@ -41,6 +43,7 @@ class RecordedEnd:
             "state": self.state,
             "exit_reason": self.exit_reason or None,
             "raw": self.text,
+            "error": self.error,
             "errors": list(self.errors),
         }
 
@@ -64,6 +67,7 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
         state=found.state.value,
         exit_reason="" if end is None else end.reason.value,
         text=text,
+        error={"type": errors[0].error_type, "message": errors[0].message} if errors else None,
         errors=tuple(f"task '{each.key}': {each.message}" if each.key else each.message for each in errors),
     )
 

@@ -25,6 +25,7 @@ from ensemble_ray.errors import (
     RecordError,
     StaleEpochError,
 )
+from ensemble_ray.errors.provider import is_out_of_credit
 from ensemble_ray.errors.texts import brief, message_of
 from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, DelegationStartedEvent
 from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT, manager_tool, peer_tool
@@ -394,6 +395,8 @@ def _beyond_the_worker(result: TaskResult) -> BaseException | None:
     if result.status == "exited":
         return error if isinstance(error, ExitEarlyError) else exit_of(result.exit_reason)
     if isinstance(error, IllegalStateError | StaleEpochError | RecordError):
+        return error
+    if is_out_of_credit(error):  # the asking agent would only be refused too (S-DUR-152)
         return error
     cause = None if error is None else error.__cause__
     return cause if isinstance(error, AgentExecutionError) and isinstance(cause, IllegalStateError) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import ExitEarlyError
+from ensemble_ray.errors import ExitEarlyError, OutputParsingError
 from ensemble_ray.execute.agent.structured import parse_output
 from ensemble_ray.execute.memory import remember_edit
 from ensemble_ray.execute.review.asking import decide_at_gate
@@ -21,6 +21,7 @@ from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import Edit, ExitEarly, Review, ReviewRequest, ReviewTiming
+from ensemble_ray.values.task_output import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +39,9 @@ __all__ = [
     "review_output",
     "work_ended_at",
 ]
+
+#: Edits that do not fit until the task fails; a run that waits in its record asks as often as people edit.
+_MOST_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,14 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
         review = review or Review()  # also where nobody would be asked now
     if review is None:
         return Reviewed(output)
-    decision = await decide_at_gate(scope, name, _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw))
+    request, tries = _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw), 1
+    decision = await decide_at_gate(scope, name, request)
+    while isinstance(decision, Edit) and (why := _misfit(scope, decision.revised_output)) is not None:
+        if tries == _MOST_TRIES and not scope.context.is_detached:
+            raise _unfit_edit(scope, decision.revised_output, why)
+        prompt = f"{why} Edit again, or decide otherwise."
+        request = request.replace(prompt=f"{prompt} {review.prompt}" if review.prompt else prompt)
+        decision, tries = await decide_at_gate(scope, _after(scope, tries), request), tries + 1
     match decision:
         case Edit(revised_output=text):
             output_type = scope.order.task.output_type
@@ -92,6 +103,30 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> Reviewed:
             return Reviewed(_add_gate_trace(scope, output))
 
 
+def _misfit(scope: TaskScope, text: str) -> str | None:
+    """Return why an edit is refused, as its reviewer reads it; None: it fits the type of the task."""
+    output_type = scope.order.task.output_type
+    why = None if output_type is None else parse_output(text, output_type).error_message
+    if why is None:
+        return None
+    why = why.replace("in response", "in the text") if text.strip() else "the text is empty"
+    return f"The edit was refused, since it must fit {type_name(output_type)}: {why.rstrip('.')}."
+
+
+def _unfit_edit(scope: TaskScope, text: str, why: str) -> OutputParsingError:
+    """Return what fails a task whose reviewer gives no edit that fits."""
+    order = scope.order
+    return OutputParsingError(
+        f"The review of task '{order.key}' gave {_MOST_TRIES} edits that do not fit. {why}",
+        text,
+        order.task.output_type,
+        (why,),
+        _MOST_TRIES,
+        order.task.description,
+        order.agent_role,
+    )
+
+
 def is_of_work(fact: Fact) -> bool:
     """Whether a recorded fact tells that its task was at work: people may take days to decide (S-REV-118)."""
     return not isinstance(fact.data, LossAccepted | ReviewRequested | ReviewDecided)
@@ -103,8 +138,9 @@ def work_ended_at(scope: TaskScope) -> float:
     return scope.ports.clock.now() if asked is None else asked.at
 
 
-def _after(scope: TaskScope) -> str:
-    return effect_name(scope.order.instance, 0, "after-review")
+def _after(scope: TaskScope, number: int = 0) -> str:
+    """Return the name of the gate behind a task; each refused edit opens the next one."""
+    return effect_name(scope.order.instance, number, "after-review")
 
 
 def _has_ended(scope: TaskScope) -> bool:

@@ -217,10 +217,7 @@ def _verdict(status: int, told: ErrorBody) -> str:
 
 def _advice(failure: CallFailure, origin: CallOrigin) -> str:
     if failure.told.is_out_of_credit:
-        return (
-            "The call is not repeated. Add credit or raise the limit at the provider, then resume the run; "
-            "fork it if it has failed."
-        )
+        return "The call is not repeated. Add credit or raise the limit at the provider, then resume the run."
     if failure.status == 401:  # noqa: PLR2004  HTTP's own number
         sent = "A key was sent" if origin.key else "No key was sent"
         return f"{sent}; set OPENAI_API_KEY, or pass `api_key`, to one that is valid there."

@@ -153,12 +153,12 @@ def _members(ended: EndedUnits) -> list[str]:
 def _parallel_error(
     ended: EndedUnits, failures: Sequence[FailureSeen], total: int, completed: Sequence[TaskOutput]
 ) -> ParallelExecutionError:
-    causes = failures_by_label((_description(ended, each), each.error) for each in failures)
+    causes = failures_by_label((_label(ended, each), each.error) for each in failures)
     return ParallelExecutionError(tasks_failure(len(causes), total, causes), completed, causes)
 
 
-def _description(ended: EndedUnits, failure: FailureSeen) -> str:
-    return _name(ended, failure) if failure.node is None else failure.node.description
+def _label(ended: EndedUnits, failure: FailureSeen) -> str:
+    return _name(ended, failure) if failure.node is None else task_label(failure.node)
 
 
 def _name(ended: EndedUnits, failure: FailureSeen) -> str:

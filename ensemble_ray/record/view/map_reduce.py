@@ -149,6 +149,8 @@ class MapReduceView:
         yield from directive_rows(self._recovery.directives)
         for key, text in failures.items():
             yield TreeRow(depth=1, kind="error", title=f"{row_text(key, _TITLE)}: {text}", is_bad=True)
+        if (own := self._own_error()) not in {"", *failures.values()}:
+            yield TreeRow(depth=1, kind="error", title=own, is_bad=True)
         more = self._recovery.count(RecordedOutcome.FAILED) - len(failures)
         if more > 0:
             yield TreeRow(depth=1, kind="error", title=f"and {more:,} more failed", is_bad=True)
@@ -166,12 +168,20 @@ class MapReduceView:
             "levels": tally_data(self.levels),
             "failed": self._recovery.count(RecordedOutcome.FAILED),
             "first_failures": self._standing_failures(),
+            **({"error": own} if (own := self._own_error()) else {}),
             **({"tags": dict(head.tags)} if head.tags else {}),
             **({"lost": self._lost} if self._lost else {}),
             **directive_data(self._recovery.directives),
             "unknown_outcomes": self._unknown.counts(self._is_over).total(),
             "first_unknown_outcomes": self._unknown.describe(self._is_over),
         }
+
+    def _own_error(self) -> str:
+        """Return the error of the run itself, such as what its source of items raised; empty where it has none."""
+        end = self._recovery.head.end
+        if end is None or (own := end.own_error) is None:
+            return ""
+        return f"{row_text(own.error_type, _TITLE)}: {row_text(own.message, _TITLE)}"
 
     def _is_over(self, key: str) -> bool:
         """Whether nothing comes any more of what a task called and got no result of."""

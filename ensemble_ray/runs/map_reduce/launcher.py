@@ -33,13 +33,14 @@ from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError, m
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RunEnded, RunResumed
+from ensemble_ray.facts.runs import OWN_FAILURES, PlanRecorded, RecordedError, RunEnded, RunResumed
 from ensemble_ray.items.dead_letters import DeadLetterFile
 from ensemble_ray.items.results import ResultsFile, RowColumns
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.process.threads import USER_ERRORS
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.opening import store_at
@@ -72,6 +73,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MapReduceLauncher"]
 
+_CANCELLED = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+_SOURCE_FAILED = End(state=RunState.FAILED, exit_reason=ExitReason.ERROR, failure="source")
+
 
 class MapReduceLauncher:
     """Launches one map or map-reduce. Fulfils `Launcher`."""
@@ -86,6 +90,7 @@ class MapReduceLauncher:
         #: what came of items
         self.items = ItemLog(self._outputs, is_read=keeps_items)
         self._coordinator: Coordinator[TaskOrder, TaskResult, MapReduceEnd] | None = None
+        self._has_begun = False
         #: while the items are opened: whether all of them fit one task is asked of user code
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
         self._spending: Spending | None = None
@@ -95,8 +100,8 @@ class MapReduceLauncher:
 
     @property
     def has_begun(self) -> bool:
-        """Whether tasks can be done."""
-        return self._coordinator is not None
+        """Whether it is on record, so that what ends it is an error of the run."""
+        return self._has_begun
 
     async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
         """Tell what will run; no item is pulled yet.
@@ -157,7 +162,8 @@ class MapReduceLauncher:
         try:
             ended = await self._coordinate(scope, owned, header, mode)
             state = ended.ending.state
-            await self._record_end(scope, owned, ended)
+            conclusion = self._conclude(ended)
+            await self._record_end(scope, owned, ended, conclusion.failure)
         except Exception as error:
             # What breaks around a run, such as its cluster, is no failure of it: it can be gone on with.
             if self._coordinator is not None or isinstance(error, RecordError | StaleEpochError):
@@ -166,7 +172,7 @@ class MapReduceLauncher:
         finally:
             if owned is not None:
                 await owned.close(state)
-        return self._conclude(ended)
+        return conclusion
 
     async def stop(self) -> None:
         """Ask the run to end, or the opening of its items."""
@@ -223,10 +229,14 @@ class MapReduceLauncher:
         data = replace(header, started_at=now) if record is None else RunResumed.of(header, is_restart=False)
         first = Fact(run=run_id, name=RUN, at=now, data=data, epoch=epoch)
         await journal.append((first,), epoch=epoch, until=Persistence.COMMITTED)
+        self._has_begun = True
         async with contextlib.AsyncExitStack() as stack:
-            found = await self._open_items(scope)
+            try:
+                found = await self._open_items(scope)
+            except USER_ERRORS as error:
+                return self._end_before_tasks(now, _SOURCE_FAILED, error)
             if found is None:
-                return self._cancelled_end(now)
+                return self._end_before_tasks(now, _CANCELLED)
             reader, is_direct = found
             stack.push_async_callback(reader.close)
             results = await self._open_results(scope, is_direct=is_direct, is_continued=record is not None)
@@ -245,7 +255,7 @@ class MapReduceLauncher:
             except asyncio.CancelledError:
                 if not scope.cancelled.is_set():
                     raise
-                return self._cancelled_end(now)
+                return self._end_before_tasks(now, _CANCELLED)
             stack.push_async_callback(executor.close)
             self._events.executor = executor
             self._spending = executor.spending
@@ -273,10 +283,9 @@ class MapReduceLauncher:
 
         return cancel
 
-    def _cancelled_end(self, started_at: float) -> MapReduceEnd:
-        """Return the end of a run that was cancelled before its first task."""
-        ending = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-        return MapReduceEnd(ending=ending, started_at=started_at, completed_at=self._clock.now())
+    def _end_before_tasks(self, started_at: float, ending: End, cause: BaseException | None = None) -> MapReduceEnd:
+        """Return the end of a run that had no task."""
+        return MapReduceEnd(ending=ending, started_at=started_at, completed_at=self._clock.now(), cause=cause)
 
     async def _open_items(self, scope: RunScope) -> tuple[ItemReader, bool] | None:
         """Return the items, and whether all of them are one task; None where the run was cancelled meanwhile."""
@@ -356,16 +365,20 @@ class MapReduceLauncher:
         budget = replace(context.budget, spent=spent, account=account)
         return replace(request, context=replace(context, budget=budget))
 
-    async def _record_end(self, scope: RunScope, owned: OwnedRun | None, ended: MapReduceEnd) -> None:
-        """Put the end on record."""
+    async def _record_end(
+        self, scope: RunScope, owned: OwnedRun | None, ended: MapReduceEnd, failure: BaseException | None
+    ) -> None:
+        """Put the end on record, with the error of the run itself first where no failed item is the reason."""
         if owned is None:
             return
-        ending = ended.ending
+        ending, errors = ended.ending, [each.error for each in ended.failures]
+        if failure is not None and ending.failure in OWN_FAILURES:
+            errors.insert(0, failure if ended.refusal is None else ended.refusal.error)
         data = RunEnded(
             state=ending.state,
             exit_reason=ending.exit_reason,
             failure=ending.failure,
-            errors=[RecordedError("", type(each.error).__name__, message_of(each.error)) for each in ended.failures],
+            errors=[RecordedError("", type(each).__name__, message_of(each)) for each in errors],
         )
         last = Fact(run=scope.run_id, name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
         await owned.journal.append((last,), epoch=owned.epoch, until=Persistence.COMMITTED)

@@ -6,6 +6,7 @@ S-MR-93), or the error that `run()` raises (S-MR-100 to S-MR-106). Never: a body
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError, ParallelExecutionError, ValidationError
@@ -57,6 +58,9 @@ def conclude(
             for each in ended.failures
         ),
     )
+    if ended.cause is not None:
+        own = error_trace(ended.cause, at=ended.completed_at, agent_role="", task_description="")
+        end = replace(end, errors=(own, *end.errors))
     outputs, last = task_outputs.outputs, task_outputs.last
     results = RunResults(
         outputs=outputs,

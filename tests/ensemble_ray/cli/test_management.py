@@ -284,12 +284,47 @@ def test_old_records_are_removed_when_asked_for(call: Call, steps: str) -> None:
     assert json.loads(call("runs", "--json").printed) == []
 
 
+@pytest.mark.parametrize("command", ["run", "resume", "fork"])
+def test_a_failed_run_is_data_when_json_is_asked_for(call: Call, steps: str, folder: Path, command: str) -> None:
+    """S-DUR-155: id, state, error and place; the error is also said, and the exit code is that of a failed run."""
+    call("run", steps, "--run-id", "whole")
+    _cut("whole", after="one")
+    (folder / "broken").touch()
+    words = {
+        "run": ("run", steps, "--run-id", "new"),
+        "resume": ("resume", "torn"),
+        "fork": ("fork", "whole", "--from", "two", "--run-id", "new"),
+    }
+    failed = call(*words[command], "--json")
+    data = json.loads(failed.printed)
+    assert (failed.code, "Error: task 'two'" in failed.said) == (1, True)
+    assert data["run_id"] == ("torn" if command == "resume" else "new")
+    assert data["state"] == "failed"
+    assert data["error"]["type"] == "TaskExecutionError"
+    assert "Task 'two' failed" in data["error"]["message"]
+    assert Path(data["record"]).name == data["run_id"]
+    shown = json.loads(call("attach", data["run_id"], "--json").printed)
+    assert (shown["state"], shown["error"]["type"]) == ("failed", "AgentExecutionError")
+
+
+def test_a_refused_run_is_data_when_json_is_asked_for(call: Call, steps: str) -> None:
+    """S-DUR-155: it never began, so it has no id."""
+    call("run", steps, "--run-id", "whole")
+    _cut("whole", after="one")
+    refused = call("run", steps, "--run-id", "torn", "--json")
+    data = json.loads(refused.printed)
+    assert (refused.code, data["run_id"], data["state"], data["record"]) == (2, None, "failed", None)
+    assert "was interrupted and is not begun again" in data["error"]["message"]
+
+
 def test_fork_says_what_is_done_again_and_does_it(call: Call, steps: str, folder: Path) -> None:
     """S-DUR-54: after a failure, with what was done before it; the other run stays as it is."""
     (folder / "broken").touch()
     failed = call("run", steps, "--run-id", "first")
     assert failed.code == 1
-    assert failed.said.count(" fork first --from TASK") == 1
+    assert failed.said.count(" fork first --from two\n") == 1
+    assert " resume first" not in failed.said
+    assert call("resume", "first").said.count("ensemble-ray fork first --from two") == 1
     (folder / "broken").unlink()
     (folder / "done.txt").unlink()
     dry = call("fork", "first", "--from", "two", "--dry-run")

@@ -30,6 +30,7 @@ class Failure:
     error_type: str = ""
     message: str = ""
     newer_epoch: int = 0
+    is_out_of_credit: bool = False
 
 
 #: Bodies are texts here.

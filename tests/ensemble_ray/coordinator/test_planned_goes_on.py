@@ -240,6 +240,21 @@ async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
     assert run.fact_lines == ["plan run", "stimulus run RunStarted"]
 
 
+async def test_run_is_interrupted_when_the_account_has_no_credit() -> None:
+    """S-DUR-151, S-DUR-152: what runs is stopped, nothing starts, and neither failure nor end is recorded."""
+    run = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("b",)}))
+    broke = Failure("f", "AgentExecutionError", "no credit", is_out_of_credit=True)
+    await run.report(TaskResult(key="a", instance="a#0", status="failed", at=101.0, failure=broke))
+    assert run.executor.stopped == ["b#0"]
+    await run.report(done("b"))
+    ended = run.ended()
+    assert ended.state is RunState.INTERRUPTED
+    assert [each.failure for each in ended.failures] == [broke]
+    assert [instance for instance, _ in ended.completed] == ["b#0"]
+    assert run.executor.keys == ["a", "b"]
+    assert run.fact_lines == ["plan run", "stimulus run RunStarted"]
+
+
 async def test_effects_of_before_the_run_stand_behind_the_note_when_it_goes_on() -> None:
     """S-SET-46, S-DUR-37: those that were not recorded before, such as of a task that the changed plan has anew."""
     preamble = read_fact(run="run", kind="model", name="run/1/model", at=99.0, data={"text": "role"})

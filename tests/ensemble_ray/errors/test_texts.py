@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
-from ensemble_ray import AgentExecutionError, EnsembleError, RateLimitInterruptedError
+from ensemble_ray import AgentExecutionError, EnsembleError, RateLimitInterruptedError, TaskExecutionError
 from ensemble_ray.errors.texts import (
     REMOTE,
     agent_failure,
@@ -12,6 +14,7 @@ from ensemble_ray.errors.texts import (
     describe,
     format_with_class,
     remote_note,
+    shorten_tracebacks,
     task_failure,
     tasks_failure,
     user_frames,
@@ -65,6 +68,39 @@ def test_failed_task_is_told_with_its_cause() -> None:
     agents = AgentExecutionError(agent_failure("Writer", ValueError("401 invalid key")))
     assert task_failure("facts", agents) == "Task 'facts' failed: Agent 'Writer': 401 invalid key (ValueError)"
     assert task_failure("facts", OSError("gone")) == "Task 'facts' failed: gone (OSError)"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Task 's1' failed: no disk", "Task 's1' failed: no disk"),
+        ("Task 's1': context_budget 3 is too small", "Task 's1' failed: context_budget 3 is too small"),
+        ("Task 's1' cannot be loaded", "Task 's1' failed: cannot be loaded"),
+        ("Task 's10' failed: no disk", "Task 's1' failed: Task 's10' failed: no disk"),
+    ],
+)
+def test_a_task_is_named_once(text: str, told: str) -> None:
+    """S-ERR-53: alone, and among several."""
+    error = AgentExecutionError(text)
+    assert task_failure("s1", error) == told
+    reason = told.removeprefix("Task 's1' failed: ")
+    assert tasks_failure(1, 2, {"s1": error}) == f"1 of 2 tasks failed: 's1': {reason}"
+
+
+async def test_tracebacks_begin_at_user_code() -> None:
+    """S-ERR-51: of causes, too; only a foreign error of the library itself keeps its frames."""
+    failed = TaskExecutionError("failed")
+    failed.__cause__ = await caught(raised_by)
+    failed.__cause__.__traceback__ = failed.__cause__.__traceback__.tb_next  # type: ignore[union-attr]  of `caught` itself
+    shorten_tracebacks(failed)
+    shown = [(each.filename, each.name) for each in traceback.extract_tb(failed.__cause__.__traceback__)]
+    assert shown == [(__file__, "raised_by")]
+    try:
+        await call_user(None)  # type: ignore[arg-type]  so that the library raises
+    except TypeError as error:
+        of_library = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)
+        shorten_tracebacks(of_library)
+        assert of_library.__traceback__ is not None
 
 
 def test_several_failed_tasks_are_told_up_to_three() -> None:

@@ -319,8 +319,8 @@ async def test_log_tells_of_a_task_from_start_to_end(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.DEBUG, logger="ensemble_ray.execute.announcements"):
         await Bench(agents={"draft": writer(ScriptedModel("Done"))}, context=RUN_CONTEXT).run()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", "Task 1/2 starting: Do draft [Writer]"),
-        ("DEBUG", "Task 1/2 has 0 context outputs"),
-        ("INFO", "Task 1/2 completed in 0.000 s, 0 tool calls"),
+        ("INFO", "Task 1/2 'draft' starting: Do draft [Writer]"),
+        ("DEBUG", "Task 1/2 'draft' has 0 context outputs"),
+        ("INFO", "Task 1/2 'draft' completed in 0.000 s, 0 tool calls"),
         ("DEBUG", "Output: Done"),
     ]

@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray import RunExistsError, RunState, ValidationError
+from ensemble_ray.facts.ends import FailureRecorded
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.rerun import check_same, is_answered, recorded_output, what_differs
+from ensemble_ray.record.resume.fork_advice import fork_advice
 
 from .facts_of_runs import RUN, begun, completed, ended, failed, header, node, output
 
@@ -75,10 +78,35 @@ def test_resume_is_named_when_the_run_was_cancelled() -> None:
 
 
 def test_fork_is_named_when_the_run_has_failed() -> None:
-    """S-SET-39, S-DUR-35: one id, one run."""
+    """S-SET-39, S-DUR-35, S-DUR-153: one id, one run; the fork begins with the task that failed."""
+    edit = node("edit", "Edit")
+    done = completed("read", output("Read Ray", "facts"), 105)
+    facts = [*begun(READ, edit), *done, *failed("edit", 105), ended(106, "failed", "error")]
+    with pytest.raises(ValidationError, match=r"Run 'run-1' has failed .*: ensemble-ray fork run-1 --from edit$"):
+        recorded_output(RUN, RunState.FAILED, facts, header(READ, edit))
+
+
+def test_no_fork_is_named_when_there_is_nothing_to_use() -> None:
+    """S-DUR-153: the first task failed."""
     facts = [*begun(READ), *failed("read", 105), ended(106, "failed", "error")]
-    with pytest.raises(ValidationError, match=r"Run 'run-1' has failed .*ensemble-ray fork run-1 --from TASK"):
+    with pytest.raises(ValidationError, match=r"is not run again under its id: choose another run_id$"):
         recorded_output(RUN, RunState.FAILED, facts, HEADER)
+
+
+@pytest.mark.parametrize(
+    ("failing", "origin", "advice"),
+    [
+        ("edit", "team.yaml", "ensemble-ray fork run-1 --from edit"),
+        ("loop:refine#1/edit", "team.yaml", "ensemble-ray fork run-1 --from 'loop:refine#1/edit#0'"),
+        ("edit", "", "ensemble_ray.fork('run-1', 'edit', ensemble), in the program that began it"),
+        ("read#0/0/call-1/delegate", "team.yaml", ""),
+    ],
+)
+def test_the_fork_that_is_named_can_be_made(failing: str, origin: str, advice: str) -> None:
+    """S-DUR-153, S-DUR-154: with the task or the execution that failed; where the definition is in a program, by a call."""
+    data = next(each.data for each in failed("edit", 106) if isinstance(each.data, FailureRecorded))
+    failure = Fact(run=RUN, name=f"{failing}#0", at=106.0, data=data)
+    assert fork_advice(RUN, origin, [*DONE, failure]) == advice
 
 
 def test_resume_is_named_when_a_dynamic_run_has_failed() -> None:

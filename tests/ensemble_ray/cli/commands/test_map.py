@@ -224,6 +224,10 @@ def test_the_run_fails_when_a_failed_item_means_so(call: Call, folder: Path, ite
     assert called.code == 1
     assert "too loud" in called.said
     assert "resume f" in called.said
+    called = call("resume", "f", "--json")
+    data = json.loads(called.printed)
+    assert (called.code, data["run_id"], data["state"]) == (1, "f", "failed")  # S-DUR-155
+    assert "too loud" in data["error"]["message"]
 
 
 def test_only_the_first_items_are_mapped_when_there_is_a_limit(call: Call, folder: Path, items: str) -> None:

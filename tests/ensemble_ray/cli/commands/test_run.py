@@ -152,7 +152,7 @@ def test_what_happened_where_is_told_when_a_task_fails(call: Call, team: str, fo
     assert called.code == 1
     assert called.printed == ""
     assert "Traceback" not in called.said
-    assert "task 'Save it' (agent '(deterministic)') failed:" in called.said
+    assert "task 'second' (agent '(deterministic)') failed:" in called.said
     error = called.said[called.said.index("Error:") :]
     assert error.count("no disk") == 1
     assert "1 task was completed before" in error

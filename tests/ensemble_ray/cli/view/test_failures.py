@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import cast
 
 import pytest
 
@@ -58,6 +61,25 @@ def test_file_and_line_are_told_when_user_code_raised() -> None:
         ]
         assert lines[2].startswith(f'  File "{__file__}", line ')
         assert len(lines) == 3
+
+
+def test_a_failed_task_is_named_by_its_name() -> None:
+    """S-ERR-52: else by its description."""
+    error = _task_error(OSError("no disk"))
+    error.task_name = "s1"
+    assert describe_error(error).startswith("Error: task 's1' (agent 'Writer') failed:")
+
+
+def test_the_line_of_a_foreign_error_is_told() -> None:
+    """S-ERR-52: that of user code, and not what called the command line."""
+    names: dict[str, object] = {"__name__": "ensemble_ray.cli.app"}
+    exec("def begin(call): return call()", names)  # noqa: S102  a frame of the command line
+    begin = cast("Callable[[Callable[[], object]], object]", names["begin"])
+    functions: tuple[tuple[Callable[[], object], bool], ...] = ((lambda: 1 // 0, True), (partial(int, "x"), False))
+    for function, is_told in functions:
+        with pytest.raises((ZeroDivisionError, ValueError)) as caught:
+            begin(function)
+        assert (f'  File "{__file__}", line ' in describe_error(caught.value)) is is_told
 
 
 def test_every_failed_task_is_told_when_several_failed() -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from ensemble_ray import (
     ExitReason,
+    OutputParsingError,
     Review,
     ReviewDecision,
     ReviewRequest,
@@ -57,7 +58,6 @@ class Title(BaseModel):
 @pytest.mark.parametrize(
     ("output_type", "text", "parsed", "recorded_parsed"),
     [
-        (Title, "New", None, None),
         (Title, '{"title": "New"}', Title(title="New"), {"title": "New"}),
         (Title | None, '{"title": "New"}', Title(title="New"), {"title": "New"}),
         (object, "{}", {}, {}),
@@ -66,7 +66,7 @@ class Title(BaseModel):
 async def test_an_edit_takes_the_place_of_the_output(
     output_type: type[object], text: str, parsed: object, recorded_parsed: object
 ) -> None:
-    """S-REV-31, S-REV-38, S-EVT-18: raw is the new text, parsed if it fits; the complete event and the record say so."""
+    """S-REV-31, S-REV-38, S-EVT-18: raw is the new text, and parsed; the complete event and the record say so."""
     bench = Bench(
         agents={"draft": writer(ScriptedModel('{"title": "Old"}'))},
         context=CONTEXT,
@@ -82,6 +82,60 @@ async def test_an_edit_takes_the_place_of_the_output(
     assert [event.task_output for event in bench.sink.of(TaskCompleteEvent)] == [output]
     (recorded,) = [fact.data.output_data() for fact in bench.journal.facts() if isinstance(fact.data, OutputRecorded)]
     assert (recorded["raw"], recorded["parsed_output"]) == (text, recorded_parsed)
+
+
+def typed_bench(handler: object) -> Bench:
+    """A task that gives a title, with a gate behind it."""
+    bench = Bench(
+        agents={"draft": writer(ScriptedModel('{"title": "Old"}'))},
+        context=CONTEXT,
+        reviewer=LocalReviewer(handler),
+    )
+    bench.tasks["draft"] = bench.tasks["draft"].replace(output_type=Title, review=Review.required("Good?"))
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("New", "Could not find valid JSON in the text: New."),
+        ('{"name": "New"}', "JSON could not be deserialized as Title: 'title': Field required."),
+        ("", "the text is empty."),
+    ],
+)
+async def test_an_edit_that_does_not_fit_is_refused_and_asked_for_again(text: str, why: str) -> None:
+    """S-REV-136, S-REV-137: the prompt of the next gate says why; the edit that fits counts."""
+    handler = Deciding(ReviewDecision.edit(text), ReviewDecision.edit('{"title": "New"}'))
+    bench = typed_bench(handler)
+    result = await bench.run()
+    assert result.output is not None
+    assert result.output.parsed_output == Title(title="New")
+    first, again = handler.asked
+    assert first.prompt == "Good?"
+    assert again.prompt == (
+        f"The edit was refused, since it must fit Title: {why} Edit again, or decide otherwise. Good?"
+    )
+    assert first.task_output == again.task_output == '{"title": "Old"}'
+    assert first.review_id != again.review_id
+    assert result.output.trace is not None
+    assert [each["verdict"] for each in result.output.trace.metadata["reviews"]] == ["edit", "edit"]
+
+
+async def test_the_old_output_counts_when_an_edit_was_refused_and_the_reviewer_continues() -> None:
+    """S-REV-136: with its type."""
+    bench = typed_bench(Deciding(ReviewDecision.edit("New"), ReviewDecision.continue_execution()))
+    result = await bench.run()
+    assert result.output is not None
+    assert (result.output.raw, result.output.parsed_output) == ('{"title": "Old"}', Title(title="Old"))
+
+
+async def test_a_task_fails_when_its_handler_gives_no_edit_that_fits() -> None:
+    """S-REV-138: the third one; the error says why."""
+    bench = typed_bench(Deciding(*[ReviewDecision.edit("New")] * 3))
+    error = (await bench.run()).error
+    assert isinstance(error, OutputParsingError)
+    assert "gave 3 edits that do not fit. The edit was refused, since it must fit Title" in str(error)
+    assert (error.raw_output, error.attempt_count) == ("New", 3)
 
 
 @pytest.mark.parametrize("text", ["", "New"])

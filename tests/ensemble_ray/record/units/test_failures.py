@@ -163,10 +163,10 @@ def test_parallel_phase_that_goes_on_fails_with_all_its_causes() -> None:
     ended = EndedUnits(plan=plan, results=[failed, replace(SKIPPED, status="failed")])
     error = _raised(ended, *(_failed(ended, key) for key in ("layout", "plan", "write")))
     assert isinstance(error, TaskExecutionError)
-    assert str(error).startswith("Phase failed: 2 of 2 tasks failed: 'Do plan': ")
+    assert str(error).startswith("Phase failed: 2 of 2 tasks failed: 'plan': ")
     cause = error.__cause__
     assert isinstance(cause, ParallelExecutionError)
-    assert list(cause.failed_task_causes) == ["Do plan", "Do write"]
+    assert list(cause.failed_task_causes) == ["plan", "write"]
 
 
 def test_review_that_raises_and_a_rerun_that_fails_are_failures_of_the_phase() -> None:
