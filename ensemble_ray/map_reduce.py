@@ -69,8 +69,8 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
 
     if not TYPE_CHECKING:  # type checkers make the signature from the fields
 
-        def __init__(self, **data: object) -> None:
-            super().__init__(**data)
+        def __init__(self, *args: object, **data: object) -> None:
+            super().__init__(*args, **data)
             # Not among the checks of fields: what a factory raises goes on as it is (S-MR-106).
             self._tree = static_tree(self) if self.is_planned else None
 

@@ -89,8 +89,8 @@ class Agent(Identified):
         labels: Labels that its node has, by their names: a value, `"!value"`, `"in(a, b)"` or `"!in(a, b)"`.
     """
 
-    role: StrictText
-    goal: StrictText
+    role: StrictText = Field(kw_only=False)
+    goal: StrictText = Field(kw_only=False)
     background: StrictText | None = None
     tools: ToolsField = initially(())
     llm: ModelField = initially(TEAM_MODEL)

@@ -6,13 +6,22 @@ ensemble is checked at the start of a run (`unit_checks`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
-from pydantic import BeforeValidator, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, SkipValidation, model_validator
 
-from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, check_text, initially, to_member, to_tuple
+from ensemble_ray.definition.fields import (
+    Accepts,
+    OneOrMany,
+    StrictInt,
+    StrictText,
+    check_text,
+    initially,
+    to_member,
+    to_tuple,
+)
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.unit_output import UnitOutput, name_output
@@ -102,8 +111,8 @@ class Loop(Identified):
             iteration that reaches them. None: no limit.
     """
 
-    name: StrictText
-    body: Annotated[Sequence[Task], SkipValidation]
+    name: StrictText = Field(kw_only=False)
+    body: Annotated[OneOrMany[Task], SkipValidation] = Field(kw_only=False)
     until: Annotated[Predicate | None, SkipValidation] = None
     max_iterations: StrictInt | None = DEFAULT_MAX_ITERATIONS
     on_max_iterations: _Action = initially(MaxIterationsAction.RETURN_LAST)
@@ -111,7 +120,7 @@ class Loop(Identified):
     memory_mode: _MemoryMode = initially(LoopMemoryMode.ACCUMULATE)
     memory_window_size: StrictInt = 0
     inject_feedback: bool = True
-    context: Annotated[Sequence[Task | UnitOutput], SkipValidation] = ()
+    context: Annotated[OneOrMany[Task | UnitOutput], SkipValidation] = initially(())
     max_tokens: StrictInt | None = None
 
     __hash__ = Identified.__hash__
@@ -155,13 +164,11 @@ class Loop(Identified):
         name = arguments.get("name")
         check_text(name, "Loop name must be non-blank")
         arguments["body"] = body = to_tuple(arguments.get("body"))
-        if not isinstance(body, tuple):
-            raise ValidationError(f"Loop '{name}' body must be a list of Tasks, got: {type(body).__name__}")
         if not body:
             raise ValidationError(f"Loop '{name}' body must contain at least one task")
         _check_cap(arguments)
         _check_window(arguments)
-        _check_body(cast("tuple[object, ...]", body), name)
+        _check_body(body, name)
         _check_until(arguments)
         arguments["context"] = check_context(f"Loop '{name}' context", arguments.get("context"))
         return arguments
@@ -186,9 +193,7 @@ def check_context(subject: str, value: object) -> tuple[Task | UnitOutput, ...]:
         ValidationError: an entry is neither a task nor the output of a loop or phase.
     """
     entries = to_tuple(value)
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"{subject} must be a list of Tasks, got: {type(entries).__name__}")
-    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+    for index, entry in enumerate(entries):
         if entry is None:
             raise ValidationError(f"{subject} element at index {index} must not be None")
         if not isinstance(entry, Task | UnitOutput):

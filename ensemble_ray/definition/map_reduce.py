@@ -83,8 +83,8 @@ class MapDefinition(Watched, Reflects):
     _called: ClassVar[str] = "MapEnsemble"
     _source: ItemSource = PrivateAttr()
 
-    items: Items = Field(repr=False)
-    map_task: MapTask
+    items: Items = Field(repr=False, kw_only=False)
+    map_task: MapTask = Field(kw_only=False)
     map_agent: MapAgent | None = None
     on_item_error: ItemPolicy | None = None
     dead_letters: FilePath = initially(None)

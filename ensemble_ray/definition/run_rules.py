@@ -80,18 +80,16 @@ class Synthesizer(Protocol):
         ...
 
 
-def _listeners_of(value: object) -> object:
+def _listeners_of(value: object) -> tuple[object, ...]:
     """Return listeners as a tuple, and refuse an entry that could never be called."""
     entries = to_tuple(value)
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"Ensemble listeners must be given as a list, got: {type(entries).__name__}")
-    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+    for index, entry in enumerate(entries):
         if not isinstance(entry, EnsembleListener) and not any(hasattr(entry, method) for method in EVENT_TYPES):
             raise ValidationError(
                 f"Ensemble listener at index {index} ({type(entry).__name__}) has none of the listener methods: "
                 f"[{', '.join(EVENT_TYPES)}]"
             )
-    return cast("object", entries)
+    return entries
 
 
 def _synthesizer_of(value: object) -> object:
@@ -137,6 +135,7 @@ if TYPE_CHECKING:
     _Exporter: TypeAlias = ExecutionTraceExporter | Callable[[ExecutionTrace], object] | None
     _ReviewHandler: TypeAlias = Reviewing | ReviewFunction | None
     _Dashboard: TypeAlias = Dashboard | None
+    _Listeners: TypeAlias = Accepts[Sequence[object], object]
     _Inputs: TypeAlias = Accepts[Mapping[str, object], Mapping[str, object] | None]
     _Started: TypeAlias = Callable[[str, str, int], object]
     _Completed: TypeAlias = Callable[[str, timedelta, ExitReason], object]
@@ -147,6 +146,7 @@ else:
     _Exporter = Annotated[Any, BeforeValidator(_exporter_of)]
     _ReviewHandler = Annotated[Any, BeforeValidator(_review_handler_of)]
     _Dashboard = Annotated[Any, BeforeValidator(_dashboard_of)]
+    _Listeners = Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)]
     _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copy)]
     _OnStarted = _OnCompleted = Callbacks[object]
 
@@ -210,7 +210,7 @@ class RunRules(Value):
     chat_input: StrictText | None = None
     parallel_error_strategy: ErrorStrategyField = initially(ParallelErrorStrategy.FAIL_FAST)
     max_parallel_tasks: StrictInt | None = None
-    listeners: Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)] = ()
+    listeners: _Listeners = initially(())
     rate_limit: RateLimit | None = None
     context_budget: StrictInt | None = None
     max_tool_output_length: StrictInt = -1

@@ -153,7 +153,7 @@ class MemoryScope(Value):
         keep_entries_within: How long it keeps an entry, a `timedelta` or seconds; None: for ever.
     """
 
-    name: Annotated[str, Strict()]
+    name: Annotated[str, Strict()] = Field(kw_only=False)
     keep_last_entries: Annotated[int, Strict()] | None = None
     keep_entries_within: _OptionalDuration = cast("Any", None)
 
