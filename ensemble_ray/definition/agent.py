@@ -55,7 +55,7 @@ __all__ = ["Agent"]
 class Agent(Identified):
     """A worker: a role, a goal, a model, and the tools it may call. It does tasks of ensembles, and answers questions.
 
-    One agent may serve many tasks and many runs at once; it is equal only to itself (S-CONV-31).
+    One agent may serve many tasks and many runs at once; it is equal only to itself.
 
     Attributes:
         role: Who it is; shown in prompts, events and traces.

@@ -171,7 +171,7 @@ class EnsembleDefinition(Watched, Reflects, Remembers, Leadership, RunRules, Wor
         return placed
 
     def with_tasks(self, tasks: Sequence[Task]) -> Self:
-        """Return this ensemble with another task list (S-DOM-69).
+        """Return this ensemble with another task list.
 
         Raises:
             ValueError: there is none, or one of them is None.

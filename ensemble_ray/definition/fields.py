@@ -50,6 +50,7 @@ __all__ = [
     "initially",
     "limit_model",
     "limit_own_model",
+    "nearest",
     "replace_limit",
     "resolve_model",
     "to_member",
@@ -170,7 +171,8 @@ def replace_limit(
 # Fields that accept more than they give.
 
 
-def _nearest(value: str, known: Sequence[str]) -> str:
+def nearest(value: str, known: Sequence[str]) -> str:
+    """Return ` Did you mean 'x'?` for the known word nearest to a value; "" where none is near."""
     import difflib  # only mistakes pay for it
 
     close = difflib.get_close_matches(value.lower(), known, n=1)
@@ -186,9 +188,20 @@ def to_member(enum_type: type[_Enum], field: str) -> Callable[[object], object]:
             return value
         if value in known:
             return enum_type(value)
-        raise ValidationError(f"Unknown {field} '{value}'.{_nearest(value, known)} Known: [{', '.join(known)}]")
+        raise ValidationError(f"Unknown {field} '{value}'.{nearest(value, known)} Known: [{', '.join(known)}]")
 
     return convert
+
+
+_to_on_unknown = to_member(OnUnknown, "on_unknown")
+
+
+def _on_unknown_of(value: object) -> object:
+    if isinstance(value, str) or callable(value):
+        return _to_on_unknown(value)
+    raise ValidationError(
+        f"Ensemble on_unknown must be a callable or one of [{', '.join(OnUnknown)}], got: {type(value).__name__}"
+    )
 
 
 def initially(value: object) -> Any:
@@ -239,4 +252,4 @@ else:
     ReviewWaitField = Annotated[ReviewWait, BeforeValidator(to_member(ReviewWait, "review_wait"))]
     OptionalDurabilityField = Annotated[Durability | None, BeforeValidator(to_member(Durability, "durability"))]
     OptionalDurationField = Duration | None
-    OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(to_member(OnUnknown, "on_unknown"))]
+    OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(_on_unknown_of)]

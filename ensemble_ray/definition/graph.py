@@ -26,7 +26,7 @@ _EDGE_LENGTHS = (2, 3)
 
 
 class MaxStepsAction(StrEnum):
-    """What happens when the cap ends a graph (S-GRAPH-50, S-GRAPH-51)."""
+    """What happens when the cap ends a graph."""
 
     #: the last step counts
     RETURN_LAST = "return_last"
@@ -59,7 +59,7 @@ else:
 class Graph(Identified):
     """A state machine: after each state, the first of its edges that matches names the next one.
 
-    Like a task it is equal only to itself (S-CONV-31).
+    Like a task it is equal only to itself.
 
     Attributes:
         name: What histories, traces and messages call it.

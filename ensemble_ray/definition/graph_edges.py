@@ -62,7 +62,7 @@ class GraphEdge(_Entry):
 
 
 class GraphFork(_Entry):
-    """From one state to several that run side by side (S-GRAPH-110).
+    """From one state to several that run side by side.
 
     Attributes:
         from_state: Name of a state.
@@ -74,7 +74,7 @@ class GraphFork(_Entry):
 
 
 class GraphJoin(_Entry):
-    """From several branches to one state, when enough of them have arrived (S-GRAPH-111).
+    """From several branches to one state, when enough of them have arrived.
 
     Attributes:
         from_states: Names of the last states of the branches, at least two.

@@ -61,7 +61,7 @@ else:
 class HierarchicalConstraints(Value):
     """What the manager of a hierarchical run is held to, whatever its model says.
 
-    Roles are those of the workers, letter by letter (S-HIER-38). Other workflows ignore all of it.
+    Roles are those of the workers, letter by letter. Other workflows ignore all of it.
 
     Attributes:
         required_workers: Roles that must succeed at least once; a set is sorted.
@@ -84,7 +84,7 @@ class HierarchicalConstraints(Value):
 
 
 class ManagerPromptContext(Value):
-    """What a prompt strategy may use (S-HIER-10).
+    """What a prompt strategy may use.
 
     Attributes:
         agents: The workers, in order; agents that were made for tasks are among them.
@@ -104,11 +104,11 @@ class ManagerPromptStrategy(Protocol):
     """Writes what the manager is told; any object of this shape will do. Both methods are plain functions."""
 
     def build_system_prompt(self, context: ManagerPromptContext, /) -> str | None:
-        """Who the manager is and whom it has: its background. None is "" (S-HIER-10)."""
+        """Who the manager is and whom it has: its background. None is ""."""
         ...
 
     def build_user_prompt(self, context: ManagerPromptContext, /) -> str | None:
-        """Return what it has to do: its task. Blank: a fixed sentence takes its place (S-HIER-10)."""
+        """Return what it has to do: its task. Blank: a fixed sentence takes its place."""
         ...
 
 

@@ -43,7 +43,7 @@ DEFAULT_MAX_ITERATIONS = 5
 
 
 class LoopMemoryMode(StrEnum):
-    """What becomes of the memory scopes of a loop's body between iterations (S-LOOP-90 to S-LOOP-93)."""
+    """What becomes of the memory scopes of a loop's body between iterations."""
 
     #: nothing: entries add up
     ACCUMULATE = "accumulate"
@@ -54,7 +54,7 @@ class LoopMemoryMode(StrEnum):
 
 
 class LoopOutputMode(StrEnum):
-    """What the rest of an ensemble sees of a loop (S-LOOP-70 to S-LOOP-72)."""
+    """What the rest of an ensemble sees of a loop."""
 
     #: the outputs of the last iteration
     LAST_ITERATION = "last_iteration"
@@ -65,7 +65,7 @@ class LoopOutputMode(StrEnum):
 
 
 class MaxIterationsAction(StrEnum):
-    """What happens when the cap ends a loop (S-LOOP-60 to S-LOOP-63)."""
+    """What happens when the cap ends a loop."""
 
     #: the last iteration counts
     RETURN_LAST = "return_last"
@@ -92,7 +92,7 @@ else:
 class Loop(Identified):
     """Tasks that are done in order, over and over, until a predicate holds or a cap is reached.
 
-    Like a task it is equal only to itself (S-CONV-31).
+    Like a task it is equal only to itself.
 
     Attributes:
         name: What histories, traces and messages call it.
@@ -127,11 +127,11 @@ class Loop(Identified):
 
     @property
     def output(self) -> UnitOutput:
-        """What it gives, for the context of a task: its outputs as `output_mode` says (S-LOOP-166)."""
+        """What it gives, for the context of a task: its outputs as `output_mode` says."""
         return UnitOutput(object_id=self.object_id, unit="loop", name=self.name, loop=self)
 
     def output_of(self, task: Task) -> UnitOutput:
-        """Return what one task of the body gives: its output of the last iteration, for the context of a task (S-LOOP-173).
+        """Return what one task of the body gives: its output of the last iteration, for the context of a task.
 
         Raises:
             ValidationError: the task is not in the body.
@@ -151,7 +151,7 @@ class Loop(Identified):
 
     @property
     def cap(self) -> int:
-        """How many iterations there are at most (S-LOOP-20)."""
+        """How many iterations there are at most."""
         return DEFAULT_MAX_ITERATIONS if self.max_iterations is None else self.max_iterations
 
     @model_validator(mode="before")

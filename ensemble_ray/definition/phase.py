@@ -68,7 +68,7 @@ class PhaseReview(Value):
 class Phase(Identified):
     """A named group of tasks and loops that runs when the phases before it have completed.
 
-    Like a task it is equal only to itself (S-CONV-31).
+    Like a task it is equal only to itself.
 
     Attributes:
         name: What results, events and messages call it.
@@ -90,7 +90,7 @@ class Phase(Identified):
 
     @classmethod
     def of(cls, name: str, *tasks: Task | Sequence[Task]) -> Self:
-        """Return a phase of these tasks, given one by one or as a list (S-PHASE-2)."""
+        """Return a phase of these tasks, given one by one or as a list."""
         listed: list[Task] = []
         for entry in tasks:
             listed.extend((entry,) if isinstance(entry, Task) else entry)
@@ -98,7 +98,7 @@ class Phase(Identified):
 
     @property
     def output(self) -> UnitOutput:
-        """What it gives, for the context of a task in a later phase: its accepted outputs (S-PHASE-111)."""
+        """What it gives, for the context of a task in a later phase: its accepted outputs."""
         return UnitOutput(object_id=self.object_id, unit="phase", name=self.name)
 
     @property

@@ -23,7 +23,7 @@ __all__ = ["RunOptions"]
 
 
 class RunOptions(Value):
-    """What one run does differently from its ensemble: `run(options=RunOptions(max_tokens=100_000))` (S-DOM-68).
+    """What one run does differently from its ensemble: `run(options=RunOptions(max_tokens=100_000))`.
 
     None keeps the ensemble's value. A run that is resumed keeps its options, but for those that are given anew.
 

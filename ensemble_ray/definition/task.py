@@ -52,9 +52,9 @@ _DEFAULT_EXPECTED_OUTPUT = "Produce a complete and accurate response to the task
 
 
 class Task(Identified, Generic[Parsed_co]):
-    """A piece of work. It is equal only to itself: two built alike are two tasks (S-CONV-31).
+    """A piece of work. It is equal only to itself: two built alike are two tasks.
 
-    `Task(..., output_type=Report)` is a `Task[Report]` to type checkers; at run time there is one class (S-CONV-39).
+    `Task(..., output_type=Report)` is a `Task[Report]` to type checkers; at run time there is one class.
 
     Attributes:
         name: What YAML, plans and records call it; None: its position does.
@@ -128,16 +128,16 @@ class Task(Identified, Generic[Parsed_co]):
 
     @classmethod
     def of(cls, description: str, expected_output: str = _DEFAULT_EXPECTED_OUTPUT) -> Self:
-        """Return a task in one line (S-DOM-34); the agent is made for it."""
+        """Return a task in one line; the agent is made for it."""
         return cls(description=description, expected_output=expected_output)
 
     @property
     def handler_effect(self) -> Effect:
-        """What the handler does to the world (S-DUR-25); of a task without one nothing is known: `once`."""
+        """What the handler does to the world; of a task without one nothing is known: `once`."""
         return _effect_of(self.handler) if self.effect is None else self.effect
 
     def with_revision_feedback(self, feedback: str | None, prior_output: str | None, attempt: int) -> Self:
-        """Return this task for another attempt (S-DOM-36): the same task, so its output is found under it."""
+        """Return this task for another attempt: the same task, so its output is found under it."""
         return self.rewritten(
             revision_feedback=feedback or "", prior_attempt_output=prior_output, attempt_number=attempt
         )

@@ -57,20 +57,22 @@ FOREIGN_NAMES: Mapping[str, Mapping[str, str]] = {
         "checkpointer": "durability",
     },
     "Watched": dict.fromkeys(("task_callback", "callback"), "on_task_complete"),
+    "Leadership": dict.fromkeys(("manager", "manager_agent", "supervisor"), "manager_llm"),
     "Work": {
         **dict.fromkeys(("process", "mode", "strategy"), "workflow"),
         **dict.fromkeys(("participants", "members", "team"), "agents"),
         **dict.fromkeys(("steps", "jobs"), "tasks"),
-        **dict.fromkeys(("manager", "manager_agent", "supervisor"), "manager_llm"),
         **dict.fromkeys(("nodes", "states", "edges"), "graph"),
     },
     "MapDefinition": {
         **dict.fromkeys(("data", "over", "dataset", "source"), "items"),
         **dict.fromkeys(("map_fn", "map_function", "mapper", "function", "fn", "task"), "map_task"),
-        **dict.fromkeys(("reduce_fn", "reduce_function", "reducer"), "reduce_task"),
-        **dict.fromkeys(("batch_size", "group_size"), "chunk_size"),
         "on_error": "on_item_error",
         "output": "results",
+    },
+    "MapReduceDefinition": {
+        **dict.fromkeys(("reduce_fn", "reduce_function", "reducer"), "reduce_task"),
+        **dict.fromkeys(("batch_size", "group_size"), "chunk_size"),
     },
     "Loop": {
         **_LIMITS,

@@ -23,6 +23,7 @@ from pydantic import (
     WrapSerializer,
     WrapValidator,
 )
+from pydantic_core import ErrorDetails
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.foreign_names import find_own_name
@@ -137,6 +138,27 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+#: How a value of a class is written, for the error about something else in its place.
+_EXAMPLES = {
+    "Agent": 'Agent("Writer", goal="Write")',
+    "EnsembleMemory": "EnsembleMemory(short_term=True)",
+    "RateLimit": "RateLimit.per_minute(60)",
+    "RetryPolicy": "RetryPolicy(max_attempts=3)",
+    "Review": "Review.required()",
+    "Task": 'Task("Do it")',
+}
+
+
+def _wanted(found: ErrorDetails) -> str:
+    """Return what a field takes where it takes callables or objects of a class; "": it takes something else."""
+    if found["type"] == "callable_type":
+        return "callable, such as a function"
+    name = found.get("ctx", {}).get("class" if found["type"] == "is_instance_of" else "class_name", "")
+    example = _EXAMPLES.get(name)
+    article = "an" if name[:1] in "AEIOU" else "a"
+    return f"{article} {name}{f', such as {example}' if example else ''}" if name else ""
+
+
 def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
     """Our error for a failure of pydantic's: what was wrong and where, one sentence per field (S-CONV-12)."""
     parts: list[str] = []
@@ -147,6 +169,8 @@ def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
         where = ".".join(str(part) for part in found["loc"])
         if found["type"] == "extra_forbidden":
             parts.append(f"unknown field '{where}'")
+        elif (wanted := _wanted(found)) and where:
+            parts.append(f"'{where}' must be {wanted}, got: {type(found['input']).__name__}")
         else:
             parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
     return ValidationError(f"{what}: {'; '.join(parts)}")
@@ -193,7 +217,7 @@ def _name_arguments(kind: type[BaseModel], args: Sequence[object], data: Mapping
 
 
 class _Signature:
-    """The signature of a value's class: its fields, those first that may be given by position (S-DOM-102)."""
+    """The signature of a value's class: its fields, those first that may be given by position."""  # S-DOM-102
 
     def __get__(self, _instance: object, kind: type[BaseModel]) -> inspect.Signature:
         given = list(inspect.signature(kind.__init__).parameters.values())[1:]
@@ -228,7 +252,7 @@ def _hints(kind: type[BaseModel]) -> dict[str, object]:
 
 
 class Value(BaseModel):
-    """A frozen value. Unknown fields are refused; `replace` copies and validates again (S-CONV-3, S-CONV-4)."""
+    """A frozen value. Unknown fields are refused; `replace` copies and validates again."""
 
     # Schemas are built when a class is first used: a process imports many that it never makes an instance of.
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
