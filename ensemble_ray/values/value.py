@@ -9,7 +9,7 @@ import inspect
 import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeAlias, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeAlias, TypeVar, cast, get_type_hints
 
 import pydantic
 from pydantic import (
@@ -251,20 +251,24 @@ def _hints(kind: type[BaseModel]) -> dict[str, object]:
     return get_type_hints(fields)
 
 
+#: pydantic declares the signature itself, and this is what computes it
+_SIGNATURE: Any = _Signature()
+
+
 class Value(BaseModel):
     """A frozen value. Unknown fields are refused; `replace` copies and validates again."""
 
     # Schemas are built when a class is first used: a process imports many that it never makes an instance of.
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
-    __signature__ = _Signature()
+    __signature__ = _SIGNATURE
 
     @classmethod
     def __pydantic_on_complete__(cls) -> None:
-        cls.__signature__ = _Signature()  # pydantic has set its own, which shows `*args`
+        cls.__signature__ = _SIGNATURE  # pydantic has set its own, which shows `*args`
 
     def __init__(self, *args: object, **data: object) -> None:
-        """Check and keep the fields.
+        """Check and keep the fields, which the docstring of the class describes.
 
         Raises:
             TypeError: a positional argument has no field.
