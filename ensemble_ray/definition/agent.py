@@ -174,7 +174,7 @@ class Agent(Identified):
             EnsembleError: the run failed; as `Ensemble.run`.
         """
         asked = self.to_ensemble(question, output_type=output_type, history=history)
-        return build_answer(asked, asked.run(runtime=runtime, run_id=run_id, options=options))
+        return build_answer(asked.tasks, asked.run(runtime=runtime, run_id=run_id, options=options))
 
     async def arun(
         self,
@@ -188,7 +188,7 @@ class Agent(Identified):
     ) -> AgentOutput[Parsed]:
         """`run` for async code, with the same contract; cancelling it ends the run first."""
         asked = self.to_ensemble(question, output_type=output_type, history=history)
-        return build_answer(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options))
+        return build_answer(asked.tasks, await asked.arun(runtime=runtime, run_id=run_id, options=options))
 
     def stream(
         self,
@@ -208,7 +208,7 @@ class Agent(Identified):
             ValidationError, EnsembleError: as `run`.
         """
         asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
-        return stream_answer(asked, partial(asked.start, runtime=runtime, run_id=run_id, options=options))
+        return stream_answer(asked.tasks, partial(asked.start, runtime=runtime, run_id=run_id, options=options))
 
     async def astream(
         self,
@@ -225,7 +225,7 @@ class Agent(Identified):
         events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options))
         async with aclosing(events):
             async for each in events:
-                yield build_answer(asked, each) if isinstance(each, EnsembleOutput) else each
+                yield build_answer(asked.tasks, each) if isinstance(each, EnsembleOutput) else each
 
     def to_ensemble(
         self, question: str, *, output_type: OutputType | None = None, history: History | None = None

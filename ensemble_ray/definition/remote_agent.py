@@ -58,7 +58,9 @@ class RemoteAgent(Agent):
             ValidationError: one of them is refused.
         """
         values: dict[str, Any] = {"url": url, "goal": goal, **fields}
-        super().__init__(**values if role is None else {**values, "role": role})
+        if role is not None:
+            values["role"] = role
+        super().__init__(**values)
 
     @model_validator(mode="before")
     @classmethod
