@@ -170,15 +170,16 @@ class EnsembleDefinition(Watched, Reflects, Remembers, Leadership, RunRules, Wor
         placed._levels = levels  # noqa: SLF001  a copy of its own
         return placed
 
-    def with_tasks(self, tasks: Sequence[Task]) -> Self:
+    def with_tasks(self, tasks: Task | Sequence[Task]) -> Self:
         """Return this ensemble with another task list.
 
         Raises:
             ValueError: there is none, or one of them is None.
         """
-        if not tasks:
+        entries = to_tuple(tasks)
+        if not entries:
             raise ValidationError("tasks must not be None or empty")
-        for index, task in enumerate(cast("Sequence[Task | None]", tasks)):
+        for index, task in enumerate(entries):
             if task is None:
                 raise ValidationError(f"tasks[{index}] must not be None")
-        return self.replace(tasks=tasks)
+        return self.replace(tasks=entries)

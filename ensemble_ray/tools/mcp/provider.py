@@ -73,7 +73,7 @@ class MCP(DynamicToolProvider):
         headers: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        tools: Collection[str] | None = None,
+        tools: str | Collection[str] | None = None,
         prefix: str = "",
         effect: Effect | Mapping[str, Effect] | None = None,
         resources: bool = False,
@@ -98,10 +98,8 @@ class MCP(DynamicToolProvider):
         for name, each in effect.items() if isinstance(effect, Mapping) else [("", effect)]:
             if each is not None:
                 check_effect(each, f"MCP tool '{name}'" if name else "MCP")
-        if isinstance(tools, str):
-            raise ValidationError("MCP tools must be a list of names")
         timeout_seconds(timeout)
-        self._tools = None if tools is None else tuple(tools)
+        self._tools = None if tools is None else (tools,) if isinstance(tools, str) else tuple(tools)
         self._prefix = prefix
         self._effect: Effect | dict[str, Effect] | None = dict(effect) if isinstance(effect, Mapping) else effect
         self._has_resources = resources

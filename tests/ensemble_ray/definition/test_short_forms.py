@@ -47,6 +47,7 @@ def allow(*_: object) -> None:
     ("found", "expected"),
     [
         (Ensemble(tasks=FACTS).tasks, (FACTS,)),
+        (Ensemble().with_tasks(FACTS).tasks, (FACTS,)),
         (Ensemble(agents=WRITER).agents, (WRITER,)),
         (Ensemble(agents=None).agents, None),
         (Ensemble(loops=LOOP).loops, (LOOP,)),
