@@ -35,7 +35,7 @@ RELEASE_S = 10.0
 
 
 class Startable(Generic[R]):
-    """What can be run: the four ways to begin a run, each with the same arguments (S-SET-4)."""
+    """What can be run: the four ways to begin a run, each with the same arguments."""
 
     def run(
         self,
@@ -46,7 +46,7 @@ class Startable(Generic[R]):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> EnsembleOutput:
-        """Run and wait. Works in scripts and inside a running event loop (S-CONV-15). Ctrl-C ends the run (S-SET-27).
+        """Run and wait. Works in scripts and inside a running event loop. Ctrl-C ends the run.
 
         Args:
             inputs: Values of template variables, merged over `Ensemble.inputs`.
@@ -73,7 +73,7 @@ class Startable(Generic[R]):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> EnsembleOutput:
-        """`run` for async code, with the same contract; cancelling it ends the run first (S-PAR-33, S-SET-27)."""
+        """`run` for async code, with the same contract; cancelling it ends the run first."""
         begun = self.begin(
             inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), is_watched=False
         )
@@ -117,7 +117,7 @@ class Startable(Generic[R]):
 
 
 class Ensemble(EnsembleDefinition, Startable[Run]):
-    """A team of agents and its tasks. May be run many times, also at the same time (S-CONV-37)."""
+    """A team of agents and its tasks. May be run many times, also at the same time."""
 
     async def stream(
         self,
@@ -214,7 +214,7 @@ def run(
     runtime: Runtime | str | None = None,
     **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
-    """Run in the short form: `run(model, *tasks)`, or `run(*tasks)` if every task has a handler (S-DET-30 to S-DET-33).
+    """Run in the short form: `run(model, *tasks)`, or `run(*tasks)` if every task has a handler.
 
     The workflow is inferred: parallel if a task has another one as context, else sequential.
 

@@ -70,8 +70,8 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
 
     if not TYPE_CHECKING:  # type checkers make the signature from the fields
 
-        def __init__(self, **data: object) -> None:
-            super().__init__(**data)
+        def __init__(self, *args: object, **data: object) -> None:
+            super().__init__(*args, **data)
             # Not among the checks of fields: what a factory raises goes on as it is (S-MR-106).
             self._tree = static_tree(self) if self.is_planned else None
 
@@ -86,7 +86,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         runtime: Runtime | str | None = None,
         **fields: Unpack[RunFields],
     ) -> EnsembleOutput:
-        """Map and reduce in one call (S-MR-4): each item's task is `{map_description}: {item}`, groups have 5 outputs.
+        """Map and reduce in one call: each item's task is `{map_description}: {item}`, groups have 5 outputs.
 
         Args:
             model: The model of all tasks; an object, or a string such as `"openai:gpt-4o-mini"`.
@@ -120,19 +120,19 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
 
     @property
     def node_types(self) -> Mapping[Task, str]:
-        """`map`, `reduce` or `final-reduce` of each task; empty where tasks are made while it runs (S-MR-36)."""
+        """`map`, `reduce` or `final-reduce` of each task; empty where tasks are made while it runs."""
         return MappingProxyType({} if self._tree is None else self._tree.node_types)
 
     @property
     def map_reduce_levels(self) -> Mapping[Task, int]:
-        """The level of each task, from 0; empty where tasks are made while it runs (S-MR-36)."""
+        """The level of each task, from 0; empty where tasks are made while it runs."""
         return MappingProxyType({} if self._tree is None else self._tree.levels)
 
     def to_ensemble(self) -> Ensemble:
-        """Return the tree of tasks as a parallel ensemble; nothing runs (S-MR-35).
+        """Return the tree of tasks as a parallel ensemble; nothing runs.
 
         Raises:
-            NotImplementedError: the tasks are made while it runs (S-MR-40).
+            NotImplementedError: the tasks are made while it runs.
         """
         tree = self._tree
         if tree is None:
@@ -162,7 +162,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
     ) -> AsyncIterator[Event | ItemResult | EnsembleOutput]:
         """Yield what comes, as it comes, then the output as the last item. Leaving the loop early cancels the run.
 
-        What comes are the results of items (S-MR-131); where the tree of tasks is made at construction, events as from
+        What comes are the results of items; where the tree of tasks is made at construction, events as from
         `Ensemble.stream`.
         """
         begun = self.begin(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.fields import nearest
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.process.config import Settings
 from ensemble_ray.runs.ports import Runtime
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["connect", "ray_runtime_class"]
 
+_NAMES = ("inline", "ray")
 _shared: dict[str, Runtime] = {}
 
 
@@ -29,6 +31,9 @@ def connect(choice: Runtime | str | None = None) -> Runtime:
         ValidationError: the name is unknown.
     """
     if choice is not None and not isinstance(choice, str):
+        if isinstance(choice, type) or not hasattr(choice, "store_address"):
+            shown = f"the class {choice.__name__}" if isinstance(choice, type) else type(choice).__name__
+            raise ValidationError(f"runtime must be 'inline', 'ray' or a Runtime object, got: {shown}")
         return choice
     name = (choice or Settings.from_environment().runtime).strip().lower()
     if name not in _shared:
@@ -40,7 +45,9 @@ def connect(choice: Runtime | str | None = None) -> Runtime:
             _shared[name] = ray_runtime_class()()
         else:
             where = "" if choice else " in ENSEMBLE_RAY_RUNTIME"
-            raise ValidationError(f"Unknown runtime '{name}'{where}. Known: [inline, ray], or a Runtime object")
+            raise ValidationError(
+                f"Unknown runtime '{name}'{where}.{nearest(name, _NAMES)} Known: [inline, ray], or a Runtime object"
+            )
     return _shared[name]
 
 

@@ -24,6 +24,7 @@ from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.registry import BoundAgentTool, resolve_tools
 from ensemble_ray.tools.tool import ToolContext
 from ensemble_ray.values.ids import new_object_id
+from ensemble_ray.values.value import to_tuple
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -44,7 +45,7 @@ _RETRY_S = 5
 class ToolCatalog:
     """The tools of one endpoint."""
 
-    def __init__(self, entries: Sequence[object] = (), *, time_limit_s: float = _CALL_S) -> None:
+    def __init__(self, entries: object = (), *, time_limit_s: float = _CALL_S) -> None:
         """Offer tools, or none.
 
         Args:
@@ -54,13 +55,14 @@ class ToolCatalog:
         Raises:
             ValidationError: one is no tool, or one that asks a person first; or two have one name.
         """
-        self._tools = resolve_tools(entries)
+        tools = to_tuple(entries)
+        self._tools = resolve_tools(tools)
         bound = [self._tools.get(name) for name in self._tools.names]
         asking = [each.name for each in bound if isinstance(each, BoundAgentTool) and each.asks_first]
         if asking:
             raise ValidationError(f"Tools that ask a person before each call cannot be offered over HTTP: {asking}")
         #: what has a tool, by the tool's name, for tasks of requests; several tools of one object come together
-        self.entries: Mapping[str, object] = {name: each for each in entries for name in resolve_tools([each]).names}
+        self.entries: Mapping[str, object] = {name: each for each in tools for name in resolve_tools([each]).names}
         self._time_limit_s = time_limit_s
         self._running = 0
 

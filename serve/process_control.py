@@ -7,7 +7,7 @@ with the process. It asks nobody who they are: whatever mounts it decides who ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.fields import check_models
@@ -53,7 +53,7 @@ class ProcessControl:
         template: Runnable | None = None,
         *,
         runtime: Runtime | str | None = None,
-        tools: Sequence[object] = (),
+        tools: object = (),
         models: Mapping[str, ChatModel | str] | None = None,
         max_running: int = _MAX_RUNNING,
         kept_runs: int = _KEPT_RUNS,

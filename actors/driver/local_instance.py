@@ -26,6 +26,7 @@ from ray._private.node import Node
 from ensemble_ray.actors.driver import silent_agent, worker_client, worker_template
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.config import read_switch
 from ensemble_ray.process.notices import notify
 from ensemble_ray.process.ray_files import private_ray_directory, secure_token_file
 
@@ -187,7 +188,7 @@ def _replace_agent() -> Generator[None]:
 
 def _prepare_template(node: Any) -> bool:
     """Have a node's raylet run the client in place of Ray's program for workers; return False if there can be no template."""
-    if sys.platform != "linux" or os.environ.get("ENSEMBLE_RAY_WORKER_TEMPLATE", "1") == "0":
+    if sys.platform != "linux" or not read_switch("ENSEMBLE_RAY_WORKER_TEMPLATE", default=True):
         return False
     parameters = node._ray_params  # noqa: SLF001
     if Path(str(getattr(parameters, "worker_path", ""))).name != "default_worker.py" or not node.kernel_fate_share:

@@ -49,7 +49,7 @@ CHECK_S = 25.0
 
 
 class RayRuntime:
-    """Runs on Ray: on a cluster that is there, or on a local one that lives until this process ends (S-SET-42)."""
+    """Runs on Ray: on a cluster that is there, or on a local one that lives until this process ends."""
 
     name = "ray"
 
@@ -109,7 +109,7 @@ class RayRuntime:
         """Begin a planned run on the cluster.
 
         Raises:
-            ValidationError: something that must travel cannot (S-CONV-34), or some node cannot load it (S-SET-56).
+            ValidationError: something that must travel cannot, or some node cannot load it.
             RunExistsError: a run of that id is running there.
         """
         request = self._with_logs(request)
@@ -158,14 +158,14 @@ class RayRuntime:
         return executor
 
     async def check_nodes(self, definition: object | None = None, *, timeout_s: float = CHECK_S) -> NodesReport:
-        """Ask every node of the cluster whether a team can run there; no model is asked (S-CLU-1).
+        """Ask every node of the cluster whether a team can run there; no model is asked.
 
         Args:
             definition: The team; None: what any team needs.
             timeout_s: How long the nodes may take; those that have not answered are in the report.
 
         Raises:
-            ValidationError: something that must travel cannot (S-CONV-34).
+            ValidationError: something that must travel cannot.
             EnsembleError: the cluster cannot be joined.
         """
         question = await threads.run(question_about, definition)

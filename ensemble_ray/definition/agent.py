@@ -55,7 +55,7 @@ __all__ = ["Agent"]
 class Agent(Identified):
     """A worker: a role, a goal, a model, and the tools it may call. It does tasks of ensembles, and answers questions.
 
-    One agent may serve many tasks and many runs at once; it is equal only to itself (S-CONV-31).
+    One agent may serve many tasks and many runs at once; it is equal only to itself.
 
     Attributes:
         role: Who it is; shown in prompts, events and traces.
@@ -89,8 +89,8 @@ class Agent(Identified):
         labels: Labels that its node has, by their names: a value, `"!value"`, `"in(a, b)"` or `"!in(a, b)"`.
     """
 
-    role: StrictText
-    goal: StrictText
+    role: StrictText = Field(kw_only=False)
+    goal: StrictText = Field(kw_only=False)
     background: StrictText | None = None
     tools: ToolsField = initially(())
     llm: ModelField = initially(TEAM_MODEL)
@@ -176,7 +176,7 @@ class Agent(Identified):
             EnsembleError: the run failed; as `Ensemble.run`.
         """
         asked = self.to_ensemble(question, output_type=output_type, history=history)
-        return build_answer(asked, asked.run(runtime=runtime, run_id=run_id, options=options, **fields))
+        return build_answer(asked.tasks, asked.run(runtime=runtime, run_id=run_id, options=options, **fields))
 
     async def arun(
         self,
@@ -191,7 +191,7 @@ class Agent(Identified):
     ) -> AgentOutput[Parsed]:
         """`run` for async code, with the same contract; cancelling it ends the run first."""
         asked = self.to_ensemble(question, output_type=output_type, history=history)
-        return build_answer(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options, **fields))
+        return build_answer(asked.tasks, await asked.arun(runtime=runtime, run_id=run_id, options=options, **fields))
 
     def stream(
         self,
@@ -212,7 +212,7 @@ class Agent(Identified):
             ValidationError, EnsembleError: as `run`.
         """
         asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
-        return stream_answer(asked, partial(asked.start, runtime=runtime, run_id=run_id, options=options, **fields))
+        return stream_answer(asked.tasks, partial(asked.start, runtime=runtime, run_id=run_id, options=options, **fields))
 
     async def astream(
         self,
@@ -230,7 +230,7 @@ class Agent(Identified):
         events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options, **fields))
         async with aclosing(events):
             async for each in events:
-                yield build_answer(asked, each) if isinstance(each, EnsembleOutput) else each
+                yield build_answer(asked.tasks, each) if isinstance(each, EnsembleOutput) else each
 
     def to_ensemble(
         self, question: str, *, output_type: OutputType | None = None, history: History | None = None

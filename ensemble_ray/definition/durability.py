@@ -8,7 +8,7 @@ __all__ = ["Durability", "OnUnknown"]
 
 
 class Durability(StrEnum):
-    """How safe a run's facts are before it goes on (S-DUR-2)."""
+    """How safe a run's facts are before it goes on."""
 
     #: committed before the next step depends on them; nothing recorded is ever repeated
     EFFECTS = "effects"
@@ -19,7 +19,7 @@ class Durability(StrEnum):
 
 
 class OnUnknown(StrEnum):
-    """What becomes of a tool call that was begun before a crash and has no recorded result (S-DUR-24)."""
+    """What becomes of a tool call that was begun before a crash and has no recorded result."""
 
     #: the model is told that the outcome is unknown, and decides
     TELL_MODEL = "tell_model"

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, InstanceOf, PrivateAttr, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SkipValidation, model_validator
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import (
     Accepts,
+    OneOrMany,
     OptionalDurationField,
     OptionalModelField,
     StrictInt,
@@ -40,25 +41,24 @@ from ensemble_ray.values.value import FrozenSequence, Value
 __all__ = ["EnsembleDefinition", "Leadership", "RunOptions", "Work"]
 
 
-def _policies_of(value: object) -> object:
+def _policies_of(value: object) -> tuple[object, ...]:
     """Policies as a tuple; an entry that could never be asked is refused."""
     entries = to_tuple(value)
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"Ensemble delegation_policies must be given as a list, got: {type(entries).__name__}")
-    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+    for index, entry in enumerate(entries):
         if not callable(entry) and not callable(getattr(entry, "evaluate", None)):
             raise ValidationError(
                 f"Ensemble delegation policy at index {index} ({type(entry).__name__}) is neither callable nor has a "
                 "method 'evaluate'"
             )
-    return cast("object", entries)
+    return entries
 
 
 if TYPE_CHECKING:
-    _Policies: TypeAlias = Accepts[
-        tuple[DelegationPolicy | PolicyFunction, ...], Sequence[DelegationPolicy | PolicyFunction] | None
-    ]
+    _Policy: TypeAlias = DelegationPolicy | PolicyFunction
+    _Policies: TypeAlias = Accepts[tuple[_Policy, ...], _Policy | Sequence[_Policy] | None]
+    _Agents: TypeAlias = Accepts[Sequence[Agent] | None, Agent | Sequence[Agent] | None]
 else:
+    _Agents = FrozenSequence[InstanceOf[Agent]] | None
     _Policies = Annotated[tuple[Any, ...], SkipValidation, BeforeValidator(_policies_of)]
 
 
@@ -74,11 +74,11 @@ class Work(Value):
         graph: A state machine of tasks, in place of all others.
     """
 
-    tasks: FrozenSequence[InstanceOf[Task]] = ()
-    agents: FrozenSequence[InstanceOf[Agent]] | None = None
+    tasks: OneOrMany[InstanceOf[Task]] = Field(default=initially(()), kw_only=False)
+    agents: _Agents = initially(None)
     workflow: WorkflowField = initially(Workflow.SEQUENTIAL)
-    loops: FrozenSequence[InstanceOf[Loop]] = ()
-    phases: FrozenSequence[InstanceOf[Phase]] = ()
+    loops: OneOrMany[InstanceOf[Loop]] = initially(())
+    phases: OneOrMany[InstanceOf[Phase]] = initially(())
     graph: InstanceOf[Graph] | None = None
 
     @model_validator(mode="before")
@@ -86,7 +86,7 @@ class Work(Value):
     def _check_tasks(cls, data: Any) -> Any:
         """Refuse a loop, a phase or a graph among the tasks, and say where it belongs."""
         tasks = cast("Mapping[str, Any]", data).get("tasks") if isinstance(data, Mapping) else None
-        for index, entry in enumerate(cast("Sequence[object]", tasks if isinstance(tasks, list | tuple) else ())):
+        for index, entry in enumerate(to_tuple(tasks)):
             for unit_type, argument in ((Loop, "loops=[...]"), (Phase, "phases=[...]"), (Graph, "graph=...")):
                 if isinstance(entry, unit_type):
                     raise ValidationError(
@@ -170,15 +170,16 @@ class EnsembleDefinition(Watched, Reflects, Remembers, Leadership, RunRules, Wor
         placed._levels = levels  # noqa: SLF001  a copy of its own
         return placed
 
-    def with_tasks(self, tasks: Sequence[Task]) -> Self:
-        """Return this ensemble with another task list (S-DOM-69).
+    def with_tasks(self, tasks: Task | Sequence[Task]) -> Self:
+        """Return this ensemble with another task list.
 
         Raises:
             ValueError: there is none, or one of them is None.
         """
-        if not tasks:
+        entries = to_tuple(tasks)
+        if not entries:
             raise ValidationError("tasks must not be None or empty")
-        for index, task in enumerate(cast("Sequence[Task | None]", tasks)):
+        for index, task in enumerate(entries):
             if task is None:
                 raise ValidationError(f"tasks[{index}] must not be None")
-        return self.replace(tasks=tasks)
+        return self.replace(tasks=entries)

@@ -21,7 +21,7 @@ from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.rate_limit import RateLimit
 from ensemble_ray.values.reviews import ReviewPolicy, ReviewWait
 from ensemble_ray.values.trace import CaptureMode
-from ensemble_ray.values.value import Accepts, Duration
+from ensemble_ray.values.value import Accepts, Duration, OneOrMany, to_tuple
 
 __all__ = [
     "Accepts",
@@ -32,6 +32,7 @@ __all__ = [
     "ModelCatalogField",
     "ModelField",
     "OnUnknownField",
+    "OneOrMany",
     "OptionalDurabilityField",
     "OptionalDurationField",
     "OptionalModelField",
@@ -49,6 +50,7 @@ __all__ = [
     "initially",
     "limit_model",
     "limit_own_model",
+    "nearest",
     "replace_limit",
     "resolve_model",
     "to_member",
@@ -81,16 +83,7 @@ def check_positive(value: object, message: str) -> None:
         raise ValidationError(f"{message}, got: {value}")
 
 
-def to_tuple(value: object) -> object:
-    """Return a collection as a tuple, so that the caller's own can change later (S-CONV-5); None is empty."""
-    if value is None:
-        return ()
-    if isinstance(value, list | tuple | set | frozenset):
-        return tuple(cast("Sequence[object]", value))
-    return value
-
-
-def check_tools(value: object, *, subject: str) -> object:
+def check_tools(value: object, *, subject: str) -> tuple[object, ...]:
     """Return the tools of an agent or a task as a tuple.
 
     Args:
@@ -101,13 +94,11 @@ def check_tools(value: object, *, subject: str) -> object:
         ValidationError: S-DOM-5 to S-DOM-8, S-DOM-23; the first bad entry is reported.
     """
     entries = to_tuple(value)
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"{subject}s must be given as a list, got: {type(entries).__name__}")
     if not entries:
         return ()
     from ensemble_ray.tools.registry import check_tool_entry  # only agents with tools pay for it
 
-    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+    for index, entry in enumerate(entries):
         problem = check_tool_entry(entry, index, prefix=subject)
         if problem is not None:
             raise ValidationError(problem)
@@ -180,7 +171,8 @@ def replace_limit(
 # Fields that accept more than they give.
 
 
-def _nearest(value: str, known: Sequence[str]) -> str:
+def nearest(value: str, known: Sequence[str]) -> str:
+    """Return ` Did you mean 'x'?` for the known word nearest to a value; "" where none is near."""
     import difflib  # only mistakes pay for it
 
     close = difflib.get_close_matches(value.lower(), known, n=1)
@@ -196,13 +188,20 @@ def to_member(enum_type: type[_Enum], field: str) -> Callable[[object], object]:
             return value
         if value in known:
             return enum_type(value)
-        raise ValidationError(f"Unknown {field} '{value}'.{_nearest(value, known)} Known: [{', '.join(known)}]")
+        raise ValidationError(f"Unknown {field} '{value}'.{nearest(value, known)} Known: [{', '.join(known)}]")
 
     return convert
 
 
-def _callbacks_of(value: object) -> object:
-    return (value,) if callable(value) else to_tuple(value)
+_to_on_unknown = to_member(OnUnknown, "on_unknown")
+
+
+def _on_unknown_of(value: object) -> object:
+    if isinstance(value, str) or callable(value):
+        return _to_on_unknown(value)
+    raise ValidationError(
+        f"Ensemble on_unknown must be a callable or one of [{', '.join(OnUnknown)}], got: {type(value).__name__}"
+    )
 
 
 def initially(value: object) -> Any:
@@ -214,7 +213,7 @@ if TYPE_CHECKING:
     ModelField = Accepts[ChatModel, ChatModel | str]
     ModelCatalogField = Accepts[Mapping[str, ChatModel], Mapping[str, ChatModel | str] | None]
     OptionalModelField = Accepts[ChatModel | None, ChatModel | str | None]
-    ToolsField = Accepts[tuple[object, ...], Sequence[object] | None]
+    ToolsField = Accepts[tuple[object, ...], object]
     WorkflowField = Accepts[Workflow | None, Workflow | str | None]
     ErrorStrategyField = Accepts[ParallelErrorStrategy | None, ParallelErrorStrategy | str | None]
     CaptureModeField = Accepts[CaptureMode | None, CaptureMode | str | None]
@@ -236,7 +235,7 @@ else:
         """A tuple of callables, whichever event they take."""
 
         def __class_getitem__(cls, event: object) -> object:
-            return Annotated[tuple[Callable[..., object], ...], BeforeValidator(_callbacks_of)]
+            return Annotated[tuple[Callable[..., object], ...], BeforeValidator(to_tuple)]
 
     # Checked by the definition itself, in its place among the other checks.
     ModelField = Annotated[ChatModel, SkipValidation]
@@ -253,4 +252,4 @@ else:
     ReviewWaitField = Annotated[ReviewWait, BeforeValidator(to_member(ReviewWait, "review_wait"))]
     OptionalDurabilityField = Annotated[Durability | None, BeforeValidator(to_member(Durability, "durability"))]
     OptionalDurationField = Duration | None
-    OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(to_member(OnUnknown, "on_unknown"))]
+    OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(_on_unknown_of)]

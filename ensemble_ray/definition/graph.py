@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, SkipValidation, model_validator
 
 from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, check_text, initially, to_member, to_tuple
-from ensemble_ray.definition.graph_edges import END, GraphEdge, GraphFork, GraphJoin, check_edges
+from ensemble_ray.definition.graph_edges import END, Condition, GraphEdge, GraphFork, GraphJoin, check_edges
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.task import Task
@@ -21,9 +21,12 @@ from ensemble_ray.errors import ValidationError
 
 __all__ = ["Graph", "MaxStepsAction"]
 
+#: Of the tuples that stand for an edge: without a condition, and with one.
+_EDGE_LENGTHS = (2, 3)
+
 
 class MaxStepsAction(StrEnum):
-    """What happens when the cap ends a graph (S-GRAPH-50, S-GRAPH-51)."""
+    """What happens when the cap ends a graph."""
 
     #: the last step counts
     RETURN_LAST = "return_last"
@@ -33,30 +36,36 @@ class MaxStepsAction(StrEnum):
     RETURN_WITH_FLAG = "return_with_flag"
 
 
+#: What may stand among the edges of a graph.
+Edge: TypeAlias = GraphEdge | GraphFork | GraphJoin
+#: A `GraphEdge` in short: from, to, and the condition.
+EdgeTuple: TypeAlias = tuple[str, str] | tuple[str, str, Condition | None]
+
+
 def _names_of(value: object) -> object:
-    return frozenset(cast("Sequence[object]", to_tuple(value))) if not isinstance(value, str) else value
+    return frozenset(to_tuple(value))
 
 
 if TYPE_CHECKING:
     _Action = Accepts[MaxStepsAction, MaxStepsAction | str]
-    _Names = Accepts[frozenset[str], frozenset[str] | set[str] | Sequence[str] | None]
+    _Names = Accepts[frozenset[str], str | frozenset[str] | set[str] | Sequence[str] | None]
+    _Edges = Accepts[Sequence[Edge], Edge | EdgeTuple | Sequence[Edge | EdgeTuple] | None]
 else:
+    _Edges = Annotated[Sequence[Edge], SkipValidation]
     _Action = Annotated[MaxStepsAction, BeforeValidator(to_member(MaxStepsAction, "on_max_steps"))]
     _Names = Annotated[frozenset[str], BeforeValidator(_names_of)]
-
-#: What may stand among the edges of a graph.
-Edge: TypeAlias = GraphEdge | GraphFork | GraphJoin
 
 
 class Graph(Identified):
     """A state machine: after each state, the first of its edges that matches names the next one.
 
-    Like a task it is equal only to itself (S-CONV-31).
+    Like a task it is equal only to itself.
 
     Attributes:
         name: What histories, traces and messages call it.
         states: What is run in each state, a task or a loop, by the state's name.
-        edges: From state to state, tried in this order; forks and joins stand among them.
+        edges: From state to state, tried in this order: `GraphEdge`s, or tuples of two states and a condition. Forks and
+            joins stand among them.
         start: Name of the first state.
         max_steps: How many steps there are at most.
         on_max_steps: What happens when that ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
@@ -67,9 +76,9 @@ class Graph(Identified):
     #: where a run of a graph ends; an edge may lead there
     END: ClassVar[str] = END
 
-    name: StrictText
-    states: Annotated[Mapping[str, Task | Loop], SkipValidation]
-    edges: Annotated[Sequence[Edge], SkipValidation]
+    name: StrictText = Field(kw_only=False)
+    states: Annotated[Mapping[str, Task | Loop], SkipValidation] = Field(kw_only=False)
+    edges: _Edges
     start: StrictText
     max_steps: StrictInt = 50
     on_max_steps: _Action = initially(MaxStepsAction.RETURN_LAST)
@@ -116,7 +125,7 @@ class Graph(Identified):
         edges = arguments["edges"] = _check_kinds(f"Graph '{name}'", arguments.get("edges"))
         check_edges(f"Graph '{name}'", edges, list(states))
         silent = arguments.get("no_feedback_states")
-        for state in sorted(map(str, silent)) if isinstance(silent, set | frozenset) else silent or ():
+        for state in sorted(map(str, silent)) if isinstance(silent, set | frozenset) else to_tuple(silent):
             if state not in states:
                 raise ValidationError(f"Graph '{name}' no_feedback state '{state}' is not a declared state")
         return arguments
@@ -159,10 +168,27 @@ def _check_start(subject: str, start: object, states: Mapping[str, object]) -> N
 
 def _check_kinds(subject: str, value: object) -> tuple[Edge, ...]:
     entries = to_tuple(value)
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"{subject} edges must be a list, got: {type(entries).__name__}")
-    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
-        if not isinstance(entry, GraphEdge | GraphFork | GraphJoin):
+    if isinstance(value, tuple) and isinstance(entries[0] if entries else None, str):
+        entries = (entries,)  # one edge
+    edges: list[Edge] = []
+    for index, entry in enumerate(entries):
+        edge = (
+            _edge_of(cast("tuple[object, ...]", entry), f"{subject} edge[{index}]")
+            if isinstance(entry, tuple)
+            else entry
+        )
+        if not isinstance(edge, GraphEdge | GraphFork | GraphJoin):
             found = "None" if entry is None else type(entry).__name__
             raise ValidationError(f"{subject} edge[{index}] must be a GraphEdge, GraphFork or GraphJoin, got: {found}")
-    return cast("tuple[Edge, ...]", entries)
+        edges.append(edge)
+    return tuple(edges)
+
+
+def _edge_of(parts: tuple[object, ...], subject: str) -> GraphEdge:
+    """Return the edge that a tuple stands for (S-GRAPH-128)."""
+    if len(parts) not in _EDGE_LENGTHS:
+        raise ValidationError(f"{subject} must be a tuple (from, to) or (from, to, condition), got {len(parts)} values")
+    try:
+        return GraphEdge(*cast("tuple[Any, ...]", parts))
+    except ValidationError as error:
+        raise ValidationError(f"{subject}: {error}") from None

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, cast
 
-from pydantic import SkipValidation, model_validator
+from pydantic import Field, SkipValidation, model_validator
 
-from ensemble_ray.definition.fields import StrictInt, StrictText, to_tuple
+from ensemble_ray.definition.fields import OneOrMany, StrictInt, StrictText, to_tuple
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.iterations import GraphRoutingContext
-from ensemble_ray.values.value import FrozenSequence, Value
+from ensemble_ray.values.value import Value
 
 __all__ = ["END", "Condition", "GraphEdge", "GraphFork", "GraphJoin", "check_edges"]
 
@@ -55,26 +55,26 @@ class GraphEdge(_Entry):
         label: What plans, traces and messages call it.
     """
 
-    from_state: StrictText
-    to_state: StrictText
-    condition: Annotated[Condition | None, SkipValidation] = None
+    from_state: StrictText = Field(kw_only=False)
+    to_state: StrictText = Field(kw_only=False)
+    condition: Annotated[Condition | None, SkipValidation] = Field(default=None, kw_only=False)
     label: StrictText | None = None
 
 
 class GraphFork(_Entry):
-    """From one state to several that run side by side (S-GRAPH-110).
+    """From one state to several that run side by side.
 
     Attributes:
         from_state: Name of a state.
         to_states: Names of the first states of the branches, at least two.
     """
 
-    from_state: StrictText
-    to_states: FrozenSequence[StrictText]
+    from_state: StrictText = Field(kw_only=False)
+    to_states: OneOrMany[StrictText] = Field(kw_only=False)
 
 
 class GraphJoin(_Entry):
-    """From several branches to one state, when enough of them have arrived (S-GRAPH-111).
+    """From several branches to one state, when enough of them have arrived.
 
     Attributes:
         from_states: Names of the last states of the branches, at least two.
@@ -82,8 +82,8 @@ class GraphJoin(_Entry):
         count: How many branches have to arrive; the others are cancelled then. None: all.
     """
 
-    from_states: FrozenSequence[StrictText]
-    to_state: StrictText
+    from_states: OneOrMany[StrictText] = Field(kw_only=False)
+    to_state: StrictText = Field(kw_only=False)
     count: StrictInt | None = None
 
 

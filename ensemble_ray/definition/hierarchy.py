@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias, cast, runtime_
 from pydantic import AfterValidator, BeforeValidator, InstanceOf
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, initially
+from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, initially, to_tuple
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.delegation import spoken_role
@@ -34,18 +34,10 @@ _RESERVED = "manager"
 
 def _roles_of(value: object) -> object:
     """Roles in the order given, each once; a set has no order, so it is sorted (S-SET-24)."""
-    if value is None:
-        return ()
     if isinstance(value, set | frozenset):
         return tuple(sorted(cast("Collection[str]", value), key=str))
-    if isinstance(value, list | tuple):
-        entries = cast("Sequence[object]", value)
-        return tuple(entry for index, entry in enumerate(entries) if entry not in entries[:index])
-    return value
-
-
-def _stages_of(value: object) -> object:
-    return () if value is None else tuple(cast("Sequence[object]", value)) if isinstance(value, list) else value
+    entries = to_tuple(value)
+    return tuple(entry for index, entry in enumerate(entries) if entry not in entries[:index])
 
 
 def _caps_of(value: object) -> object:
@@ -57,19 +49,19 @@ def _copy(value: Mapping[str, int]) -> Mapping[str, int]:
 
 
 if TYPE_CHECKING:
-    _Roles: TypeAlias = Accepts[tuple[str, ...], Collection[str] | None]
+    _Roles: TypeAlias = Accepts[tuple[str, ...], str | Collection[str] | None]
     _Caps: TypeAlias = Accepts[Mapping[str, int], Mapping[str, int] | None]
-    _Stages: TypeAlias = Accepts[tuple[tuple[str, ...], ...], Sequence[Collection[str]] | None]
+    _Stages: TypeAlias = Accepts[tuple[tuple[str, ...], ...], str | Sequence[str | Collection[str]] | None]
 else:
     _Roles = Annotated[tuple[StrictText, ...], BeforeValidator(_roles_of)]
     _Caps = Annotated[Mapping[StrictText, StrictInt], BeforeValidator(_caps_of), AfterValidator(_copy)]
-    _Stages = Annotated[tuple[_Roles, ...], BeforeValidator(_stages_of)]
+    _Stages = Annotated[tuple[_Roles, ...], BeforeValidator(to_tuple)]
 
 
 class HierarchicalConstraints(Value):
     """What the manager of a hierarchical run is held to, whatever its model says.
 
-    Roles are those of the workers, letter by letter (S-HIER-38). Other workflows ignore all of it.
+    Roles are those of the workers, letter by letter. Other workflows ignore all of it.
 
     Attributes:
         required_workers: Roles that must succeed at least once; a set is sorted.
@@ -92,7 +84,7 @@ class HierarchicalConstraints(Value):
 
 
 class ManagerPromptContext(Value):
-    """What a prompt strategy may use (S-HIER-10).
+    """What a prompt strategy may use.
 
     Attributes:
         agents: The workers, in order; agents that were made for tasks are among them.
@@ -112,11 +104,11 @@ class ManagerPromptStrategy(Protocol):
     """Writes what the manager is told; any object of this shape will do. Both methods are plain functions."""
 
     def build_system_prompt(self, context: ManagerPromptContext, /) -> str | None:
-        """Who the manager is and whom it has: its background. None is "" (S-HIER-10)."""
+        """Who the manager is and whom it has: its background. None is ""."""
         ...
 
     def build_user_prompt(self, context: ManagerPromptContext, /) -> str | None:
-        """Return what it has to do: its task. Blank: a fixed sentence takes its place (S-HIER-10)."""
+        """Return what it has to do: its task. Blank: a fixed sentence takes its place."""
         ...
 
 

@@ -5,8 +5,6 @@ In: messages that the user gave, or kept of an earlier run. Out: the same, check
 
 from __future__ import annotations
 
-from typing import cast
-
 from ensemble_ray.definition.fields import to_tuple
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.text.foreign_text import whole_text
@@ -24,12 +22,7 @@ def check_history(value: object) -> tuple[ChatMessage, ...]:
     Raises:
         ValidationError: it is no such conversation (S-DOM-76); the first bad message is named.
     """
-    entries = to_tuple(value)
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"Task history must be a list of ChatMessages, got: {type(entries).__name__}")
-    messages = tuple(
-        _check_turn(entry, index, _TURNS[index % 2]) for index, entry in enumerate(cast("tuple[object, ...]", entries))
-    )
+    messages = tuple(_check_turn(entry, index, _TURNS[index % 2]) for index, entry in enumerate(to_tuple(value)))
     if len(messages) % 2:
         raise ValidationError("Task history must end with an answer (role 'assistant'): the new question follows it")
     return messages

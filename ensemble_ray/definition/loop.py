@@ -6,13 +6,22 @@ ensemble is checked at the start of a run (`unit_checks`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
-from pydantic import BeforeValidator, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, SkipValidation, model_validator
 
-from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, check_text, initially, to_member, to_tuple
+from ensemble_ray.definition.fields import (
+    Accepts,
+    OneOrMany,
+    StrictInt,
+    StrictText,
+    check_text,
+    initially,
+    to_member,
+    to_tuple,
+)
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.unit_output import UnitOutput, name_output
@@ -34,7 +43,7 @@ DEFAULT_MAX_ITERATIONS = 5
 
 
 class LoopMemoryMode(StrEnum):
-    """What becomes of the memory scopes of a loop's body between iterations (S-LOOP-90 to S-LOOP-93)."""
+    """What becomes of the memory scopes of a loop's body between iterations."""
 
     #: nothing: entries add up
     ACCUMULATE = "accumulate"
@@ -45,7 +54,7 @@ class LoopMemoryMode(StrEnum):
 
 
 class LoopOutputMode(StrEnum):
-    """What the rest of an ensemble sees of a loop (S-LOOP-70 to S-LOOP-72)."""
+    """What the rest of an ensemble sees of a loop."""
 
     #: the outputs of the last iteration
     LAST_ITERATION = "last_iteration"
@@ -56,7 +65,7 @@ class LoopOutputMode(StrEnum):
 
 
 class MaxIterationsAction(StrEnum):
-    """What happens when the cap ends a loop (S-LOOP-60 to S-LOOP-63)."""
+    """What happens when the cap ends a loop."""
 
     #: the last iteration counts
     RETURN_LAST = "return_last"
@@ -83,7 +92,7 @@ else:
 class Loop(Identified):
     """Tasks that are done in order, over and over, until a predicate holds or a cap is reached.
 
-    Like a task it is equal only to itself (S-CONV-31).
+    Like a task it is equal only to itself.
 
     Attributes:
         name: What histories, traces and messages call it.
@@ -102,8 +111,8 @@ class Loop(Identified):
             iteration that reaches them. None: no limit.
     """
 
-    name: StrictText
-    body: Annotated[Sequence[Task], SkipValidation]
+    name: StrictText = Field(kw_only=False)
+    body: Annotated[OneOrMany[Task], SkipValidation] = Field(kw_only=False)
     until: Annotated[Predicate | None, SkipValidation] = None
     max_iterations: StrictInt | None = DEFAULT_MAX_ITERATIONS
     on_max_iterations: _Action = initially(MaxIterationsAction.RETURN_LAST)
@@ -111,18 +120,18 @@ class Loop(Identified):
     memory_mode: _MemoryMode = initially(LoopMemoryMode.ACCUMULATE)
     memory_window_size: StrictInt = 0
     inject_feedback: bool = True
-    context: Annotated[Sequence[Task | UnitOutput], SkipValidation] = ()
+    context: Annotated[OneOrMany[Task | UnitOutput], SkipValidation] = initially(())
     max_tokens: StrictInt | None = None
 
     __hash__ = Identified.__hash__
 
     @property
     def output(self) -> UnitOutput:
-        """What it gives, for the context of a task: its outputs as `output_mode` says (S-LOOP-166)."""
+        """What it gives, for the context of a task: its outputs as `output_mode` says."""
         return UnitOutput(object_id=self.object_id, unit="loop", name=self.name, loop=self)
 
     def output_of(self, task: Task) -> UnitOutput:
-        """Return what one task of the body gives: its output of the last iteration, for the context of a task (S-LOOP-173).
+        """Return what one task of the body gives: its output of the last iteration, for the context of a task.
 
         Raises:
             ValidationError: the task is not in the body.
@@ -142,7 +151,7 @@ class Loop(Identified):
 
     @property
     def cap(self) -> int:
-        """How many iterations there are at most (S-LOOP-20)."""
+        """How many iterations there are at most."""
         return DEFAULT_MAX_ITERATIONS if self.max_iterations is None else self.max_iterations
 
     @model_validator(mode="before")
@@ -155,13 +164,11 @@ class Loop(Identified):
         name = arguments.get("name")
         check_text(name, "Loop name must be non-blank")
         arguments["body"] = body = to_tuple(arguments.get("body"))
-        if not isinstance(body, tuple):
-            raise ValidationError(f"Loop '{name}' body must be a list of Tasks, got: {type(body).__name__}")
         if not body:
             raise ValidationError(f"Loop '{name}' body must contain at least one task")
         _check_cap(arguments)
         _check_window(arguments)
-        _check_body(cast("tuple[object, ...]", body), name)
+        _check_body(body, name)
         _check_until(arguments)
         arguments["context"] = check_context(f"Loop '{name}' context", arguments.get("context"))
         return arguments
@@ -186,9 +193,7 @@ def check_context(subject: str, value: object) -> tuple[Task | UnitOutput, ...]:
         ValidationError: an entry is neither a task nor the output of a loop or phase.
     """
     entries = to_tuple(value)
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"{subject} must be a list of Tasks, got: {type(entries).__name__}")
-    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+    for index, entry in enumerate(entries):
         if entry is None:
             raise ValidationError(f"{subject} element at index {index} must not be None")
         if not isinstance(entry, Task | UnitOutput):

@@ -21,6 +21,7 @@ from ensemble_ray.definition.map_reduce_checks import (
     check_processes,
     check_reduction,
     check_side,
+    warn_of_old_order,
 )
 from ensemble_ray.definition.reflection import Reflects
 from ensemble_ray.definition.run_rules import Watched
@@ -48,9 +49,8 @@ if TYPE_CHECKING:
     _Map: TypeAlias = _Made | Awaitable[_Made]
     MapTask: TypeAlias = Callable[[Any], _Map] | Callable[[Any, Agent], _Map]
     MapAgent: TypeAlias = Callable[[Any], _Agent]
-    # The agent is Any: pyright takes the parameter of `lambda group: ...` for the first one of the longer form.
-    ReduceTask: TypeAlias = Callable[[list[Task]], _Task] | Callable[[Any, list[Task]], _Task]
-    DirectTask: TypeAlias = Callable[[list[Any]], _Task] | Callable[[Any, list[Any]], _Task]
+    ReduceTask: TypeAlias = Callable[[list[Task]], _Task] | Callable[[list[Task], Agent], _Task]
+    DirectTask: TypeAlias = Callable[[list[Any]], _Task] | Callable[[list[Any], Agent], _Task]
     GroupAgent: TypeAlias = Callable[[], _Agent]
     TokenEstimator: TypeAlias = Callable[[str], int | None]
     InputEstimator: TypeAlias = Accepts[Callable[[Any], str], Callable[[Any], str] | None]
@@ -90,8 +90,8 @@ class MapDefinition(Watched, Reflects):
     _called: ClassVar[str] = "MapEnsemble"
     _source: ItemSource = PrivateAttr()
 
-    items: Items = Field(repr=False)
-    map_task: MapTask
+    items: Items = Field(repr=False, kw_only=False)
+    map_task: MapTask = Field(kw_only=False)
     map_agent: MapAgent | None = None
     on_item_error: ItemPolicy | None = None
     dead_letters: FilePath = initially(None)
@@ -140,20 +140,15 @@ class MapDefinition(Watched, Reflects):
         return self._source.is_list
 
     @property
-    def is_agent_first_map(self) -> bool:
-        """Whether `map_task` is called with an agent (S-MR-2)."""
-        return self.map_agent is not None
-
-    @property
     def item_policy(self) -> ItemPolicy:
-        """What a failed item means (S-MR-150)."""
+        """What a failed item means."""
         if self.on_item_error is not None:
             return self.on_item_error
         return "collect" if self.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR else "fail"
 
     @property
     def shown_workflow(self) -> str:
-        """What a trace calls a run of it (S-MR-116)."""
+        """What a trace calls a run of it."""
         return "map"
 
 
@@ -162,10 +157,10 @@ class MapReduceDefinition(MapDefinition):
 
     Attributes:
         reduce_task: Makes the task over a group: `callable(chunk_tasks)`, or with `reduce_agent`
-            `callable(agent, chunk_tasks)`; its `context` must hold all of them.
+            `callable(chunk_tasks, agent)`; its `context` must hold all of them.
         reduce_agent: Makes the agent of a group: `callable()`; None: the task names its own, or one is made for it.
         direct_task: Makes the one task over all items that is done where the input fits the budget anyway:
-            `callable(items)`, or with `direct_agent` `callable(agent, items)`.
+            `callable(items)`, or with `direct_agent` `callable(items, agent)`.
         direct_agent: Makes its agent: `callable()`.
         chunk_size: Outputs per group; None: 5 where there is no budget.
         target_token_budget: Tokens that the outputs of a group may have together.
@@ -198,17 +193,18 @@ class MapReduceDefinition(MapDefinition):
     @classmethod
     def _check_reduction(cls, arguments: dict[str, Any]) -> None:
         check_reduction(arguments)
+        warn_of_old_order(arguments)
         if arguments.get("input_estimator") is None:
             arguments["input_estimator"] = str
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether groups fit a budget of tokens; else they have a fixed size (S-MR-1)."""
+        """Whether groups fit a budget of tokens; else they have a fixed size."""
         return self.budget is not None
 
     @property
     def budget(self) -> int | None:
-        """Tokens that the outputs of a group may have together; None where groups have a fixed size (S-MR-3)."""
+        """Tokens that the outputs of a group may have together; None where groups have a fixed size."""
         if self.context_window_size is not None and self.budget_ratio is not None:
             return int(self.context_window_size * self.budget_ratio)
         return self.target_token_budget
@@ -220,7 +216,7 @@ class MapReduceDefinition(MapDefinition):
 
     @property
     def capacity(self) -> int:
-        """What a group may weigh: tokens, or outputs that weigh 1 each (S-MR-111)."""
+        """What a group may weigh: tokens, or outputs that weigh 1 each."""
         return self.effective_chunk_size if self.budget is None else self.budget
 
     @property
@@ -239,16 +235,6 @@ class MapReduceDefinition(MapDefinition):
         return is_by_levels and self.has_list and all(each is None for each in asks_per_item)
 
     @property
-    def is_agent_first_reduce(self) -> bool:
-        """Whether `reduce_task` is called with an agent (S-MR-2)."""
-        return self.reduce_agent is not None
-
-    @property
-    def is_agent_first_direct(self) -> bool:
-        """Whether `direct_task` is called with an agent (S-MR-2)."""
-        return self.direct_agent is not None
-
-    @property
     def shown_workflow(self) -> str:
-        """What a trace calls a run of it (S-MR-38, S-MR-92)."""
+        """What a trace calls a run of it."""
         return "map_reduce_adaptive" if self.is_adaptive else "map_reduce_static"

@@ -6,7 +6,9 @@ type where a number belongs is left to pydantic, which comes after.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import cast
@@ -14,12 +16,24 @@ from typing import cast
 from ensemble_ray.definition.fields import check_positive
 from ensemble_ray.errors import ValidationError
 
-__all__ = ["check_items", "check_outcomes", "check_processes", "check_reduction", "check_side"]
+__all__ = [
+    "check_items",
+    "check_outcomes",
+    "check_processes",
+    "check_reduction",
+    "check_side",
+    "takes_agent_first",
+    "warn_of_old_order",
+]
 
 _Arguments = Mapping[str, object]
 
 #: Of each side: what its task factory is called with, without and with an agent factory.
-_ARGUMENTS = {"map": ("item", "item, agent"), "reduce": ("chunk_tasks", "agent, chunk_tasks")}
+_ARGUMENTS = {"map": ("item", "item, agent"), "reduce": ("chunk_tasks", "chunk_tasks, agent")}
+#: How factories of the old order call what comes second now.
+_GROUP_NAMES = frozenset({"group", "chunk", "chunk_tasks", "tasks", "items", "outputs"})
+#: From the warning to the line that makes the map-reduce: the checks, pydantic, two constructors.
+_CALLER_LEVEL = 7
 _POLICIES = ("fail", "skip", "collect")
 _MODES = ("levels", "pipelined")
 
@@ -96,6 +110,38 @@ def check_processes(arguments: _Arguments) -> None:
         check_positive(arguments.get(name), f"{name} must be > 0 when set")
 
 
+def warn_of_old_order(arguments: _Arguments) -> None:
+    """Warn of factories that take the agent first (S-MR-227)."""
+    for side, many in (("reduce", "chunk_tasks"), ("direct", "items")):
+        factory = arguments.get(f"{side}_task")
+        if arguments.get(f"{side}_agent") is not None and takes_agent_first(factory):
+            warnings.warn(
+                f"{side}_task takes (agent, {many}), which is deprecated: write it as callable({many}, agent), as map_task",
+                DeprecationWarning,
+                stacklevel=_CALLER_LEVEL,
+            )
+
+
+def takes_agent_first(factory: object) -> bool:
+    """Return whether a factory of two arguments has the old order: by its annotations, else by its names (S-MR-227)."""
+    try:
+        parameters = inspect.signature(cast("Callable[..., object]", factory)).parameters.values()
+    except (TypeError, ValueError):  # it is not callable, or shows no signature
+        return False
+    places = [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
+    if len(places) < 2:  # noqa: PLR2004  as map_task has
+        return False
+    first, second = places[:2]
+    if _is_agent(first.annotation) or _is_agent(second.annotation):
+        return _is_agent(first.annotation)
+    return "agent" not in second.name and ("agent" in first.name or second.name in _GROUP_NAMES - {first.name})
+
+
+def _is_agent(annotation: object) -> bool:
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return str(name).rpartition(".")[2].endswith("Agent")
+
+
 def _check_budget(arguments: _Arguments) -> bool:
     """S-MR-13 to S-MR-17; whether there is a budget."""
     window, ratio = _number(arguments, "context_window_size"), _number(arguments, "budget_ratio")
@@ -140,7 +186,7 @@ def _check_grouping(arguments: _Arguments, *, is_adaptive: bool) -> None:
     has_direct = arguments.get("direct_task") is not None
     if arguments.get("direct_agent") is not None and not has_direct:
         raise ValidationError(
-            "direct_agent requires direct_task: give a callable(agent, items) -> Task, which is called with that agent"
+            "direct_agent requires direct_task: give a callable(items, agent) -> Task, which is called with that agent"
         )
     if has_direct and not is_adaptive:
         raise ValidationError(

@@ -55,11 +55,9 @@ def check_scopes(value: object) -> tuple[MemoryScope, ...]:
     Raises:
         ValidationError: one is no scope, or is there twice (S-MEM-72).
     """
-    entries = to_tuple((value,) if isinstance(value, str | MemoryScope) else value)
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"Task memory_scopes must be names or MemoryScopes, got: {type(entries).__name__}")
+    entries = to_tuple(value)
     scopes: list[MemoryScope] = []
-    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+    for index, entry in enumerate(entries):
         if isinstance(entry, str):
             scopes.append(MemoryScope(name=entry))
         elif isinstance(entry, MemoryScope):

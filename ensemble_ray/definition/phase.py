@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self, cast
 
-from pydantic import InstanceOf, SkipValidation, model_validator
+from pydantic import Field, InstanceOf, SkipValidation, model_validator
 
-from ensemble_ray.definition.fields import StrictInt, StrictText, WorkflowField, check_text, initially, to_tuple
+from ensemble_ray.definition.fields import (
+    OneOrMany,
+    StrictInt,
+    StrictText,
+    WorkflowField,
+    check_text,
+    initially,
+    to_tuple,
+)
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.task import Task
@@ -32,7 +40,7 @@ class PhaseReview(Value):
         max_predecessor_retries: How often each phase before it may be sent back; >= 0.
     """
 
-    task: InstanceOf[Task]
+    task: InstanceOf[Task] = Field(kw_only=False)
     max_retries: StrictInt = 2
     max_predecessor_retries: StrictInt = 2
 
@@ -60,7 +68,7 @@ class PhaseReview(Value):
 class Phase(Identified):
     """A named group of tasks and loops that runs when the phases before it have completed.
 
-    Like a task it is equal only to itself (S-CONV-31).
+    Like a task it is equal only to itself.
 
     Attributes:
         name: What results, events and messages call it.
@@ -71,18 +79,18 @@ class Phase(Identified):
         loops: Loops among its tasks, as in an ensemble.
     """
 
-    name: StrictText
-    tasks: Annotated[Sequence[Task], SkipValidation] = ()
+    name: StrictText = Field(kw_only=False)
+    tasks: Annotated[OneOrMany[Task], SkipValidation] = Field(default=initially(()), kw_only=False)
     workflow: WorkflowField = initially(None)
-    after: Annotated[Sequence[Phase], SkipValidation] = ()
+    after: Annotated[OneOrMany[Phase], SkipValidation] = initially(())
     review: InstanceOf[PhaseReview] | None = None
-    loops: Annotated[Sequence[Loop], SkipValidation] = ()
+    loops: Annotated[OneOrMany[Loop], SkipValidation] = initially(())
 
     __hash__ = Identified.__hash__
 
     @classmethod
     def of(cls, name: str, *tasks: Task | Sequence[Task]) -> Self:
-        """Return a phase of these tasks, given one by one or as a list (S-PHASE-2)."""
+        """Return a phase of these tasks, given one by one or as a list."""
         listed: list[Task] = []
         for entry in tasks:
             listed.extend((entry,) if isinstance(entry, Task) else entry)
@@ -90,7 +98,7 @@ class Phase(Identified):
 
     @property
     def output(self) -> UnitOutput:
-        """What it gives, for the context of a task in a later phase: its accepted outputs (S-PHASE-111)."""
+        """What it gives, for the context of a task in a later phase: its accepted outputs."""
         return UnitOutput(object_id=self.object_id, unit="phase", name=self.name)
 
     @property
@@ -126,9 +134,7 @@ class Phase(Identified):
                 f"Phase '{name}': Workflow.HIERARCHICAL is not supported at the phase level. Use HIERARCHICAL at the "
                 "ensemble level (without phases) for hierarchical delegation."
             )
-        after = to_tuple(arguments.get("after"))
-        if isinstance(after, tuple):
-            after = tuple(entry for entry in cast("tuple[object, ...]", after) if entry is not None)
+        after = tuple(entry for entry in to_tuple(arguments.get("after")) if entry is not None)
         arguments["after"] = _members_of(after, Phase, f"Phase '{name}' after")
         return arguments
 
@@ -136,10 +142,8 @@ class Phase(Identified):
 def _members_of(value: object, member_type: type[object], subject: str) -> tuple[object, ...]:
     """Return a list of the user's as a tuple; an entry of another kind is refused."""
     entries = to_tuple(value)
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"{subject} must be a list of {member_type.__name__}s, got: {type(entries).__name__}")
-    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+    for index, entry in enumerate(entries):
         if not isinstance(entry, member_type):
             found = "None" if entry is None else type(entry).__name__
             raise ValidationError(f"{subject} element at index {index} must be a {member_type.__name__}, got: {found}")
-    return cast("tuple[object, ...]", entries)
+    return entries

@@ -18,7 +18,7 @@ _log = bounded_logger(__name__)
 
 
 class PhaseReviewDecision(ABC):
-    """A decision about an attempt of a phase: one of the four classes that are its attributes (S-SET-5).
+    """A decision about an attempt of a phase: one of the four classes that are its attributes.
 
     Attributes:
         Approve: Accept the attempt.
@@ -46,7 +46,7 @@ class PhaseReviewDecision(ABC):
 
     @staticmethod
     def parse(text: str | None) -> PhaseReviewDecision:
-        """Return the decision that a review's answer means; what is no decision approves, with a WARN (S-PHASE-74)."""
+        """Return the decision that a review's answer means; what is no decision approves, with a WARN."""
         read = read_decision_text(text)
         if read.is_unknown:
             _log.warning("Phase review gave no decision, which approves: %s", text or "")

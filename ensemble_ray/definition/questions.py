@@ -44,15 +44,6 @@ class AskedTask(Protocol):
         ...
 
 
-class AskedEnsemble(Protocol):
-    """An ensemble of the task that asks a question."""
-
-    @property
-    def tasks(self) -> Sequence[AskedTask]:
-        """The one task."""
-        ...
-
-
 class BegunRun(Protocol):
     """A run that asks a question."""
 
@@ -106,21 +97,21 @@ def get_messages(history: History | None) -> Sequence[ChatMessage]:
     return history.messages
 
 
-def build_answer(asked: AskedEnsemble, output: EnsembleOutput) -> AgentOutput[Any]:
+def build_answer(tasks: Sequence[AskedTask], output: EnsembleOutput) -> AgentOutput[Any]:
     """Return the output of a question, with the conversation so far."""
-    (task,) = asked.tasks
+    (task,) = tasks
     turns = [ChatMessage(role="user", content=unescape_template(task.description))]
     if output.is_complete:
         turns.append(ChatMessage(role="assistant", content=whole_text(output.raw)))
     return AgentOutput(output=output, messages=(*task.history, *turns))
 
 
-def stream_answer(asked: AskedEnsemble, start: Callable[[], BegunRun]) -> Iterator[Event | AgentOutput[Any]]:
+def stream_answer(tasks: Sequence[AskedTask], start: Callable[[], BegunRun]) -> Iterator[Event | AgentOutput[Any]]:
     """Begin a run, give its events and then its output; left early, end it."""
     begun = start()
     try:
         yield from begun.events()
-        yield build_answer(asked, begun.result())
+        yield build_answer(tasks, begun.result())
     finally:
         if begun.state.is_going_on:
             begun.cancel()

@@ -13,7 +13,7 @@ __all__ = ["ReflectionInput"]
 
 
 class ReflectionInput(Value):
-    """What a `strategy` reflects on (S-REFL-10).
+    """What a `strategy` reflects on.
 
     Attributes:
         task: The task with its variables resolved. On a cluster it comes without what stays elsewhere: agent, tools, handler,

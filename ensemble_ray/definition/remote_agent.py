@@ -51,13 +51,15 @@ class RemoteAgent(Agent):
     timeout: float | timedelta = _RUN_S
     connect_timeout: float | timedelta = _CONNECT_S
 
-    def __init__(self, url: str, **fields: Any) -> None:
+    def __init__(self, url: str, *, role: str | None = None, goal: str = _GOAL, **fields: Any) -> None:
         """Check and keep the fields.
 
         Raises:
             ValidationError: one of them is refused.
         """
-        values: dict[str, Any] = {"url": url, **fields}
+        values: dict[str, Any] = {"url": url, "goal": goal, **fields}
+        if role is not None:
+            values["role"] = role
         super().__init__(**values)
 
     @model_validator(mode="before")
@@ -82,7 +84,6 @@ class RemoteAgent(Agent):
         effect: Effect = arguments.get("runner_effect") or "once"
         arguments["runner"] = _Asker(address, timeout_s, effect)
         arguments.setdefault("role", address.name)
-        arguments.setdefault("goal", _GOAL)
         return arguments
 
     @classmethod

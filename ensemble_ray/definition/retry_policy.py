@@ -21,7 +21,7 @@ _LONGEST_S = timedelta(days=365).total_seconds()
 
 
 class RetryPolicy(Value):
-    """What becomes of model calls that fail by the provider's fault (S-DUR-60 to S-DUR-62).
+    """What becomes of model calls that fail by the provider's fault.
 
     Attributes:
         max_attempts: Times that a model is asked for one answer; 1: no retries.

@@ -26,7 +26,7 @@ __all__ = ["RunFields", "RunOptions", "merge_options"]
 
 
 class RunOptions(Value):
-    """What one run does differently from its ensemble: `run(max_tokens=100_000)`, or `run(options=RunOptions(...))` (S-DOM-68).
+    """What one run does differently from its ensemble: `run(max_tokens=100_000)`, or `run(options=RunOptions(...))`.
 
     None keeps the ensemble's value. A run that is resumed keeps its options, but for those that are given anew.
 

@@ -80,18 +80,16 @@ class Synthesizer(Protocol):
         ...
 
 
-def _listeners_of(value: object) -> object:
+def _listeners_of(value: object) -> tuple[object, ...]:
     """Return listeners as a tuple, and refuse an entry that could never be called."""
     entries = to_tuple(value)
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"Ensemble listeners must be given as a list, got: {type(entries).__name__}")
-    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+    for index, entry in enumerate(entries):
         if not isinstance(entry, EnsembleListener) and not any(hasattr(entry, method) for method in EVENT_TYPES):
             raise ValidationError(
                 f"Ensemble listener at index {index} ({type(entry).__name__}) has none of the listener methods: "
                 f"[{', '.join(EVENT_TYPES)}]"
             )
-    return cast("object", entries)
+    return entries
 
 
 def _synthesizer_of(value: object) -> object:
@@ -124,6 +122,11 @@ def _dashboard_of(value: object) -> object:
     raise ValidationError(f"Ensemble dashboard must be a WebDashboard, got: {type(value).__name__}")
 
 
+def _options_advice(value: object) -> str:
+    names = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {"max_tokens": ...}
+    return f"Write options=RunOptions({', '.join(f'{name}=...' for name in names)})"
+
+
 def _inputs_of(value: object) -> object:
     return {} if value is None else value
 
@@ -137,6 +140,7 @@ if TYPE_CHECKING:
     _Exporter: TypeAlias = ExecutionTraceExporter | Callable[[ExecutionTrace], object] | None
     _ReviewHandler: TypeAlias = Reviewing | ReviewFunction | None
     _Dashboard: TypeAlias = Dashboard | None
+    _Listeners: TypeAlias = Accepts[Sequence[object], object]
     _Inputs: TypeAlias = Accepts[Mapping[str, object], Mapping[str, object] | None]
     _Started: TypeAlias = Callable[[str, str, int], object]
     _Completed: TypeAlias = Callable[[str, timedelta, ExitReason], object]
@@ -147,6 +151,7 @@ else:
     _Exporter = Annotated[Any, BeforeValidator(_exporter_of)]
     _ReviewHandler = Annotated[Any, BeforeValidator(_review_handler_of)]
     _Dashboard = Annotated[Any, BeforeValidator(_dashboard_of)]
+    _Listeners = Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)]
     _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copy)]
     _OnStarted = _OnCompleted = Callbacks[object]
 
@@ -210,7 +215,7 @@ class RunRules(Value):
     chat_input: StrictText | None = None
     parallel_error_strategy: ErrorStrategyField = initially(ParallelErrorStrategy.FAIL_FAST)
     max_parallel_tasks: StrictInt | None = None
-    listeners: Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)] = ()
+    listeners: _Listeners = initially(())
     rate_limit: RateLimit | None = None
     context_budget: StrictInt | None = None
     max_tool_output_length: StrictInt = -1
@@ -244,12 +249,12 @@ class RunRules(Value):
 
     @property
     def has_reviews(self) -> bool:
-        """Whether somebody decides at gates; without that they are passed (S-REV-15)."""
+        """Whether somebody decides at gates; without that they are passed."""
         return self.review_handler is not None or self.is_detached
 
     @property
     def is_detached(self) -> bool:
-        """Whether decisions are waited for in the record (S-REV-113)."""
+        """Whether decisions are waited for in the record."""
         return self.review_wait is ReviewWait.DETACH
 
     @property
@@ -268,9 +273,13 @@ class RunRules(Value):
         return self
 
     def with_options(self, options: RunOptions | None) -> Self:
-        """Return this ensemble as one run sees it; options that are None change nothing (S-DOM-68)."""
+        """Return this ensemble as one run sees it; options that are None change nothing."""
         if options is None:
             return self
+        if not isinstance(options, RunOptions):
+            raise ValidationError(
+                f"options must be RunOptions, got: {type(options).__name__}. {_options_advice(options)}"
+            )
         chosen = {name: getattr(options, name) for name in RunOptions.model_fields if name != "tags"}
         return self.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
@@ -311,7 +320,7 @@ class Watched(RunRules):
         return {method: callables for method, callables in handlers.items() if callables}
 
     def with_dashboard_parts(self) -> Self:
-        """Return this ensemble as its runs see it: with the listener of its dashboard, and the parts that it has none of (S-WEB-10)."""
+        """Return this ensemble as its runs see it: with the listener of its dashboard, and the parts that it has none of."""
         dashboard = self.dashboard
         if dashboard is None:
             return self
@@ -325,5 +334,5 @@ class Watched(RunRules):
         return self.model_copy(update=changes)
 
     def with_additional_listener(self, listener: object) -> Self:
-        """Return this ensemble with one more listener, behind the others (S-DOM-69)."""
+        """Return this ensemble with one more listener, behind the others."""
         return self.replace(listeners=(*self.listeners, listener))

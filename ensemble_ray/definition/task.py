@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, NewType, Self, TypeAlias, cast, get_args, get_origin
 
-from pydantic import InstanceOf, SkipValidation, model_validator
+from pydantic import Field, InstanceOf, SkipValidation, model_validator
 from typing_extensions import TypeAliasType
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import (
+    OneOrMany,
     OptionalModelField,
     StrictInt,
     StrictText,
@@ -36,7 +37,6 @@ from ensemble_ray.values.messages import ChatMessage, Effect
 from ensemble_ray.values.rate_limit import RateLimit
 from ensemble_ray.values.reviews import Review
 from ensemble_ray.values.task_output import Parsed_co
-from ensemble_ray.values.value import FrozenSequence
 
 if TYPE_CHECKING:
     from ensemble_ray.tools.tool import AgentTool
@@ -52,14 +52,14 @@ _DEFAULT_EXPECTED_OUTPUT = "Produce a complete and accurate response to the task
 
 
 class Task(Identified, Generic[Parsed_co]):
-    """A piece of work. It is equal only to itself: two built alike are two tasks (S-CONV-31).
+    """A piece of work. It is equal only to itself: two built alike are two tasks.
 
-    `Task(..., output_type=Report)` is a `Task[Report]` to type checkers; at run time there is one class (S-CONV-39).
+    `Task(..., output_type=Report)` is a `Task[Report]` to type checkers; at run time there is one class.
 
     Attributes:
         name: What YAML, plans and records call it; None: its position does.
         description: What to do; `{topic}` is filled in from the run's inputs.
-        expected_output: What the result looks like; a template as well.
+        expected_output: What the result looks like; a template as well. May be left out.
         agent: Who does it; None: an agent is made for the run, unless a handler does the work.
         context: Tasks whose outputs it is given, in this order; `loop.output` and `phase.output` for those of a loop or phase.
         output_type: Type that the answer is parsed into: a pydantic model, dataclass, TypedDict or enum, `str`, `int`,
@@ -94,14 +94,14 @@ class Task(Identified, Generic[Parsed_co]):
     """
 
     name: StrictText | None = None
-    description: StrictText
-    expected_output: StrictText
+    description: StrictText = Field(kw_only=False)
+    expected_output: StrictText = Field(default=_DEFAULT_EXPECTED_OUTPUT, kw_only=False)
     agent: InstanceOf[Agent] | None = None
-    context: Annotated[Sequence[Task | UnitOutput], SkipValidation] = ()
+    context: Annotated[OneOrMany[Task | UnitOutput], SkipValidation] = initially(())
     output_type: Annotated[type[Parsed_co] | UnionType | None, SkipValidation] = None
     max_output_retries: StrictInt = 3
-    input_guardrails: FrozenSequence[Callable[[Any], object]] = ()
-    output_guardrails: FrozenSequence[Callable[[Any], object]] = ()
+    input_guardrails: OneOrMany[Callable[[Any], object]] = initially(())
+    output_guardrails: OneOrMany[Callable[[Any], object]] = initially(())
     llm: OptionalModelField = initially(None)
     stream: bool | None = None
     tools: ToolsField = initially(())
@@ -129,16 +129,16 @@ class Task(Identified, Generic[Parsed_co]):
 
     @classmethod
     def of(cls, description: str, expected_output: str = _DEFAULT_EXPECTED_OUTPUT) -> Self:
-        """Return a task in one line (S-DOM-34); the agent is made for it."""
+        """Return a task in one line; the agent is made for it."""
         return cls(description=description, expected_output=expected_output)
 
     @property
     def handler_effect(self) -> Effect:
-        """What the handler does to the world (S-DUR-25); of a task without one nothing is known: `once`."""
+        """What the handler does to the world; of a task without one nothing is known: `once`."""
         return _effect_of(self.handler) if self.effect is None else self.effect
 
     def with_revision_feedback(self, feedback: str | None, prior_output: str | None, attempt: int) -> Self:
-        """Return this task for another attempt (S-DOM-36): the same task, so its output is found under it."""
+        """Return this task for another attempt: the same task, so its output is found under it."""
         return self.rewritten(
             revision_feedback=feedback or "", prior_attempt_output=prior_output, attempt_number=attempt
         )
@@ -163,7 +163,7 @@ class Task(Identified, Generic[Parsed_co]):
         if arguments.get("name") is not None:
             check_text(arguments["name"], "Task name must not be blank when set")
         check_text(arguments.get("description"), "Task description must not be blank")
-        check_text(arguments.get("expected_output"), "Task expected_output must not be blank")
+        check_text(arguments.get("expected_output", _DEFAULT_EXPECTED_OUTPUT), "Task expected_output must not be blank")
         arguments["tools"] = check_tools(arguments.get("tools"), subject="Task tool")
         check_positive(arguments.get("max_iterations"), "Task max_iterations must be > 0 when set")
         arguments["context"] = _check_context(arguments)
@@ -191,13 +191,11 @@ class Task(Identified, Generic[Parsed_co]):
                 yield field, value
 
 
-def _check_context(arguments: Mapping[str, Any]) -> object:
+def _check_context(arguments: Mapping[str, Any]) -> tuple[object, ...]:
     """Return the context as a tuple of tasks (S-DOM-25, S-DOM-26)."""
     entries = to_tuple(arguments.get("context"))
-    if not isinstance(entries, tuple):
-        raise ValidationError(f"Task context must be a list of Tasks, got: {type(entries).__name__}")
     agent = arguments.get("agent")
-    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+    for index, entry in enumerate(entries):
         if entry is None:
             raise ValidationError(f"Task context element at index {index} must not be None")
         if not isinstance(entry, Task | UnitOutput):
@@ -216,7 +214,7 @@ def _check_context(arguments: Mapping[str, Any]) -> object:
             and entry.expected_output == arguments.get("expected_output")
         ):
             raise ValidationError("Task cannot reference itself in context")
-    return cast("object", entries)
+    return entries
 
 
 def _check_output_type(output_type: object) -> None:

@@ -16,7 +16,7 @@ __all__ = ["UnitOutput", "name_output"]
 class UnitOutput:
     """The outputs of a loop or a phase, or of one body task of a loop.
 
-    Made by `loop.output`, `loop.output_of(task)` and `phase.output` alone (S-LOOP-166, S-LOOP-173).
+    Made by `loop.output`, `loop.output_of(task)` and `phase.output` alone.
     """
 
     #: hidden id of the loop or phase; for look-up inside a process

@@ -40,7 +40,7 @@ class Until:
 
     @classmethod
     def parsed(cls, condition: Callable[[Any], bool | Awaitable[bool]]) -> Until:
-        """Stop when a condition holds for the parsed output of the last body task, which needs an `output_type` (S-LOOP-160).
+        """Stop when a condition holds for the parsed output of the last body task, which needs an `output_type`.
 
         Raises:
             ValidationError: the condition cannot be called.
@@ -51,7 +51,7 @@ class Until:
 
     @classmethod
     def text_contains(cls, text: str, *, ignore_case: bool = False) -> Until:
-        """Stop when the text of the last body task's output contains this one (S-LOOP-161).
+        """Stop when the text of the last body task's output contains this one.
 
         Raises:
             ValidationError: the text is blank.
@@ -62,7 +62,7 @@ class Until:
 
     @classmethod
     def unchanged(cls) -> Until:
-        """Stop when the last body task says the same as in the iteration before, but for space at the ends (S-LOOP-162)."""
+        """Stop when the last body task says the same as in the iteration before, but for space at the ends."""
         return cls(kind="unchanged")
 
     def __call__(self, context: LoopIterationContext | GraphRoutingContext) -> bool | Awaitable[bool]:

@@ -8,7 +8,7 @@ __all__ = ["ParallelErrorStrategy", "Workflow"]
 
 
 class Workflow(StrEnum):
-    """How the tasks of an ensemble follow each other (S-DOM-80)."""
+    """How the tasks of an ensemble follow each other."""
 
     #: one at a time, in list order
     SEQUENTIAL = "sequential"
@@ -19,7 +19,7 @@ class Workflow(StrEnum):
 
 
 class ParallelErrorStrategy(StrEnum):
-    """What a failed task does to the others of a parallel run (S-PAR-20)."""
+    """What a failed task does to the others of a parallel run."""
 
     #: nothing new starts
     FAIL_FAST = "fail_fast"

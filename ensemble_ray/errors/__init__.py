@@ -98,7 +98,7 @@ class ValidationError(EnsembleError, ValueError):
 
 
 class PromptTemplateError(EnsembleError):
-    """Template variables without a value: all of them, and the template uncut (S-TPL-6)."""
+    """Template variables without a value: all of them, and the template uncut."""
 
     def __init__(self, message: str, missing_variables: Sequence[str] = (), template: str = "") -> None:
         super().__init__(message)
@@ -107,10 +107,10 @@ class PromptTemplateError(EnsembleError):
 
 
 class TaskExecutionError(EnsembleError):
-    """A task failed; `__cause__` is why, `completed_task_outputs` is what was done before (S-ENG-13).
+    """A task failed; `__cause__` is why, `completed_task_outputs` is what was done before.
 
     Attributes:
-        phase_statuses: Status of each phase by its name (S-PHASE-54); empty for a run without phases.
+        phase_statuses: Status of each phase by its name; empty for a run without phases.
         task_name: Name of the task, else its description; empty where no task of the plan failed.
     """
 
@@ -131,7 +131,7 @@ class TaskExecutionError(EnsembleError):
 
 
 class OutputParsingError(TaskExecutionError):
-    """No attempt gave an answer of the declared type (S-OUT-33)."""
+    """No attempt gave an answer of the declared type."""
 
     def __init__(  # noqa: PLR0917  S-SET-3 fixes the order
         self,
@@ -152,7 +152,7 @@ class OutputParsingError(TaskExecutionError):
 
 
 class ParallelExecutionError(EnsembleError):
-    """Some tasks of a parallel run failed under continue_on_error (S-PAR-25)."""
+    """Some tasks of a parallel run failed under continue_on_error."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class ParallelExecutionError(EnsembleError):
 
 
 class ConstraintViolationError(EnsembleError):
-    """A hierarchical run ended with its constraints unmet (S-ERR-32)."""
+    """A hierarchical run ended with its constraints unmet."""
 
     def __init__(self, violations: Sequence[str], completed_task_outputs: Sequence[TaskOutput] = ()) -> None:
         if not violations:
@@ -187,7 +187,7 @@ class ConstraintViolationError(EnsembleError):
 
 
 class AgentExecutionError(EnsembleError):
-    """The model, the handler, the tool batch or the agent's process failed (S-ERR-15)."""
+    """The model, the handler, the tool batch or the agent's process failed."""
 
     #: whether a guardrail failed; what it called is no model of the run (S-MR-155)
     is_of_callable = False
@@ -219,7 +219,7 @@ class ManagerStalledError(AgentExecutionError):
 
 
 class MaxIterationsExceededError(EnsembleError):
-    """The agent went on calling tools after three stop messages (S-ENG-43, S-ENG-47)."""
+    """The agent went on calling tools after three stop messages."""
 
     def __init__(self, agent_role: str, task_description: str, max_iterations: int, tool_calls_made: int) -> None:
         super().__init__(
@@ -234,7 +234,7 @@ class MaxIterationsExceededError(EnsembleError):
 
 
 class ToolExecutionError(EnsembleError):
-    """A tool's infrastructure failed; it is logged and told to the model, and never stops a run (S-ERR-19)."""
+    """A tool's infrastructure failed; it is logged and told to the model, and never stops a run."""
 
     def __init__(self, message: str, tool_name: str = "", tool_input: str = "") -> None:
         super().__init__(message)
@@ -243,7 +243,7 @@ class ToolExecutionError(EnsembleError):
 
 
 class GuardrailViolationError(EnsembleError):
-    """A guardrail said no (S-GRD-7). `guardrail_type` is `input` or `output`."""
+    """A guardrail said no. `guardrail_type` is `input` or `output`."""
 
     def __init__(self, guardrail_type: str, violation_message: str, task_description: str, agent_role: str) -> None:
         kind = str(getattr(guardrail_type, "value", guardrail_type))
@@ -258,7 +258,7 @@ class GuardrailViolationError(EnsembleError):
 
 
 class RateLimitTimeoutError(EnsembleError):
-    """No permit came within the wait timeout; the model was not called (S-RATE-12)."""
+    """No permit came within the wait timeout; the model was not called."""
 
     def __init__(self, rate_limit: RateLimit, wait_timeout: timedelta) -> None:
         waited_ms = round(wait_timeout.total_seconds() * 1000)
@@ -272,11 +272,11 @@ class RateLimitTimeoutError(EnsembleError):
 
 
 class RateLimitInterruptedError(EnsembleError):
-    """Synchronous waiting for a permit was interrupted (S-RATE-14)."""
+    """Synchronous waiting for a permit was interrupted."""
 
 
 class RunExistsError(EnsembleError):
-    """A run of that id is running already (S-SET-39)."""
+    """A run of that id is running already."""
 
 
 class RecordError(EnsembleError):
@@ -299,7 +299,7 @@ class StaleEpochError(EnsembleError):
 
 
 class UnknownOutcomeError(EnsembleError):
-    """An effect was begun before a crash, and nothing tells whether it was done (S-DUR-24, S-DUR-25)."""
+    """An effect was begun before a crash, and nothing tells whether it was done."""
 
     def __init__(self, message: str, effect: str = "", tool_name: str = "") -> None:
         super().__init__(message)
@@ -308,7 +308,7 @@ class UnknownOutcomeError(EnsembleError):
 
 
 class CircuitOpenError(EnsembleError):
-    """An endpoint fails for everybody and is not asked for now (S-DUR-64); the last failure is the cause."""
+    """An endpoint fails for everybody and is not asked for now; the last failure is the cause."""
 
     def __init__(self, message: str, endpoint: str = "") -> None:
         super().__init__(message)
@@ -316,11 +316,11 @@ class CircuitOpenError(EnsembleError):
 
 
 class ReviewTimeoutError(EnsembleError):
-    """Nobody answered at a review gate in time, and `on_timeout` is `fail` (S-REV-39, S-REV-47)."""
+    """Nobody answered at a review gate in time, and `on_timeout` is `fail`."""
 
 
 class ReviewDecidedError(EnsembleError):
-    """A review gate has its decision: somebody was first, or its time was up (S-REV-127, S-REV-128).
+    """A review gate has its decision: somebody was first, or its time was up.
 
     Attributes:
         run_id: The run.
@@ -351,15 +351,15 @@ class ReviewDecidedError(EnsembleError):
 
 
 class IllegalStateError(Portable, RuntimeError):
-    """The object is not in a state for that call; never fed to a model (S-TOOL-23)."""
+    """The object is not in a state for that call; never fed to a model."""
 
 
 class ToolConfigurationError(IllegalStateError):
-    """A tool is set up in a way that cannot work (S-ERR-21)."""
+    """A tool is set up in a way that cannot work."""
 
 
 class TryAgain(Portable):
-    """Raised by a tool or a guardrail: the model is given the message and tries again (S-TOOL-54, S-GRD-17).
+    """Raised by a tool or a guardrail: the model is given the message and tries again.
 
     Examples:
         >>> raise TryAgain("Give the date as YYYY-MM-DD")
@@ -372,7 +372,7 @@ class TryAgain(Portable):
 
 
 class ExitEarlyError(Portable):
-    """Ends the run with what is done so far; it becomes `exit_reason`, never an error of `run()` (S-ERR-22)."""
+    """Ends the run with what is done so far; it becomes `exit_reason`, never an error of `run()`."""
 
     def __init__(self, message: str = "", timed_out: bool = False) -> None:  # noqa: FBT001, FBT002  S-SET-3 fixes the order
         super().__init__(message)

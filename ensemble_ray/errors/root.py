@@ -17,7 +17,7 @@ class EnsembleError(Portable):
     """Root of everything that `run()` raises by contract.
 
     Attributes:
-        trace: The run's trace up to the failure; None where the run had not begun (S-SET-26).
+        trace: The run's trace up to the failure; None where the run had not begun.
         run_id: The run's id; None where the run had not begun.
     """
 

@@ -19,7 +19,7 @@ _LONGEST_PREVIEW = 200
 
 
 class MaxLoopIterationsExceededError(EnsembleError):
-    """A loop's predicate never held, and its cap raises (S-LOOP-61). Unrelated to the cap of an agent's tool loop."""
+    """A loop's predicate never held, and its cap raises. Unrelated to the cap of an agent's tool loop."""
 
     def __init__(self, loop_name: str, max_iterations: int, completed_task_outputs: Sequence[TaskOutput] = ()) -> None:
         super().__init__(f"Loop '{loop_name}' did not converge after {max_iterations} iterations")
@@ -29,7 +29,7 @@ class MaxLoopIterationsExceededError(EnsembleError):
 
 
 class GraphNoEdgeMatchedError(EnsembleError):
-    """No edge of a graph's state matched what the state gave (S-GRAPH-45).
+    """No edge of a graph's state matched what the state gave.
 
     Attributes:
         output_preview: Text of the state's output, uncut.
@@ -59,7 +59,7 @@ class GraphNoEdgeMatchedError(EnsembleError):
 
 
 class MaxGraphStepsExceededError(EnsembleError):
-    """A graph did not come to its end within its steps, and its cap raises (S-GRAPH-50)."""
+    """A graph did not come to its end within its steps, and its cap raises."""
 
     def __init__(
         self,

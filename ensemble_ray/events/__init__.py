@@ -64,7 +64,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleStartedEvent(Event):
-    """The run begins (S-EVT-30)."""
+    """The run begins."""
 
     method: ClassVar[str] = "on_ensemble_started"
     ensemble_id: str
@@ -74,7 +74,7 @@ class EnsembleStartedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleCompletedEvent(Event):
-    """The run ended without failure (S-EVT-31)."""
+    """The run ended without failure."""
 
     method: ClassVar[str] = "on_ensemble_completed"
     ensemble_id: str
@@ -84,7 +84,7 @@ class EnsembleCompletedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStartEvent(Event):
-    """A task begins (S-EVT-32). `task_index` is 1-based."""
+    """A task begins. `task_index` is 1-based."""
 
     method: ClassVar[str] = "on_task_start"
     task_description: str
@@ -95,7 +95,7 @@ class TaskStartEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCompleteEvent(Event):
-    """A task succeeded (S-EVT-33)."""
+    """A task succeeded."""
 
     method: ClassVar[str] = "on_task_complete"
     task_description: str
@@ -108,7 +108,7 @@ class TaskCompleteEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFailedEvent(Event):
-    """A task failed; `cause` is the original error (S-EVT-34, S-EVT-13)."""
+    """A task failed; `cause` is the original error."""
 
     method: ClassVar[str] = "on_task_failed"
     task_description: str
@@ -121,7 +121,7 @@ class TaskFailedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallEvent(Event):
-    """A tool was executed (S-EVT-35). `tool_arguments` is the model's JSON text, `tool_result` the full text."""
+    """A tool was executed. `tool_arguments` is the model's JSON text, `tool_result` the full text."""
 
     method: ClassVar[str] = "on_tool_call"
     tool_name: str
@@ -136,7 +136,7 @@ class ToolCallEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskInputEvent(Event):
-    """Prompts are built, before the first model call (S-EVT-36)."""
+    """Prompts are built, before the first model call."""
 
     method: ClassVar[str] = "on_task_input"
     task_index: int
@@ -153,7 +153,7 @@ class TaskInputEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmIterationStartedEvent(Event):
-    """A model call begins (S-EVT-37). `iteration_index` counts from 0."""
+    """A model call begins. `iteration_index` counts from 0."""
 
     method: ClassVar[str] = "on_llm_iteration_started"
     agent_role: str
@@ -164,7 +164,7 @@ class LlmIterationStartedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmIterationCompletedEvent(Event):
-    """A model call ended (S-EVT-38). Unknown token counts are 0 here (S-EVT-16)."""
+    """A model call ended. Unknown token counts are 0 here."""
 
     method: ClassVar[str] = "on_llm_iteration_completed"
     agent_role: str
@@ -184,7 +184,7 @@ class LlmIterationCompletedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent(Event):
-    """A streamed fragment (S-EVT-39). `iteration` tells the turns of a tool loop apart (S-STR-2)."""
+    """A streamed fragment. `iteration` tells the turns of a tool loop apart."""
 
     method: ClassVar[str] = "on_token"
     token: str
@@ -197,7 +197,7 @@ class TokenEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationStartedEvent(Event):
-    """A worker is asked, after guards and policies (S-EVT-40). `instance` is the delegating task's."""
+    """A worker is asked, after guards and policies. `instance` is the delegating task's."""
 
     method: ClassVar[str] = "on_delegation_started"
     #: `task_id` of the request; the same in the delegation's other event (S-DEL-50)
@@ -212,7 +212,7 @@ class DelegationStartedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationCompletedEvent(Event):
-    """A worker answered (S-EVT-41)."""
+    """A worker answered."""
 
     method: ClassVar[str] = "on_delegation_completed"
     delegation_id: str
@@ -224,7 +224,7 @@ class DelegationCompletedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationFailedEvent(Event):
-    """A delegation was refused, or its worker failed (S-EVT-42)."""
+    """A delegation was refused, or its worker failed."""
 
     method: ClassVar[str] = "on_delegation_failed"
     delegation_id: str
@@ -239,7 +239,7 @@ class DelegationFailedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChangedEvent(Event):
-    """A file tool wrote a file (S-EVT-43)."""
+    """A file tool wrote a file."""
 
     method: ClassVar[str] = "on_file_changed"
     agent_role: str
@@ -252,7 +252,7 @@ class FileChangedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopIterationCompletedEvent(Event):
-    """A loop finished an iteration, and was not asked yet whether to go on (S-LOOP-107). `instance` is the iteration's."""
+    """A loop finished an iteration, and was not asked yet whether to go on. `instance` is the iteration's."""
 
     method: ClassVar[str] = "on_loop_iteration_completed"
     loop_name: str
@@ -266,7 +266,7 @@ class LoopIterationCompletedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphStateCompletedEvent(Event):
-    """A graph finished a step and chose the next state (S-GRAPH-75). `instance` is the step's."""
+    """A graph finished a step and chose the next state. `instance` is the step's."""
 
     method: ClassVar[str] = "on_graph_state_completed"
     graph_name: str
@@ -282,7 +282,7 @@ class GraphStateCompletedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReflectedEvent(Event):
-    """An output was reflected on, and what was learned is stored (S-REFL-15)."""
+    """An output was reflected on, and what was learned is stored."""
 
     method: ClassVar[str] = "on_task_reflected"
     task_description: str

@@ -14,7 +14,6 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from ensemble_ray.events import Event
 from ensemble_ray.events.listeners import RunEndListener, call_listener, wanted_by
@@ -25,20 +24,6 @@ from ensemble_ray.values.outputs import ExitReason
 __all__ = ["Delivery", "listeners_of"]
 
 _log = bounded_logger(__name__)
-
-
-class HasListeners(Protocol):
-    """An ensemble, as far as listeners go."""
-
-    @property
-    def listeners(self) -> Sequence[object]:
-        """Listener objects."""
-        ...
-
-    @property
-    def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:
-        """`on_*` callables by method."""
-        ...
 
 
 class _Recipient:
@@ -176,14 +161,16 @@ class _Callbacks:
         self.function = function
 
 
-def listeners_of(definition: HasListeners) -> tuple[object, ...]:
-    """All listeners in order: `listeners`, then the `on_*` callables in table order (S-EVT-2).
+def listeners_of(
+    listeners: Sequence[object], callbacks: Mapping[str, tuple[Callable[..., object], ...]]
+) -> tuple[object, ...]:
+    """All listeners in order: the objects, then the `on_*` callables by method, in table order (S-EVT-2).
 
     A callable that is registered for several kinds of events is one listener: it is told of them in their order
     (S-EVT-22). Registered twice for the same kind, it is told twice.
     """
     added: list[_Callbacks] = []
-    for method, functions in definition.callbacks.items():
+    for method, functions in callbacks.items():
         for function in functions:
             # Methods of an object are made anew at each look at them: equal, not the same.
             mine = (each for each in added if each.function == function and not hasattr(each, method))
@@ -191,4 +178,4 @@ def listeners_of(definition: HasListeners) -> tuple[object, ...]:
             if listener is None:
                 added.append(listener := _Callbacks(function))
             setattr(listener, method, function)
-    return (*definition.listeners, *added)
+    return (*listeners, *added)

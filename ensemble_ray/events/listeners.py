@@ -35,17 +35,17 @@ __all__ = ["EnsembleListener", "RunEndListener", "call_listener", "wanted_by"]
 
 
 class EnsembleListener:
-    """Override what you need; every method does nothing by default (S-EVT-1).
+    """Override what you need; every method does nothing by default.
 
     Methods may be `async`; they then run on the delivery thread's loop. An attribute `trace_id`, when not None, is
-    put on the run's trace (S-EVT-21).
+    put on the run's trace.
     """
 
     def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> object:
-        """React to the start of the run (S-EVT-30)."""
+        """React to the start of the run."""
 
     def on_ensemble_completed(self, ensemble_id: str, total_duration: object, exit_reason: object) -> object:
-        """React to the end of a run without failure (S-EVT-31)."""
+        """React to the end of a run without failure."""
 
     def on_task_start(self, event: TaskStartEvent) -> object:
         """React to the start of a task."""

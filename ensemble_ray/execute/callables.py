@@ -23,6 +23,7 @@ from ensemble_ray.values.delegation import DelegationPolicyResult, DelegationReq
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.handler_context import TaskHandlerContext
 
 __all__ = ["HasCallables", "LocalCallables", "callable_name", "callable_path"]
@@ -37,7 +38,7 @@ def callable_path(key: str, category: str, index: int = 0) -> str:
 
 
 class HasCallables(Protocol):
-    """A task, as far as its callables go."""
+    """What travels of a task to the process of its callables."""
 
     @property
     def handler(self) -> object:
@@ -58,7 +59,7 @@ class HasCallables(Protocol):
 class LocalCallables:
     """Callables of a run that live in this process."""
 
-    def __init__(self, tasks: Mapping[str, HasCallables], policies: Sequence[object] = ()) -> None:
+    def __init__(self, tasks: Mapping[str, Task | HasCallables], policies: Sequence[object] = ()) -> None:
         self._tasks = tasks
         self._policies = policies
 

@@ -32,7 +32,7 @@ class GuardrailType(StrEnum):
 
 
 class GuardrailInput(Value):
-    """What an input guardrail is asked about (S-GRD-2).
+    """What an input guardrail is asked about.
 
     Attributes:
         task_description: With its variables resolved.
@@ -48,11 +48,11 @@ class GuardrailInput(Value):
 
 
 class GuardrailOutput(Value):
-    """What an output guardrail is asked about (S-GRD-2).
+    """What an output guardrail is asked about.
 
     Attributes:
         raw_response: The answer's text.
-        parsed_output: The parsed object, or what a handler returned (S-DET-6); None where there is neither (S-GRD-5).
+        parsed_output: The parsed object, or what a handler returned; None where there is neither.
         task_description: With its variables resolved.
         agent_role: `(deterministic)` for a handler task.
     """
@@ -65,7 +65,7 @@ class GuardrailOutput(Value):
 
 @dataclass(frozen=True, slots=True)
 class GuardrailResult:
-    """What a guardrail says; made by `success` and `failure` (S-GRD-3).
+    """What a guardrail says; made by `success` and `failure`.
 
     Examples:
         >>> GuardrailResult.failure("no names, please").message

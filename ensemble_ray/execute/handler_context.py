@@ -14,7 +14,7 @@ __all__ = ["TaskHandlerContext"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskHandlerContext:
-    """What a handler is given (S-DET-1). Nothing in it is None; context outputs are in context order."""
+    """What a handler is given. Nothing in it is None; context outputs are in context order."""
 
     description: str
     expected_output: str

@@ -28,7 +28,7 @@ __all__ = ["InlineRuntime"]
 
 
 class InlineRuntime:
-    """Runs in this process. Nothing is pickled, so anything works as tool, handler or model (S-CONV-34)."""
+    """Runs in this process. Nothing is pickled, so anything works as tool, handler or model."""
 
     name = "inline"
 

@@ -25,7 +25,7 @@ __all__ = ["DeadLetterFile", "DeadLetters", "dead_items"]
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """The failed items of earlier runs, as a source: `MapEnsemble(items=DeadLetters("failed.jsonl"), ...)` (S-MR-126).
+    """The failed items of earlier runs, as a source: `MapEnsemble(items=DeadLetters("failed.jsonl"), ...)`.
 
     Each comes once, with the index that it had then.
 

@@ -6,6 +6,7 @@ Nothing is started or reached here: a model object is made, its endpoint is met 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 from weakref import WeakValueDictionary
 
 from ensemble_ray.errors import ValidationError
@@ -28,11 +29,9 @@ def resolve_llm(value: object) -> ChatModel:
         ValidationError: the prefix is unknown, or the value is no chat model.
     """
     if not isinstance(value, str):
-        if isinstance(value, ChatModel) and not isinstance(value, type):
-            return value
-        raise ValidationError(
-            f"llm must be a chat model or one of {_list_forms()}, got: {type(value).__name__} without a chat method"
-        )
+        if callable(getattr(value, "chat", None)) and not isinstance(value, type):
+            return cast("ChatModel", value)
+        raise ValidationError(f"llm must be a chat model or one of {_list_forms()}, {_describe(value)}")
     prefix, colon, rest = value.strip().partition(":")
     if prefix == "openai" and rest.strip():
         return _same(f"openai:{rest.strip()}", _openai)
@@ -65,6 +64,19 @@ def _local(name: str) -> ChatModel:
     from ensemble_ray.llm.local import LocalChatModel
 
     return LocalChatModel(path=name.partition(":")[2].strip() or None)
+
+
+def _describe(value: object) -> str:
+    """Return what was given in place of a model, and what to write (S-ERR-62)."""
+    if isinstance(value, type):
+        return f"got: the class {value.__name__}. Make a model of it: {value.__name__}(...)"
+    package = type(value).__module__.partition(".")[0]
+    if package in {"builtins", "__main__"}:
+        return f"got: {type(value).__name__} without a chat method"
+    return (
+        f"got: {type(value).__name__} of the package '{package}', which has no method chat(messages, tools). Write "
+        "llm='openai:MODEL', or llm=OpenAIChatModel('MODEL', base_url=..., api_key=...) for any endpoint of that protocol"
+    )
 
 
 def _guess_model(value: str) -> str:

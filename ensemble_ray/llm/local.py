@@ -81,7 +81,7 @@ class LocalChatModel:
 
     @property
     def provider_name(self) -> str:
-        """Who answers (S-INT-32): this machine."""
+        """Who answers: this machine."""
         return "local"
 
     @property
@@ -121,7 +121,7 @@ class LocalChatModel:
 
     @property
     def endpoint_id(self) -> str:
-        """What fails together: the server of this file, as it is set up (S-DUR-64).
+        """What fails together: the server of this file, as it is set up.
 
         Raises:
             ValidationError: no path was given, and the embedded model is not installed.

@@ -143,7 +143,7 @@ class OpenAIChatModel:
 
     @property
     def provider_name(self) -> str:
-        """Who answers, in the words of OpenTelemetry where they have one; else the host's name (S-INT-32)."""
+        """Who answers, in the words of OpenTelemetry where they have one; else the host's name."""
         try:
             return provider_of(self.base_url)
         except ValidationError:  # what the call itself will tell
@@ -178,7 +178,7 @@ class OpenAIChatModel:
 
     @property
     def endpoint_id(self) -> str:
-        """What fails together: base URL, model, and a fingerprint of the key, never the key (S-SET-36, S-DUR-64).
+        """What fails together: base URL, model, and a fingerprint of the key, never the key.
 
         Raises:
             ValidationError: `OPENAI_BASE_URL` is no URL.

@@ -52,7 +52,7 @@ class RateLimitedChatModel:
     """
 
     def __init__(self, delegate: ChatModel, rate_limit: RateLimit, wait_timeout: timedelta = _DEFAULT_WAIT) -> None:
-        self._delegate = delegate
+        self._delegate = _resolve(delegate)
         self._rate_limit = rate_limit
         self._wait_timeout = wait_timeout
         self._bucket = new_object_id()
@@ -64,7 +64,7 @@ class RateLimitedChatModel:
         rate_limit: RateLimit,
         wait_timeout: timedelta | float = _DEFAULT_WAIT,
     ) -> RateLimitedChatModel:
-        """Put a model behind a limit of its own; it streams if the model does (S-RATE-10).
+        """Put a model behind a limit of its own; it streams if the model does.
 
         Args:
             delegate: A model, or its name as in `Agent.llm`.
@@ -130,7 +130,7 @@ class RateLimitedChatModel:
         return str(getattr(self._delegate, "endpoint_id", ""))
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Wait for a permit, then ask the model. A call that fails has used its permit (S-RATE-16).
+        """Wait for a permit, then ask the model. A call that fails has used its permit.
 
         Raises:
             RateLimitTimeoutError: no permit came within `wait_timeout`; the model was not asked.
@@ -141,7 +141,7 @@ class RateLimitedChatModel:
         return await call_user(self._delegate.chat, messages, *offered)
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
-        """As `chat`, in the form of that schema if the model behind it can be held to one (S-OUT-52).
+        """As `chat`, in the form of that schema if the model behind it can be held to one.
 
         Raises:
             RateLimitTimeoutError: no permit came within `wait_timeout`; the model was not asked.
@@ -192,8 +192,6 @@ class _RateLimitedStreamingModel(RateLimitedChatModel):
 
 
 def _resolve(delegate: ChatModel | str) -> ChatModel:
-    if not isinstance(delegate, str):
-        return delegate
-    from ensemble_ray.llm.factory import resolve_llm  # models given as objects do not need it
+    from ensemble_ray.llm.factory import resolve_llm  # few models have limits
 
     return resolve_llm(delegate)

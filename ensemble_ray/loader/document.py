@@ -103,6 +103,8 @@ def locate(root: Located, path: Loc) -> SourcePosition:
                 place = SourcePosition(path=where, value=node[step], key_spot=node.key_spots[step])
             case Items() as node, int() if step < len(node):
                 place = SourcePosition(path=f"{place.path}[{step}]", value=node[step], key_spot=node[step].spot)
+            case Scalar() | Entries(), 0:
+                continue  # a single value in place of a list of one (S-DOM-100)
             case _:
                 break
     return place

@@ -184,7 +184,7 @@ class Members:
         return {each.name: position for position, each in enumerate(self.work) if each.kind == kind and each.name}
 
     def _texts(self, node: Located | None) -> Iterator[tuple[int, str]]:
-        for position, each in enumerate(node if isinstance(node, Items) else ()):
+        for position, each in enumerate(node if isinstance(node, Items) else () if text_in(node) is None else (node,)):
             yield position, str(text_in(each))
 
     def _refuse_name(self, name: str, path: Loc, what: str, known: Sequence[str]) -> None:

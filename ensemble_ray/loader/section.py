@@ -14,12 +14,21 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_args, get_origin
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    create_model,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from ensemble_ray.loader.document import Entries, Loc, Located, Scalar, locate
+from ensemble_ray.loader.document import Entries, Items, Loc, Located, Scalar, locate
 from ensemble_ray.loader.field_types import Flag, Number, PathText, Text, Whole, one_of, text_in
 from ensemble_ray.loader.problems import Problems, list_known_names, nearest, suggestion
+from ensemble_ray.values.foreign_names import find_own_name
 from ensemble_ray.values.value import Value
 
 __all__ = ["KINDS", "FileSection", "is_null", "key", "keys_of", "name_in", "report"]
@@ -44,6 +53,9 @@ def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
     for name, shown in properties.items():
         shown.pop("default", None)
         shown.setdefault("description", words.get(name, ""))
+        if shown.get("type") == "array" and name not in section.only_lists:
+            array = {word: shown.pop(word) for word in ("type", "items", "minItems") if word in shown}
+            shown["anyOf"] = [array["items"], array]
         if name in defaults:
             shown["default"] = defaults[name]
     schema["properties"] = {name: properties[name] for name in section.list_keys()}
@@ -73,6 +85,8 @@ class FileSection(BaseModel):
     makes: ClassVar[type[Value] | None] = None
     #: keys that may be there without a value
     nullable: ClassVar[frozenset[str]] = frozenset()
+    #: keys of lists for which a single value is none (S-DOM-100)
+    only_lists: ClassVar[frozenset[str]] = frozenset()
     #: keys that are named before the others
     first: ClassVar[tuple[str, ...]] = ()
     #: keys that people look for here in vain, and what they are told
@@ -86,13 +100,23 @@ class FileSection(BaseModel):
             raise PydanticCustomError("section_type", "no mapping", {"section": cls})
         absent = cls.model_fields.keys() - cls.nullable
         values = {name: None if is_null(value) else value for name, value in node.items()}
-        present = {name: value for name, value in values.items() if name not in absent or value is not None}
+        present = {
+            name: _as_items(value) if cls._takes_one(name) else value
+            for name, value in values.items()
+            if name not in absent or value is not None
+        }
         try:
             return read(present)
         except pydantic.ValidationError as error:
             raise pydantic.ValidationError.from_exception_data(
                 cls.__name__, [cls._with_section(found) for found in error.errors(include_url=False)]
             ) from None
+
+    @classmethod
+    def _takes_one(cls, name: str) -> bool:
+        """Return whether a key takes a list, or a single value in place of one."""
+        info = cls.model_fields.get(name)
+        return info is not None and get_origin(info.annotation) is list and name not in cls.only_lists
 
     @classmethod
     def _with_section(cls, found: ErrorDetails) -> InitErrorDetails:
@@ -175,8 +199,16 @@ def _derive(annotation: Any, name: str) -> object:
     if origin is Literal:
         return Annotated[str, one_of(parts, _word_for(name))]
     if origin is tuple:
-        return list[_derive(parts[0], name)]  # type: ignore[misc]  # made of a class
+        part: Any = _derive(parts[0], name)
+        if get_origin(part) is list:
+            part = Annotated[part, BeforeValidator(_as_items, json_schema_input_type=get_args(part)[0] | part)]
+        return list[part]
     return _derive(next(part for part in parts if part is not type(None)), name)
+
+
+def _as_items(value: object) -> object:
+    """Return a single value as a list of one."""
+    return Items(value.spot, [value]) if isinstance(value, Scalar | Entries) else value
 
 
 def _word_for(name: str) -> str:
@@ -204,11 +236,12 @@ def report(error: pydantic.ValidationError, root: Located, problems: Problems) -
         match found["type"]:
             case "extra_forbidden":
                 name, names = str(path[-1]), section.list_keys()
-                near = nearest(name, names) if len(problems) < _MAX_GUESSES else []
+                own = "" if section.makes is None else find_own_name(section.makes, name)
+                near = nearest(name, names) if not own and len(problems) < _MAX_GUESSES else []
                 meant.update((*path[:-1], each) for each in near)
                 text = section.misplaced.get(name) or (
                     f"unknown key of {section.name_for(path[:-1], around.value)}."
-                    f"{suggestion(name, near)} {list_known_names(names)}"
+                    f"{f' {own}.' if own else suggestion(name, near)} {list_known_names(names)}"
                 )
                 problems.add(place.key_spot, place.path, text)
             case "missing" if path not in meant:

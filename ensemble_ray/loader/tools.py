@@ -132,6 +132,7 @@ class _Process(_Outside):
     """Runs one program with the model's input on its standard input."""
 
     class_name = "ProcessAgentTool"
+    only_lists = frozenset({"command"})
     command: list[Text] = key("The program and its arguments; no shell.", is_required=True)
     timeout: Number = key("Seconds.")
     max_output_bytes: Whole = key("That much of each stream is kept.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -83,7 +84,12 @@ class LocalEmbeddingModel:
 @lru_cache(maxsize=1)
 def _load() -> _Loaded:
     """Load the model once for the whole process, from the files of its package alone."""
-    import wordllama
+    root, nothing = logging.getLogger(), logging.NullHandler()
+    root.addHandler(nothing)  # the package calls `basicConfig`, which does nothing where there is a handler (S-ERR-65)
+    try:
+        import wordllama
+    finally:
+        root.removeHandler(nothing)
 
     package = cast("Any", wordllama)
     folder = Path(str(package.__file__)).parent

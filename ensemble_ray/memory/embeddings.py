@@ -21,7 +21,7 @@ SCOPE, _STORED_AT = f"{_OURS}scope", f"{_OURS}stored_at"
 
 
 class EmbeddingStoreLongTermMemory:
-    """Long-term memory over any embedding store (S-MEM-32). Fulfils `LongTermMemory`."""
+    """Long-term memory over any embedding store. Fulfils `LongTermMemory`."""
 
     def __init__(self, *, embedding_store: EmbeddingStore, embedding_model: EmbeddingModel) -> None:
         """Make one.
@@ -70,6 +70,11 @@ def check_parts(*, embedding_model: EmbeddingModel | None, embedding_store: Embe
         raise ValidationError("embedding_store must not be None")
     if embedding_model is None:
         raise ValidationError("embedding_model must not be None")
+    for name, value, methods in (("model", embedding_model, ("embed",)), ("store", embedding_store, ("add", "search"))):
+        if missing := [method for method in methods if not callable(getattr(value, method, None))]:
+            raise ValidationError(
+                f"embedding_{name} ({type(value).__name__}) has no method {' and no method '.join(map(repr, missing))}"
+            )
 
 
 def metadata_of(entry: MemoryEntry) -> dict[str, str]:

@@ -24,7 +24,7 @@ _LONG_TERM, _ENTITIES = ("store", "retrieve"), ("put", "get", "get_all", "is_emp
 
 
 class EnsembleMemory(Value):
-    """Memory that all tasks of an ensemble use: their prompts show it, and their outputs go into it (S-MEM-1).
+    """Memory that all tasks of an ensemble use: their prompts show it, and their outputs go into it.
 
     Attributes:
         short_term: Whether each task sees all that was done before it in the same run.

@@ -15,7 +15,7 @@ __all__ = ["InMemoryEmbeddingStore", "InMemoryEntityMemory", "StaysHere", "check
 
 
 class StaysHere:
-    """Memory of this process alone: a copy elsewhere would not be what its owner reads (S-MEM-69)."""
+    """Memory of this process alone: a copy elsewhere would not be what its owner reads."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -25,7 +25,7 @@ class StaysHere:
 
 
 class InMemoryEntityMemory(StaysHere):
-    """Facts by name (S-MEM-41). Fulfils `EntityMemory`."""
+    """Facts by name. Fulfils `EntityMemory`."""
 
     def __init__(self) -> None:
         self._facts: dict[str, str] = {}
@@ -69,7 +69,7 @@ def check_fact(name: str | None, fact: str | None) -> str:
 
 
 class InMemoryEmbeddingStore(StaysHere):
-    """Texts by vector; all are looked at in each search (S-MEM-35). Fulfils `EmbeddingStore`."""
+    """Texts by vector; all are looked at in each search. Fulfils `EmbeddingStore`."""
 
     def __init__(self) -> None:
         #: (vector of length 1, text, metadata)

@@ -14,7 +14,7 @@ REFLECTION_METHODS = ("store", "retrieve")
 
 
 class InMemoryReflectionStore(StaysHere):
-    """Reflections by key, as long as the process lives (S-REFL-5). Fulfils `ReflectionStore`."""
+    """Reflections by key, as long as the process lives. Fulfils `ReflectionStore`."""
 
     def __init__(self) -> None:
         self._reflections: dict[str, TaskReflection] = {}

@@ -29,7 +29,7 @@ STORE_METHODS = ("store", "retrieve", "evict", "clear")
 
 
 class MemoryStore(ABC):
-    """Keeps entries by scope. Its methods may be called from any thread, several at a time (S-MEM-68).
+    """Keeps entries by scope. Its methods may be called from any thread, several at a time.
 
     Derive from it for a store of your own, or bring any object with these four methods; they may be async.
     """

@@ -23,7 +23,7 @@ _SOURCE = "MemoryTool"
 
 
 class MemoryTool:
-    """Two tools over one scope of a store: `store_memory` and `retrieve_memory` (S-MEM-91)."""
+    """Two tools over one scope of a store: `store_memory` and `retrieve_memory`."""
 
     def __init__(self, scope: str, store: MemoryStore) -> None:
         """Make them.
@@ -81,7 +81,7 @@ class MemoryTool:
 
 
 class EntityMemoryTool(AbstractAgentTool):
-    """Looks up what an entity memory knows (S-MEM-44)."""
+    """Looks up what an entity memory knows."""
 
     name = "lookup_entity"
     description = "Looks up the known fact about a person, a company or a thing. Input: its name."

@@ -48,7 +48,7 @@ class TaskDependencyGraph:
 
     @property
     def roots(self) -> list[Task]:
-        """Tasks that wait for none of the others, in list order (S-PAR-2)."""
+        """Tasks that wait for none of the others, in list order."""
         return [task for object_id, task in self._tasks.items() if not self._dependencies[object_id]]
 
     def get_ready_tasks(self, completed: Iterable[Task]) -> list[Task]:

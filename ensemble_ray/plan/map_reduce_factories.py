@@ -20,6 +20,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.map_reduce_checks import takes_agent_first
 from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.unit_output import UnitOutput
@@ -144,7 +145,9 @@ def _reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> _Ma
         making = _make(definition, None, lambda _: _Call("reduce_task", definition.reduce_task, chunk))
     else:
         asked = _Call("reduce_agent", definition.reduce_agent)
-        making = _make(definition, asked, lambda agent: _Call("reduce_task", definition.reduce_task, agent, chunk))
+        making = _make(
+            definition, asked, lambda agent: _with_agent("reduce_task", definition.reduce_task, chunk, agent)
+        )
     task, agent = cast("TaskAndAgent", (yield from making))
     _check_context(task, chunk)
     return task, agent
@@ -155,7 +158,12 @@ def _direct(definition: MapReduceDefinition, items: Sequence[object]) -> _Making
     if definition.direct_agent is None:
         return _make(definition, None, lambda _: _Call("direct_task", factory, all_items))
     asked = _Call("direct_agent", definition.direct_agent)
-    return _make(definition, asked, lambda agent: _Call("direct_task", factory, agent, all_items))
+    return _make(definition, asked, lambda agent: _with_agent("direct_task", factory, all_items, agent))
+
+
+def _with_agent(name: str, factory: Callable[..., object], many: list[Any], agent: Agent | None) -> _Call:
+    """Return the call of a factory with an agent, in the order that it takes (S-MR-226, S-MR-227)."""
+    return _Call(name, factory, *((agent, many) if takes_agent_first(factory) else (many, agent)))
 
 
 def _make(

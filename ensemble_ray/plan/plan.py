@@ -126,7 +126,7 @@ class Plan:
     def top_level(self) -> tuple[str, ...]:
         """Keys of tasks and units that are in no other unit, in the order of a sequential run.
 
-        That is: tasks, then units, as declared; what waits for one of them comes behind it (S-LOOP-168).
+        That is: tasks, then units, as declared; what waits for one of them comes behind it.
         """
         if not self.units:
             return tuple(node.key for node in self.nodes)

@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from itertools import islice
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import BeforeValidator
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.fields import limit_model
+from ensemble_ray.definition.fields import limit_model, resolve_model
 from ensemble_ray.definition.model_placeholder import TEAM_MODEL
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import declared_agents
@@ -95,14 +97,14 @@ sentences). Write the values in the language with the code "{locale}".
 
 
 class SynthesisContext(Value):
-    """What a synthesizer may use (S-DET-25).
+    """What a synthesizer may use.
 
     Attributes:
         model: The model that the agent will have, unless the synthesizer chooses another.
-        locale: Language of generated texts, such as `"en"` (S-SET-12).
+        locale: Language of generated texts, such as `"en"`.
     """
 
-    model: ChatModel
+    model: Annotated[ChatModel, BeforeValidator(resolve_model)]
     locale: str = "en"
 
 
@@ -115,12 +117,12 @@ class AgentSynthesizer(ABC):
 
     @staticmethod
     def template() -> AgentSynthesizer:
-        """Take the role from the first verb of the description, without a model call (S-DET-23); the default."""
+        """Take the role from the first verb of the description, without a model call; the default."""
         return _TemplateSynthesizer()
 
     @staticmethod
     def llm_based() -> AgentSynthesizer:
-        """Ask the model for role, goal and background: one call per task (S-DET-24)."""
+        """Ask the model for role, goal and background: one call per task."""
         return _LlmSynthesizer()
 
 

@@ -38,7 +38,7 @@ __all__ = [
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """A model that answers a conversation (S-CONV-20); a synchronous `chat` is accepted too."""
+    """A model that answers a conversation; a synchronous `chat` is accepted too."""
 
     def chat(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -49,7 +49,7 @@ class ChatModel(Protocol):
 
 @runtime_checkable
 class StreamingChatModel(Protocol):
-    """A model that also streams (S-CONV-23)."""
+    """A model that also streams."""
 
     def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -60,7 +60,7 @@ class StreamingChatModel(Protocol):
 
 @runtime_checkable
 class StructuredChatModel(Protocol):
-    """A model that can also be held to a JSON schema by its endpoint (S-OUT-40); a synchronous method is accepted too."""
+    """A model that can also be held to a JSON schema by its endpoint; a synchronous method is accepted too."""
 
     def chat_structured(
         self, messages: Sequence[ChatMessage], schema: JsonSchema
@@ -235,7 +235,7 @@ class CpuPool(Protocol):
 
 @runtime_checkable
 class ToolMetrics(Protocol):
-    """Counts of tool calls, for a monitoring system (S-TOOL-42)."""
+    """Counts of tool calls, for a monitoring system."""
 
     def increment_success(self, tool_name: str, agent_role: str) -> None:
         """Count a call that succeeded."""
@@ -255,7 +255,7 @@ class ToolMetrics(Protocol):
 
 
 class CustomToolMetrics(ToolMetrics, Protocol):
-    """Metrics that also take what the code of tools counts itself (S-TM-1, S-TM-2)."""
+    """Metrics that also take what the code of tools counts itself."""
 
     def increment_counter(self, metric: str, tool_name: str, tags: Mapping[str, str] | None = None) -> None:
         """Count something of the tool's own."""

@@ -27,7 +27,7 @@ __all__ = [
 
 @runtime_checkable
 class EmbeddingModel(Protocol):
-    """Places texts in a space in which texts of like meaning are near to each other (S-MEM-35)."""
+    """Places texts in a space in which texts of like meaning are near to each other."""
 
     def embed(self, text: str) -> Sequence[float]:
         """Return the vector of a text."""
@@ -36,7 +36,7 @@ class EmbeddingModel(Protocol):
 
 @runtime_checkable
 class EmbeddingStore(Protocol):
-    """Keeps texts by their vectors (S-MEM-35)."""
+    """Keeps texts by their vectors."""
 
     def add(self, vector: Sequence[float], text: str, metadata: Mapping[str, str]) -> None:
         """Keep a text."""
@@ -62,7 +62,7 @@ class EmbeddingStore(Protocol):
 
 @runtime_checkable
 class LongTermMemory(Protocol):
-    """Keeps entries across runs and finds them by meaning (S-MEM-30)."""
+    """Keeps entries across runs and finds them by meaning."""
 
     def store(self, entry: MemoryEntry) -> None:
         """Keep an entry."""
@@ -75,7 +75,7 @@ class LongTermMemory(Protocol):
 
 @runtime_checkable
 class EntityMemory(Protocol):
-    """Knows a fact about each of some things (S-MEM-40)."""
+    """Knows a fact about each of some things."""
 
     def put(self, name: str, fact: str) -> None:
         """Keep a fact, in place of an earlier one of that name."""
@@ -95,7 +95,7 @@ class EntityMemory(Protocol):
 
 
 class MemoryOperationListener(Protocol):
-    """Hears how one task uses the memory of its ensemble (S-MEM-100)."""
+    """Hears how one task uses the memory of its ensemble."""
 
     def on_stm_write(self) -> None:
         """Take note of an entry that short-term memory took."""

@@ -12,7 +12,7 @@ __all__ = ["ReflectionStore"]
 
 @runtime_checkable
 class ReflectionStore(Protocol):
-    """Keeps the newest reflection of each task across runs (S-REFL-5); its methods may be async."""
+    """Keeps the newest reflection of each task across runs; its methods may be async."""
 
     def store(self, key: str, reflection: TaskReflection) -> None:
         """Keep a reflection, in place of the one that has that key."""

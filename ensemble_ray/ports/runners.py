@@ -16,7 +16,7 @@ __all__ = ["RunsTask"]
 
 @runtime_checkable
 class RunsTask(Protocol):
-    """Does the tasks of an agent, such as an agent of another framework (S-INT-50); a synchronous `run` is accepted too.
+    """Does the tasks of an agent, such as an agent of another framework; a synchronous `run` is accepted too.
 
     An attribute `effect` says what doing a task does to the world, as that of a tool; without one it is `once`.
     """

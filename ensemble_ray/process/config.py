@@ -11,9 +11,18 @@ from pathlib import Path
 
 import platformdirs
 
+from ensemble_ray.errors import ValidationError
 from ensemble_ray.process.bounded_log import bounded_logger
 
-__all__ = ["INTERNAL_VARIABLES", "VARIABLES", "Settings", "home_directory", "package_version", "unknown_variables"]
+__all__ = [
+    "INTERNAL_VARIABLES",
+    "VARIABLES",
+    "Settings",
+    "home_directory",
+    "package_version",
+    "read_switch",
+    "unknown_variables",
+]
 
 _log = bounded_logger(__name__)
 _PREFIX = "ENSEMBLE_RAY_"
@@ -51,6 +60,21 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
                 f"The environment variable {name} is unknown and is ignored.{meant} Known: {', '.join(VARIABLES)}"
             )
     return warnings
+
+
+_ON, _OFF = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", "off", "no"})
+
+
+def read_switch(name: str, *, default: bool) -> bool:
+    """Return what an environment variable that is on or off says; blank is the default.
+
+    Raises:
+        ValidationError: it is neither (S-ERR-63).
+    """
+    said = os.environ.get(name, "").strip().lower()
+    if said and said not in _ON | _OFF:
+        raise ValidationError(f"{name} must be 1 or 0, got: '{said}'")
+    return said in _ON if said else default
 
 
 @functools.cache

@@ -70,7 +70,7 @@ def log_context(fields: Mapping[str, str], *, is_whole: bool = False) -> Abstrac
 
 
 class LogContextFilter(logging.Filter):
-    """Puts the log context on records: attributes with dots as underscores, and `ensemble_context` (S-ENG-21)."""
+    """Puts the log context on records: attributes with dots as underscores, and `ensemble_context`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the fields; every record passes."""

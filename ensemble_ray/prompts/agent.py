@@ -18,7 +18,7 @@ _INSTRUCTION = (
 
 
 def build_system_prompt(agent: Agent) -> str:
-    """Role, background, goal, the fixed instruction and the form of the answer, in this order (S-TPL-13 to S-TPL-17).
+    """Role, background, goal, the fixed instruction and the form of the answer, in this order.
 
     Parts that the agent does not have leave no trace; the text ends without white space.
     """

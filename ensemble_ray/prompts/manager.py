@@ -38,7 +38,7 @@ _CLOSING = (
 
 
 class DefaultManagerPromptStrategy:
-    """Lists the workers in the system prompt and the tasks in the user prompt (S-HIER-11, S-HIER-12).
+    """Lists the workers in the system prompt and the tasks in the user prompt.
 
     Examples:
         >>> DefaultManagerPromptStrategy().build_user_prompt(ManagerPromptContext()).splitlines()[0]

@@ -70,7 +70,7 @@ def describe_schema(output_type: OutputType | None) -> str:
         output_type: Whatever a task's `output_type` may be.
 
     Raises:
-        ValueError: there is no type (S-OUT-5).
+        ValueError: there is no type.
 
     Examples:
         >>> from dataclasses import dataclass

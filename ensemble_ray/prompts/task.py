@@ -28,16 +28,16 @@ def build_user_prompt(
     notes: TaskReflection | None = None,
     directives: Sequence[str] = (),
 ) -> str:
-    """Memory, context, improvement notes, revision notes, directives, the task, the expected output and the output format (S-MEM-50).
+    """Memory, context, improvement notes, revision notes, directives, the task, the expected output and the output format.
 
     Sections without content are left out.
 
     Args:
         task: With its variables resolved.
         context_outputs: Outputs of its context tasks, in the order of its context list.
-        memory: What it is reminded of; where short-term memory is on, that stands in place of the context (S-MEM-22).
-        notes: What earlier runs learned of it (S-REFL-8).
-        directives: What people told the run while it goes on (S-CTL-5).
+        memory: What it is reminded of; where short-term memory is on, that stands in place of the context.
+        notes: What earlier runs learned of it.
+        directives: What people told the run while it goes on.
     """
     if memory is None or memory.short_term is None:
         warn_of_long_outputs(context_outputs)

@@ -288,12 +288,13 @@ class RunFold:
             else ended.list_visible()
         )
         outputs = (*workers, *(output for _, output in outputs_by_key))
-        places = enumerate(outputs_by_key, start=len(workers))
+        names = {key: place for place, (key, _) in enumerate(outputs_by_key, start=len(workers))}
         results = RunResults(
             outputs=outputs,
             raw=outputs_by_key[-1][1].raw if outputs_by_key else "",
             tool_calls=sum(output.tool_call_count for output in outputs),
-            positions={object_ids[key]: place for place, (key, _) in places if key in object_ids},
+            positions={object_ids[key]: place for key, place in names.items() if key in object_ids},
+            names=names,
             units=UnitOutputs() if ended is None else unit_outputs(ended),
         )
         return output_with(self.trace(), results, exit_reason=self.exit_reason, run_id=run_id)

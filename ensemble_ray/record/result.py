@@ -82,6 +82,8 @@ class RunResults:
     levels: Sequence[MapReduceLevelSummary] = ()
     #: places of outputs by the hidden ids of their tasks
     positions: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: places of outputs by the keys of their tasks
+    names: Mapping[str, int] = field(default_factory=dict[str, int])
     #: items of a map that gave no output, where they are collected (S-MR-150)
     failed_items: Sequence[FailedItem] = ()
     #: histories of loops, phases and a graph
@@ -156,7 +158,7 @@ def output_with(trace: ExecutionTrace, results: RunResults, *, exit_reason: Exit
         trace=trace,
         run_id=run_id,
         failed_items=results.failed_items,
-    ).with_positions(results.positions, results.units)
+    ).with_positions(results.positions, results.units, results.names)
 
 
 def not_begun(run_id: str, exit_reason: ExitReason) -> EnsembleOutput:

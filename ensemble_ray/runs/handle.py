@@ -165,7 +165,7 @@ class Run:
         return self._scope.events.stream()
 
     def result(self, timeout_s: float | None = None) -> EnsembleOutput:
-        """Wait for the end and return the output; after `cancel()` one whose `exit_reason` is cancelled (S-SET-27).
+        """Wait for the end and return the output; after `cancel()` one whose `exit_reason` is cancelled.
 
         Raises:
             EnsembleError: the run failed.
@@ -216,7 +216,7 @@ class Run:
         await self._launcher.stop()
 
     def inject(self, text: str, ttl: timedelta | float | None = None) -> None:
-        """Tell the tasks of the run that start from now on: they find the text under `## Active Directives` (S-CTL-4).
+        """Tell the tasks of the run that start from now on: they find the text under `## Active Directives`.
 
         It is on record when this returns, so that a run that goes on later has it, too. Before the run has begun it waits for that.
 
@@ -237,7 +237,7 @@ class Run:
         await bridge(self._inject(check_directive(text, ttl, given_by)))
 
     def switch_model(self, model: str | None, *, agent: str | None = None) -> None:
-        """Let the tasks of the run that start from now on ask another model (S-CTL-11).
+        """Let the tasks of the run that start from now on ask another model.
 
         It is on record when this returns, so that a run that goes on later keeps it. Before the run has begun it waits for that.
 
@@ -329,10 +329,10 @@ class Run:
     async def _run(self) -> EnsembleOutput:
         """Prepare, answer from the record or launch, and assemble the output."""
         try:
+            mode = effective_capture_mode(self._definition.capture_mode)
             prepared = await self._launcher.prepare(self._scope)
             if isinstance(prepared, ExitReason):
                 return self._end_early(prepared)
-            mode = effective_capture_mode(self._definition.capture_mode)
             header = self._header(mode)
             self._announce(prepared, header)
             if (recorded := await self._recorded_output(header, self._describe(prepared, mode))) is not None:

@@ -75,7 +75,7 @@ def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResult
     shown = _list_visible(plan, ended)
     outputs = (*(output for _, output in outcome.delegated), *(output for _, output in shown))
     object_ids = {node.key: node.object_id for node in plan.nodes}
-    places = enumerate(shown, start=len(outcome.delegated))
+    names = {key: place for place, (key, _) in enumerate(shown, start=len(outcome.delegated))}
     return RunResults(
         outputs=outputs,
         raw=shown[-1][1].raw if shown else "",
@@ -87,7 +87,8 @@ def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResult
         ),
         tool_calls=sum(output.tool_call_count for output in outputs),
         levels=level_summaries(traces) if plan.has_levels else (),
-        positions={object_ids[key]: place for place, (key, _) in places},
+        positions={object_ids[key]: place for key, place in names.items()},
+        names=names,
         **unit_results(ended, ordered),
     )
 

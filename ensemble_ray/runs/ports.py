@@ -141,7 +141,7 @@ class Runtime(Protocol):
         """Begin a planned run, or go on with one.
 
         Raises:
-            ValidationError: something that must travel cannot (S-CONV-34).
+            ValidationError: something that must travel cannot.
             CancelledError: the run was cancelled before it began.
         """
         ...
@@ -155,7 +155,7 @@ class Runtime(Protocol):
             deliver: Called with the result of each order, once, on the library's loop; with several at a time.
 
         Raises:
-            ValidationError: something that must travel cannot (S-CONV-34).
+            ValidationError: something that must travel cannot.
             CancelledError: the run was cancelled before the session was open.
         """
         ...

@@ -37,7 +37,7 @@ class RunEvents:
             is_read: Whether a stream may be asked for.
             on_interrupt: Called on the thread of a listener that was interrupted (S-SET-27).
         """
-        declared = listeners_of(definition)
+        declared = listeners_of(definition.listeners, definition.callbacks)
         self._listeners = (*declared, *tracers_here(declared))
         self._log = EventLog(is_open=is_read)
         self._delivery = Delivery(self._listeners, fields=fields, on_interrupt=on_interrupt)

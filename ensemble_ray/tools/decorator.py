@@ -85,7 +85,7 @@ def tool(
     """Make a tool of a function or method: `@tool`, `@tool("description")`, `@tool(name=..., timeout=...)`.
 
     The signature becomes the tool's JSON schema: annotations, defaults, `Annotated[..., Field(description=...)]`, else
-    the parameter's words in the docstring (S-TOOL-11). The function may be `async`.
+    the parameter's words in the docstring. The function may be `async`.
 
     Args:
         target: The function, or the description.

@@ -39,14 +39,14 @@ PipelineStep = AgentTool | tuple[AgentTool, StepAdapter]
 
 
 class PipelineErrorStrategy(StrEnum):
-    """What a failed step does to the pipeline (S-TOOL-72)."""
+    """What a failed step does to the pipeline."""
 
     FAIL_FAST = "fail_fast"
     CONTINUE_ON_FAILURE = "continue_on_failure"
 
 
 class ToolPipeline(AbstractAgentTool):
-    """Tools that run in order as one tool (S-TOOL-70).
+    """Tools that run in order as one tool.
 
     Args:
         name: What the model calls it by.
@@ -56,7 +56,7 @@ class ToolPipeline(AbstractAgentTool):
         timeout: How long the whole may take; each step's own timeout holds too.
 
     Raises:
-        ValidationError: name or description is blank, or a step, adapter or strategy is missing (S-TOOL-76); a step's
+        ValidationError: name or description is blank, or a step, adapter or strategy is missing; a step's
             effect is none.
     """
 
@@ -80,13 +80,13 @@ class ToolPipeline(AbstractAgentTool):
 
     @classmethod
     def of(cls, first: PipelineStep, *rest: PipelineStep) -> ToolPipeline:
-        """Build a pipeline named after its steps: `a_then_b`; a single step gives its own name (S-TOOL-75)."""
+        """Build a pipeline named after its steps: `a_then_b`; a single step gives its own name."""
         names = [_link(step)[0].name for step in (first, *rest)]
         return cls("_then_".join(names), f"Pipeline: {' -> '.join(names)}", (first, *rest))
 
     @classmethod
     def of_named(cls, name: str, description: str, first: PipelineStep, *rest: PipelineStep) -> ToolPipeline:
-        """Build a pipeline with a name and description of its own (S-TOOL-75)."""
+        """Build a pipeline with a name and description of its own."""
         return cls(name, description, (first, *rest))
 
     @property

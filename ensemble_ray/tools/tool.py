@@ -74,7 +74,7 @@ _of_tools = _log.logger
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What one execution of a tool gave (S-TOOL-2, S-TOOL-3). Build it with `success` or `failure`."""
+    """What one execution of a tool gave. Build it with `success` or `failure`."""
 
     #: text for the model; "" for a failure
     output: str = ""
@@ -131,7 +131,7 @@ def _emit_nowhere(_event: Event) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """What a tool may know of the call it serves (S-TOOL-35). One per call; `current_tool_context()` finds it."""
+    """What a tool may know of the call it serves. One per call; `current_tool_context()` finds it."""
 
     tool_name: str = ""
     #: `unknown` outside an agent (S-TOOL-42)
@@ -194,12 +194,12 @@ def use_tool_context(context: ToolContext | None) -> AbstractContextManager[None
 
 
 class AgentTool(ABC):
-    """A tool with one text input (S-TOOL-1). Subclasses set `name` and `description` and implement `execute`.
+    """A tool with one text input. Subclasses set `name` and `description` and implement `execute`.
 
     Attributes:
         name: What the model calls it by: ASCII letters, digits and underscores.
         description: Tells the model when to use it and what to write as input.
-        timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes (S-SET-34).
+        timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes.
         effect: What a call does to the world: `none`, `idempotent` or `once`. After a crash a call whose result was
             lost is made again if it is one of the first two; what becomes of the third, `Ensemble.on_unknown` says.
     """
@@ -263,7 +263,7 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
 
 
 class CustomSchemaAgentTool(AgentTool):
-    """A tool that brings its own JSON schema and gets the model's whole argument text (S-TOOL-24)."""
+    """A tool that brings its own JSON schema and gets the model's whole argument text."""
 
     @property
     @abstractmethod
@@ -282,7 +282,7 @@ class ContextAgentTool(CustomSchemaAgentTool):
 
 
 class DynamicToolProvider(ABC):
-    """Stands in a tool list for tools that are only known when a task begins (S-TOOL-32)."""
+    """Stands in a tool list for tools that are only known when a task begins."""
 
     @abstractmethod
     def resolve(self) -> Sequence[object] | Awaitable[Sequence[object]]:
@@ -290,7 +290,7 @@ class DynamicToolProvider(ABC):
 
 
 class AbstractAgentTool(AgentTool):
-    """A tool with timing, metrics and exception safety around `do_execute` (S-TOOL-40).
+    """A tool with timing, metrics and exception safety around `do_execute`.
 
     Attributes:
         require_approval: Whether it asks the run's review handler before it does anything, once in each call.
@@ -304,7 +304,7 @@ class AbstractAgentTool(AgentTool):
 
     @property
     def context(self) -> ToolContext:
-        """The context of the call that runs here; a silent one outside an agent (S-TOOL-43)."""
+        """The context of the call that runs here; a silent one outside an agent."""
         return current_tool_context()
 
     def request_approval(
@@ -313,7 +313,7 @@ class AbstractAgentTool(AgentTool):
         timeout: timedelta | float | None = Review.DEFAULT_TIMEOUT,
         on_timeout: OnTimeoutAction | str = OnTimeoutAction.EXIT_EARLY,
     ) -> ReviewDecision:
-        """Ask the run's review handler, and wait in this thread; without one everything is approved (S-REV-60).
+        """Ask the run's review handler, and wait in this thread; without one everything is approved.
 
         Args:
             description: What is about to be done.

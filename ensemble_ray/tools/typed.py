@@ -26,7 +26,7 @@ InputT = TypeVar("InputT", bound=BaseModel)
 
 
 class TypedAgentTool(AgentTool, Generic[InputT]):
-    """A tool whose arguments are the fields of a pydantic model (S-TOOL-50).
+    """A tool whose arguments are the fields of a pydantic model.
 
     Attributes:
         input_type: The model class; field descriptions are what the model reads of its parameters.
@@ -38,7 +38,7 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
         """Refuse a class whose `input_type` cannot describe arguments.
 
         Raises:
-            ValidationError: it is no model class (S-TOOL-52).
+            ValidationError: it is no model class.
         """
         super().__init_subclass__(**options)
         input_type: object = cls.__dict__.get("input_type")
@@ -49,7 +49,7 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
 
     @abstractmethod
     def execute_typed(self, arguments: InputT, /) -> object:
-        """Do the work; may be `async`. Returns a `ToolResult` or anything that has a text (S-SET-1)."""
+        """Do the work; may be `async`. Returns a `ToolResult` or anything that has a text."""
 
     def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
         """Parse the JSON text and do the work."""

@@ -19,7 +19,7 @@ __all__ = ["AgentOutput"]
 
 
 class AgentOutput(Shown, Generic[Parsed_co]):
-    """What an agent answered to a question (S-DOM-79). Give it as `history=` to ask on.
+    """What an agent answered to a question. Give it as `history=` to ask on.
 
     Attributes:
         output: The whole output of the run: metrics, trace, why it ended.
@@ -48,7 +48,7 @@ class AgentOutput(Shown, Generic[Parsed_co]):
         """The answer as the `output_type` that was asked for.
 
         Raises:
-            IllegalStateError: there is none (S-DOM-75).
+            IllegalStateError: there is none.
         """
         answered = self.output.last_completed_output
         if answered is None:

@@ -40,7 +40,7 @@ def spoken_role(role: str) -> str:
 
 
 class DelegationPriority(StrEnum):
-    """How urgent the asker thinks it is; a hint, without effect on scheduling (S-DEL-21, S-DEL-23)."""
+    """How urgent the asker thinks it is; a hint, without effect on scheduling."""
 
     LOW = "low"
     NORMAL = "normal"
@@ -49,7 +49,7 @@ class DelegationPriority(StrEnum):
 
 
 class DelegationStatus(StrEnum):
-    """What came of a delegation (S-DEL-30)."""
+    """What came of a delegation."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -76,7 +76,7 @@ class DelegationRequest(Value):
         max_output_retries: Corrections of the result, for policies.
         metadata: Anything else, for policies.
 
-    `replace` keeps the id (S-DEL-22).
+    `replace` keeps the id.
     """
 
     task_id: Annotated[str, BeforeValidator(_id_of), Field(validate_default=True)] = ""
@@ -106,7 +106,7 @@ class DelegationRequest(Value):
 
 
 class DelegationResponse(Value):
-    """What came of a delegation; `task_id` is the request's (S-DEL-31).
+    """What came of a delegation; `task_id` is the request's.
 
     Attributes:
         worker_role: Who did it, or was asked to.
@@ -114,7 +114,7 @@ class DelegationResponse(Value):
         parsed_output: None: built-in delegations have no output type.
         artifacts: Always empty for built-in delegations.
         errors: Texts of a failure; empty for a success.
-        duration: From the request's creation on (S-DEL-54).
+        duration: From the request's creation on.
     """
 
     task_id: str
@@ -134,7 +134,7 @@ class DelegationResponse(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationPolicyContext:
-    """What a policy is told beside the request (S-DEL-44)."""
+    """What a policy is told beside the request."""
 
     #: `Manager` in a hierarchical run
     delegating_agent_role: str
@@ -147,7 +147,7 @@ class DelegationPolicyContext:
 
 @dataclass(frozen=True, slots=True)
 class DelegationPolicyResult:
-    """What a policy says; made by `allow`, `reject` and `modify` (S-DEL-42).
+    """What a policy says; made by `allow`, `reject` and `modify`.
 
     Examples:
         >>> DelegationPolicyResult.reject("not today").reason
@@ -199,7 +199,7 @@ DelegationPolicyResult._ALLOW = DelegationPolicyResult("allow")  # noqa: SLF001 
 
 @runtime_checkable
 class DelegationPolicy(Protocol):
-    """Says whether a delegation may go on; a plain function of the same arguments is a policy too (S-DEL-40)."""
+    """Says whether a delegation may go on; a plain function of the same arguments is a policy too."""
 
     def evaluate(
         self, request: DelegationRequest, context: DelegationPolicyContext, /
@@ -243,7 +243,7 @@ class DelegationContext:
     retries: int = 2
 
     def find(self, role: str) -> Peer | None:
-        """Return the first agent of that role, spelled with other cases or spaces (S-DEL-2, S-HIER-21)."""
+        """Return the first agent of that role, spelled with other cases or spaces."""
         wanted = spoken_role(role)
         return next((each for each in self.peers if spoken_role(each.role) == wanted), None)
 

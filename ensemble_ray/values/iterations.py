@@ -18,7 +18,7 @@ __all__ = ["GraphRoutingContext", "LoopIterationContext"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopIterationContext:
-    """What a loop's `until` is given after an iteration (S-LOOP-50). Nothing outside of the loop is in it.
+    """What a loop's `until` is given after an iteration. Nothing outside of the loop is in it.
 
     Attributes:
         iteration_number: 1-based.
@@ -35,7 +35,7 @@ class LoopIterationContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphRoutingContext:
-    """What the condition of a graph's edge is given after a step (S-GRAPH-44).
+    """What the condition of a graph's edge is given after a step.
 
     Attributes:
         current_state: The state that was run.

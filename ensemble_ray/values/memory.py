@@ -41,7 +41,7 @@ def _copy(value: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class MemoryEntry(Value):
-    """One thing that is remembered (S-MEM-10).
+    """One thing that is remembered.
 
     Attributes:
         content: The text.
@@ -72,7 +72,7 @@ class MemoryEntry(Value):
 
 
 class EvictionPolicy(ABC):
-    """Says which entries of a scope are kept. Derive from it for one of your own; it must be pure (S-MEM-82)."""
+    """Says which entries of a scope are kept. Derive from it for one of your own; it must be pure."""
 
     @abstractmethod
     def apply(self, entries: Sequence[MemoryEntry]) -> Sequence[MemoryEntry]:
@@ -145,7 +145,7 @@ else:
 
 
 class MemoryScope(Value):
-    """A part of a memory store that a task reads and writes (S-MEM-70).
+    """A part of a memory store that a task reads and writes.
 
     Attributes:
         name: Names it in the store.
@@ -153,7 +153,7 @@ class MemoryScope(Value):
         keep_entries_within: How long it keeps an entry, a `timedelta` or seconds; None: for ever.
     """
 
-    name: Annotated[str, Strict()]
+    name: Annotated[str, Strict()] = Field(kw_only=False)
     keep_last_entries: Annotated[int, Strict()] | None = None
     keep_entries_within: _OptionalDuration = cast("Any", None)
 

@@ -43,7 +43,7 @@ JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of one model call; -1 means unknown, 0 is known (S-SET-11, S-MET-13)."""
+    """Tokens of one model call; -1 means unknown, 0 is known."""
 
     input_tokens: int = -1
     output_tokens: int = -1
@@ -58,7 +58,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool request of a model. `arguments` is the raw JSON text of the model, unchecked (S-CONV-21)."""
+    """One tool request of a model. `arguments` is the raw JSON text of the model, unchecked."""
 
     id: str
     name: str
@@ -67,7 +67,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """What a model is told of one tool; `parameters` is a JSON schema (S-SET-7)."""
+    """What a model is told of one tool; `parameters` is a JSON schema."""
 
     name: str
     description: str
@@ -76,7 +76,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """The form of an answer as a JSON schema that an endpoint can enforce (S-OUT-42)."""
+    """The form of an answer as a JSON schema that an endpoint can enforce."""
 
     #: letters, digits, `_` and `-`, at most 64
     name: str
@@ -87,7 +87,7 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderFields:
-    """Members of an assistant message that only its provider knows, as JSON text (S-LLM-9).
+    """Members of an assistant message that only its provider knows, as JSON text.
 
     They go back with the message to the endpoint and model that sent them, and to no other.
     """
@@ -106,7 +106,7 @@ class ProviderFields:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation (S-CONV-21)."""
+    """One message of a conversation."""
 
     role: Role
     content: str | None = None
@@ -125,7 +125,7 @@ class Reasoning(str):
 
 @dataclass(frozen=True, slots=True)
 class ChatResponse:
-    """A model's answer: text, tool requests, or both (S-CONV-21)."""
+    """A model's answer: text, tool requests, or both."""
 
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()

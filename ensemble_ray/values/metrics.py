@@ -43,7 +43,7 @@ def add_tokens(counts: Iterable[int]) -> int:
 
 
 class MemoryOperationCounts(Value):
-    """How often memory was used (S-MET-26)."""
+    """How often memory was used."""
 
     ZERO: ClassVar[MemoryOperationCounts]
 
@@ -77,7 +77,7 @@ def _as_decimal(value: object) -> object:
 
 
 class CostEstimate(Value):
-    """Estimated money for tokens (S-MET-33)."""
+    """Estimated money for tokens."""
 
     input_cost: Decimal
     output_cost: Decimal
@@ -97,7 +97,7 @@ class CostEstimate(Value):
 
 
 class CostConfiguration(Value):
-    """Money per token (S-MET-30).
+    """Money per token.
 
     Attributes:
         input_token_rate: Money per input token; >= 0.
@@ -116,7 +116,7 @@ class CostConfiguration(Value):
                 raise ValidationError(msg)
 
     def estimate(self, input_tokens: int, output_tokens: int) -> CostEstimate | None:
-        """Cost of so many tokens, each part rounded to 8 places half up; None when either is unknown (S-MET-31)."""
+        """Cost of so many tokens, each part rounded to 8 places half up; None when either is unknown."""
         if input_tokens < 0 or output_tokens < 0:
             return None
         input_cost = (self.input_token_rate * input_tokens).quantize(_CENT_OF_A_MICRO, ROUND_HALF_UP)
@@ -127,7 +127,7 @@ class CostConfiguration(Value):
 
 
 class TaskMetrics(Value):
-    """What one task cost. Durations are sums of parts, so parallel tool calls may exceed wall time (S-MET-15)."""
+    """What one task cost. Durations are sums of parts, so parallel tool calls may exceed wall time."""
 
     EMPTY: ClassVar[TaskMetrics]
 
@@ -151,7 +151,7 @@ class TaskMetrics(Value):
     cost_estimate: CostEstimate | None = None
 
     def add(self, other: TaskMetrics) -> TaskMetrics:
-        """Return the sum of both, as of a task that ran twice (S-MET-28)."""
+        """Return the sum of both, as of a task that ran twice."""
         mine, its = self.cost_estimate, other.cost_estimate
         sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
         tokens = {name: add_tokens((getattr(self, name), getattr(other, name))) for name in _TOKENS}
@@ -185,7 +185,7 @@ class _HasMetrics(Protocol):
 
 
 class ExecutionMetrics(Value):
-    """What a run cost: sums over its tasks (S-MET-20 to S-MET-25)."""
+    """What a run cost: sums over its tasks."""
 
     EMPTY: ClassVar[ExecutionMetrics]
 
@@ -213,7 +213,7 @@ class ExecutionMetrics(Value):
     def from_outputs(
         cls, outputs: Iterable[_HasMetrics] | None, *, by_task: Mapping[str, TaskMetrics] | None = None
     ) -> ExecutionMetrics:
-        """Sum up task outputs; none of them gives EMPTY (S-MET-21).
+        """Sum up task outputs; none of them gives EMPTY.
 
         Args:
             outputs: Outputs or traces of tasks, those of delegated work among them.

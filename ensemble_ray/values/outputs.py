@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from types import UnionType
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Protocol, Self, overload
 
 from pydantic import (
     BeforeValidator,
@@ -37,10 +37,12 @@ __all__ = [
 ]
 
 Parsed = TypeVarWithDefault("Parsed", default=Any)
+#: Names that an error lists.
+_SHOWN_NAMES = 20
 
 
 class ExitReason(StrEnum):
-    """Why a run ended (S-DOM-52, S-SET-14)."""
+    """Why a run ended."""
 
     COMPLETED = "completed"
     USER_EXIT_EARLY = "user_exit_early"
@@ -54,7 +56,7 @@ class ExitReason(StrEnum):
 
 
 class RunState(StrEnum):
-    """Where a run stands (S-SET-14)."""
+    """Where a run stands."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -93,14 +95,14 @@ _STATES = {
 
 
 class FailedItem(Value):
-    """An item of a map that gave no output (S-MR-150); among `output.failed_items` with `on_item_error="collect"`.
+    """An item of a map that gave no output; among `output.failed_items` with `on_item_error="collect"`.
 
     Attributes:
         index: 0-based position in the source.
         item: The item; its text where it could not be kept.
         error_type: Class of the error, without its module.
         message: What the error says.
-        attempts: Requests to the provider for the item's last model call; 0 when none was made (S-MR-152).
+        attempts: Requests to the provider for the item's last model call; 0 when none was made.
     """
 
     index: int
@@ -115,7 +117,7 @@ class FailedItem(Value):
 
 
 class ItemResult(Value):
-    """What came of one item (S-MR-131), as `run.items()` and `stream()` give it: an output, or why there is none.
+    """What came of one item, as `run.items()` and `stream()` give it: an output, or why there is none.
 
     Attributes:
         index: 0-based position in the source; results come in no certain order.
@@ -147,7 +149,7 @@ class TypedTask(Protocol[Parsed_co]):
 
 
 class EnsembleOutput(Shown):
-    """What a run gave (S-DOM-50 to S-DOM-55).
+    """What a run gave.
 
     Attributes:
         raw: Text of the last task; "" when there are no outputs.
@@ -155,7 +157,7 @@ class EnsembleOutput(Shown):
         total_duration: Wall time of the whole run.
         trace: The run as a tree; `ExecutionTrace.EMPTY` for a run that never began and a value made by hand.
         run_id: Names the run's record; None for a value made by hand.
-        failed_items: Items of a map that gave no output, in item order (S-MR-150).
+        failed_items: Items of a map that gave no output, in item order.
         open_reviews: Gates that a detached run waits for, in the order in which they were opened; none where it ended.
     """
 
@@ -175,10 +177,12 @@ class EnsembleOutput(Shown):
     open_reviews: FrozenSequence[OpenReview] = ()
     #: object id of a task -> position in task_outputs
     _positions: Mapping[str, int] = PrivateAttr(default_factory=dict[str, int])
+    #: key of a task in the plan -> position in task_outputs
+    _names: Mapping[str, int] = PrivateAttr(default_factory=dict[str, int])
     _units: UnitOutputs = PrivateAttr(default=UnitOutputs())
 
     def __eq__(self, other: object) -> bool:
-        """Compare the fields; how outputs are found by task or by iteration takes no part (S-LOOP-83)."""
+        """Compare the fields; how outputs are found by task or by iteration takes no part."""
         return isinstance(other, EnsembleOutput) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]  # its metrics and inputs are mappings
@@ -201,21 +205,24 @@ class EnsembleOutput(Shown):
         total_duration: timedelta | float,
         total_tool_calls: int,
     ) -> EnsembleOutput:
-        """Return a completed output made by hand (S-DOM-55)."""
+        """Return a completed output made by hand."""
         took = total_duration if isinstance(total_duration, timedelta) else timedelta(seconds=total_duration)
         return cls(raw=raw, task_outputs=task_outputs or (), total_duration=took, total_tool_calls=total_tool_calls)
 
-    def with_positions(self, positions: Mapping[str, int], units: UnitOutputs | None = None) -> EnsembleOutput:
-        """Return this output, able to find the outputs of those task ids and units; for the assembly of a run."""
+    def with_positions(
+        self, positions: Mapping[str, int], units: UnitOutputs | None = None, names: Mapping[str, int] | None = None
+    ) -> EnsembleOutput:
+        """Return this output, able to find the outputs of those task ids, units and task keys; for the assembly of a run."""
         self._positions = dict(positions)
         self._units = units or UnitOutputs()
+        self._names = dict(names or {})
         return self
 
     def replace(self, **changes: object) -> Self:
         """Return a copy with these fields changed; it still finds outputs by task while they are the same."""
         copy = super().replace(**changes)
         if "task_outputs" not in changes:
-            copy.with_positions(self._positions, self._units)
+            copy.with_positions(self._positions, self._units, self._names)
         return copy
 
     @property
@@ -225,17 +232,17 @@ class EnsembleOutput(Shown):
 
     @property
     def state(self) -> RunState:
-        """Where the run stood when its call ended: `waiting` where gates are open (S-REV-114)."""
+        """Where the run stood when its call ended: `waiting` where gates are open."""
         return _STATES.get(self.exit_reason, RunState.COMPLETED)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every task ran (S-DOM-52)."""
+        """Whether every task ran."""
         return self.exit_reason is ExitReason.COMPLETED
 
     @property
     def completed_tasks(self) -> Sequence[TaskOutput]:
-        """The same as `task_outputs` (S-DOM-53)."""
+        """The same as `task_outputs`."""
         return self.task_outputs
 
     @property
@@ -244,18 +251,35 @@ class EnsembleOutput(Shown):
         return self.task_outputs[-1] if self.task_outputs else None
 
     def get_output(self, task: TypedTask[Parsed] | None) -> TaskOutput[Parsed] | None:
-        """Return the output of that very task object; None when unknown or not run (S-DOM-54)."""
+        """Return the output of that very task object; None when unknown or not run."""
         if task is None:
             return None
         position = self._positions.get(task.object_id)
         return None if position is None else self.task_outputs[position]
 
-    def __getitem__(self, task: TypedTask[Parsed]) -> TaskOutput[Parsed]:
-        """Return the output of that very task object.
+    @overload
+    def __getitem__(self, task: TypedTask[Parsed]) -> TaskOutput[Parsed]: ...
+    @overload
+    def __getitem__(self, task: str | int) -> TaskOutput: ...
+    def __getitem__(self, task: TypedTask[Any] | str | int) -> TaskOutput:
+        """Return the output of that very task object, of the task of that name, or at that position of `task_outputs`.
 
         Raises:
-            IllegalStateError: it has none (S-DOM-74).
+            IllegalStateError: there is none.
         """
+        outputs = self.task_outputs
+        if isinstance(task, int):
+            if not -len(outputs) <= task < len(outputs):
+                raise IllegalStateError(f"Output {task} does not exist: this run has {count(len(outputs), 'output')}")
+            return outputs[task]
+        if isinstance(task, str):
+            place = self._names.get(task.replace("/", "_").replace("#", "_"))  # as the plan writes them
+            if place is None:
+                shown = (
+                    f"{', '.join([*self._names][:_SHOWN_NAMES])}{', ...' if len(self._names) > _SHOWN_NAMES else ''}"
+                )
+                raise IllegalStateError(f"No task named '{task}' has an output in this run. Those with one: [{shown}]")
+            return outputs[place]
         found = self.get_output(task)
         if found is None:
             name = getattr(task, "name", None) or brief(str(getattr(task, "description", task)))
@@ -265,20 +289,20 @@ class EnsembleOutput(Shown):
         return found
 
     def get_loop_history(self, name: str | None) -> list[dict[str, TaskOutput]]:
-        """Return what each iteration of a loop gave, by body key; index 0 is the first (S-LOOP-80).
+        """Return what each iteration of a loop gave, by body key; index 0 is the first.
 
-        [] for a loop that is unknown or did not run. Of a loop that ran several times, the last run (S-LOOP-180).
+        [] for a loop that is unknown or did not run. Of a loop that ran several times, the last run.
         """
         found = self._loop(name)
         return [] if found is None else [dict(each) for each in found.iterations]
 
     def get_loop_termination_reason(self, name: str | None) -> str | None:
-        """Return why a loop ended: `predicate`, `max_iterations`, `budget_exhausted`, `exit_early` (S-LOOP-81)."""
+        """Return why a loop ended: `predicate`, `max_iterations`, `budget_exhausted`, `exit_early`."""
         found = self._loop(name)
         return None if found is None else found.termination_reason
 
     def was_loop_terminated_by_max_iterations(self, name: str | None) -> bool:
-        """Whether a loop with `on_max_iterations="return_with_flag"` was ended by its cap (S-LOOP-63, S-LOOP-82)."""
+        """Whether a loop with `on_max_iterations="return_with_flag"` was ended by its cap."""
         found = self._loop(name)
         return found is not None and found.is_flagged
 
@@ -287,20 +311,20 @@ class EnsembleOutput(Shown):
 
     @property
     def phase_outputs(self) -> dict[str, list[TaskOutput]]:
-        """Outputs of completed phases by name, in the order in which they completed (S-PHASE-40)."""
+        """Outputs of completed phases by name, in the order in which they completed."""
         return {name: list(outputs) for name, outputs in self._units.phases.items()}
 
     @property
     def graph_history(self) -> list[GraphStep]:
-        """The steps of the run's graph, in order; [] when no graph ran (S-GRAPH-72)."""
+        """The steps of the run's graph, in order; [] when no graph ran."""
         return [] if self._units.graph is None else list(self._units.graph.steps)
 
     @property
     def graph_termination_reason(self) -> str | None:
-        """Why the run's graph ended: `terminal` or `max_steps`; None when no graph came to an end (S-GRAPH-73)."""
+        """Why the run's graph ended: `terminal` or `max_steps`; None when no graph came to an end."""
         return None if self._units.graph is None else self._units.graph.termination_reason
 
     @property
     def was_graph_terminated_by_max_steps(self) -> bool:
-        """Whether a graph with `on_max_steps="return_with_flag"` was ended by its cap (S-GRAPH-51)."""
+        """Whether a graph with `on_max_steps="return_with_flag"` was ended by its cap."""
         return self._units.graph is not None and self._units.graph.is_flagged

@@ -44,7 +44,7 @@ else:
 
 
 class RateLimit(Value):
-    """So many requests in each period (S-RATE-1). Limits with equal fields are equal.
+    """So many requests in each period. Limits with equal fields are equal.
 
     Attributes:
         requests: Calls allowed per period; also how many may come at once after a quiet time.

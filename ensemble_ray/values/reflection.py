@@ -14,7 +14,7 @@ __all__ = ["TaskReflection"]
 
 
 class TaskReflection(Value):
-    """Notes on how to do a task better next time (S-REFL-7).
+    """Notes on how to do a task better next time.
 
     Attributes:
         refined_description: How the task could be described better.

@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ReviewTiming(StrEnum):
-    """When somebody is asked (S-REV-10)."""
+    """When somebody is asked."""
 
     BEFORE_EXECUTION = "before_execution"
     DURING_EXECUTION = "during_execution"
@@ -44,7 +44,7 @@ class ReviewTiming(StrEnum):
 
 
 class OnTimeoutAction(StrEnum):
-    """What a gate does that nobody answered in time (S-REV-6)."""
+    """What a gate does that nobody answered in time."""
 
     CONTINUE = "continue"
     EXIT_EARLY = "exit_early"
@@ -52,7 +52,7 @@ class OnTimeoutAction(StrEnum):
 
 
 class ReviewPolicy(StrEnum):
-    """After which tasks somebody is asked that say nothing of it themselves (S-REV-12)."""
+    """After which tasks somebody is asked that say nothing of it themselves."""
 
     NEVER = "never"
     AFTER_EVERY_TASK = "after_every_task"
@@ -270,13 +270,13 @@ class ReviewRequest(Value):
 
     @property
     def timeout_s(self) -> float | None:
-        """How long it may wait, s; None: without limit (S-REV-5, S-REV-47)."""
+        """How long it may wait, s; None: without limit."""
         seconds = None if self.timeout is None else self.timeout.total_seconds()
         return seconds if seconds is not None and seconds > 0 else None
 
 
 class OpenReview(Value):
-    """A gate that nobody has decided yet: in `output.open_reviews` of a run that waits (S-REV-114).
+    """A gate that nobody has decided yet: in `output.open_reviews` of a run that waits.
 
     Attributes:
         run_id: The run.
@@ -304,7 +304,7 @@ class OpenReview(Value):
 
 
 class ReviewWait(StrEnum):
-    """Where a run waits for the decisions at its gates (S-REV-113)."""
+    """Where a run waits for the decisions at its gates."""
 
     #: in the program that called `run()`, which asks its handler
     ATTACHED = "attached"

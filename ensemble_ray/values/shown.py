@@ -20,12 +20,12 @@ class _Printer(Protocol):
 
 
 class Shown(Value):
-    """A value that people print: its text and one line of figures instead of all its fields (S-SET-52)."""
+    """A value that people print: its text and one line of figures instead of all its fields."""
 
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, parsed: object) -> type[Self]:
-            """Return the class: to type checkers alone it is one per type of answer (S-CONV-39)."""
+            """Return the class: to type checkers alone it is one per type of answer."""
             return cls
 
     def text_and_figures(self) -> tuple[str, str]:

@@ -56,7 +56,7 @@ NOT_PARSED = "No parsed output available. Set output_type on the task to have it
 
 
 class TaskOutput(Shown, Generic[Parsed_co]):
-    """What one task gave (S-DOM-40 to S-DOM-43)."""
+    """What one task gave."""
 
     raw: str
     #: with its variables resolved
@@ -86,7 +86,7 @@ class TaskOutput(Shown, Generic[Parsed_co]):
         """The answer as the task's `output_type`.
 
         Raises:
-            IllegalStateError: there is none (S-DOM-75).
+            IllegalStateError: there is none.
         """
         if self.parsed_output is None and not _takes_none(self.output_type):
             raise IllegalStateError(NOT_PARSED)
@@ -96,7 +96,7 @@ class TaskOutput(Shown, Generic[Parsed_co]):
         """Return the parsed output as an instance of that type.
 
         Raises:
-            IllegalStateError: there is none, or it is of another type (S-DOM-42).
+            IllegalStateError: there is none, or it is of another type.
         """
         if self.output_type is not None and _is_same(output_type, self.output_type):
             return cast("T", self.parsed)

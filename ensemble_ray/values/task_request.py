@@ -15,7 +15,7 @@ __all__ = ["TaskAnswer", "TaskRequest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRequest:
-    """A task, as the runner of its agent is asked to do it (S-INT-51).
+    """A task, as the runner of its agent is asked to do it.
 
     The conversation is the one that an agent with a model would send: the role and the goal, then the task with its
     context, memory and notes. A runner that is asked again has its earlier answer and what was wrong with it there.
@@ -66,7 +66,7 @@ class TaskRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAnswer:
-    """What a runner gives where a text says too little (S-INT-52)."""
+    """What a runner gives where a text says too little."""
 
     text: str = ""
     #: JSON-able data or an object of the task's `output_type`; its JSON is the answer where the task has such a type

@@ -45,7 +45,7 @@ __all__ = [
 
 
 class CaptureMode(StrEnum):
-    """How much a trace keeps: off < standard < full (S-CAP-1)."""
+    """How much a trace keeps: off < standard < full."""
 
     OFF = "off"
     STANDARD = "standard"
@@ -132,7 +132,7 @@ JsonObject = Annotated[Mapping[str, Any], BeforeValidator(jsonable)]
 
 
 class CapturedMessage(Value):
-    """A message as it was when captured (S-CAP-12)."""
+    """A message as it was when captured."""
 
     role: str
     content: str | None = None
@@ -142,7 +142,7 @@ class CapturedMessage(Value):
 
 
 class ToolCallTrace(Value):
-    """One tool request and what came of it (S-TRC-30)."""
+    """One tool request and what came of it."""
 
     tool_name: str
     #: JSON text as the model wrote it
@@ -163,7 +163,7 @@ class ToolCallTrace(Value):
 
 
 class LlmInteraction(Value):
-    """One model call of a task, with the tool calls it asked for (S-TRC-20)."""
+    """One model call of a task, with the tool calls it asked for."""
 
     iteration_index: int
     started_at: Instant
@@ -191,7 +191,7 @@ class LlmInteraction(Value):
 
 
 class TaskPrompts(Value):
-    """Exactly what the first model call was sent (S-TRC-11)."""
+    """Exactly what the first model call was sent."""
 
     system_prompt: str
     user_prompt: str
@@ -200,7 +200,7 @@ class TaskPrompts(Value):
 
 
 class DelegationTrace(Value):
-    """One attempt of a task to hand work to another agent (S-TRC-40)."""
+    """One attempt of a task to hand work to another agent."""
 
     delegator_role: str
     #: who was asked; the role as the model wrote it where nobody has it
@@ -223,7 +223,7 @@ class DelegationTrace(Value):
 
 
 class TaskTrace(Value):
-    """All that happened in one task (S-TRC-10). Durations equal the difference of their instants."""
+    """All that happened in one task. Durations equal the difference of their instants."""
 
     task_description: str
     expected_output: str
@@ -249,7 +249,7 @@ class TaskTrace(Value):
         return whole_data(jsonable(value))
 
     def with_workers(self) -> Iterator[TaskTrace]:
-        """Return this trace and those of the peers that worked for it, each once; for sums (S-TRC-43)."""
+        """Return this trace and those of the peers that worked for it, each once; for sums."""
         yield self
         for delegation in self.delegations:
             if delegation.worker_trace is not None:
@@ -257,7 +257,7 @@ class TaskTrace(Value):
 
 
 class AgentSummary(Value):
-    """Who took part (S-TRC-1)."""
+    """Who took part."""
 
     role: str
     goal: str
@@ -267,7 +267,7 @@ class AgentSummary(Value):
 
 
 class MapReduceLevelSummary(Value):
-    """What one level of a map-reduce did (S-MR-93)."""
+    """What one level of a map-reduce did."""
 
     #: 0: the maps, or the direct task
     level: int
@@ -279,7 +279,7 @@ class MapReduceLevelSummary(Value):
 
 
 class PhaseTrace(Value):
-    """A phase that ended or was skipped (S-PHASE-44); the reviews of one are an entry of their own (S-PHASE-64)."""
+    """A phase that ended or was skipped; the reviews of one are an entry of their own."""
 
     name: str
     #: `phase:draft`
@@ -333,10 +333,10 @@ class ExecutionTrace(Value):
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Pretty JSON text; with a path it is also written there, parent folders made (S-TRC-50, S-TRC-51).
+        """Pretty JSON text; with a path it is also written there, parent folders made.
 
         Raises:
-            OSError: the file cannot be written (S-TRC-53).
+            OSError: the file cannot be written.
         """
         text = _pretty(self)
         if path is not None:
@@ -365,7 +365,7 @@ class ExecutionTrace(Value):
         yield f"\n  ]{tail}" if separator else f"]{tail}"
 
     def export(self, exporter: ExecutionTraceExporter | Callable[[ExecutionTrace], object]) -> None:
-        """Hand this trace to an exporter: a callable or an object with `export` (S-TRC-60)."""
+        """Hand this trace to an exporter: a callable or an object with `export`."""
         if isinstance(exporter, ExecutionTraceExporter):
             exporter.export(self)
         else:
@@ -384,7 +384,7 @@ ExecutionTrace.EMPTY = ExecutionTrace(
 
 @runtime_checkable
 class ExecutionTraceExporter(Protocol):
-    """Takes the trace of each successful run (S-TRC-60)."""
+    """Takes the trace of each successful run."""
 
     def export(self, trace: ExecutionTrace) -> None:
         """Take one trace."""

@@ -15,7 +15,7 @@ __all__ = ["GraphHistory", "GraphStep", "LoopHistory", "UnitOutputs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphStep:
-    """A step of a graph (S-GRAPH-72).
+    """A step of a graph.
 
     Attributes:
         state_name: The state that was run.

@@ -19,7 +19,7 @@ class PhaseStatus(StrEnum):
 
 
 class LoopTrace(Value):
-    """A loop that ran (S-LOOP-130). A loop that ran several times, such as a graph's state, has one for each."""
+    """A loop that ran. A loop that ran several times, such as a graph's state, has one for each."""
 
     loop_name: str
     #: where it ran: `loop:refine`, or `graph:triage#3/loop:refine` in the fourth step of a graph
@@ -36,7 +36,7 @@ class LoopTrace(Value):
 
 
 class GraphTraceStep(Value):
-    """A step of a graph (S-GRAPH-74)."""
+    """A step of a graph."""
 
     #: `graph:triage#4`
     path: str
@@ -48,7 +48,7 @@ class GraphTraceStep(Value):
 
 
 class GraphTrace(Value):
-    """A graph that ran (S-GRAPH-74)."""
+    """A graph that ran."""
 
     graph_name: str
     path: str

@@ -5,10 +5,11 @@ A value is a frozen pydantic model that refuses unknown names, speaks our errors
 
 from __future__ import annotations
 
+import inspect
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeAlias, TypeVar, cast, get_type_hints
 
 import pydantic
 from pydantic import (
@@ -22,8 +23,10 @@ from pydantic import (
     WrapSerializer,
     WrapValidator,
 )
+from pydantic_core import ErrorDetails
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.values.foreign_names import find_own_name
 
 __all__ = [
     "Accepts",
@@ -32,8 +35,10 @@ __all__ = [
     "FrozenSequence",
     "Instant",
     "LazySequence",
+    "OneOrMany",
     "Value",
     "explain",
+    "to_tuple",
     "utc_now",
     "utc_of",
 ]
@@ -93,15 +98,21 @@ class LazySequence(Sequence[_Item]):
     __slots__ = ()
 
 
-def _as_tuple(value: object) -> object:
-    """Return lists and other collections as tuples, so that the caller's list can change later (S-CONV-5)."""
+def to_tuple(value: object) -> tuple[object, ...]:
+    """Return what a user gave for a list as a tuple, so that the caller's own can change later (S-CONV-5).
+
+    None is empty, and a single value is a list of one (S-DOM-100).
+    """
     if value is None:
         return ()
-    return tuple(cast("Iterable[object]", value)) if isinstance(value, list | set | frozenset) else value
+    if isinstance(value, list | tuple):
+        return tuple(cast("Sequence[object]", value))
+    is_many = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+    return tuple(cast("Collection[object]", value)) if is_many else (value,)
 
 
 def _keep(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    return value if isinstance(value, LazySequence) else check(_as_tuple(value))
+    return value if isinstance(value, LazySequence) else check(to_tuple(value))
 
 
 def _dump(value: object, dump: SerializerFunctionWrapHandler) -> object:
@@ -110,6 +121,11 @@ def _dump(value: object, dump: SerializerFunctionWrapHandler) -> object:
 
 #: An immutable sequence; lists are copied, None is empty.
 FrozenSequence = Annotated[Sequence[_Item], WrapValidator(_keep), WrapSerializer(_dump)]
+if TYPE_CHECKING:
+    #: the same, as a user writes it: a list, or a single value
+    OneOrMany: TypeAlias = Accepts[Sequence[_Item], _Item | Sequence[_Item] | None]
+else:
+    OneOrMany = FrozenSequence
 
 
 def utc_of(at_s: float) -> datetime:
@@ -122,6 +138,27 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+#: How a value of a class is written, for the error about something else in its place.
+_EXAMPLES = {
+    "Agent": 'Agent("Writer", goal="Write")',
+    "EnsembleMemory": "EnsembleMemory(short_term=True)",
+    "RateLimit": "RateLimit.per_minute(60)",
+    "RetryPolicy": "RetryPolicy(max_attempts=3)",
+    "Review": "Review.required()",
+    "Task": 'Task("Do it")',
+}
+
+
+def _wanted(found: ErrorDetails) -> str:
+    """Return what a field takes where it takes callables or objects of a class; "": it takes something else."""
+    if found["type"] == "callable_type":
+        return "callable, such as a function"
+    name = found.get("ctx", {}).get("class" if found["type"] == "is_instance_of" else "class_name", "")
+    example = _EXAMPLES.get(name)
+    article = "an" if name[:1] in "AEIOU" else "a"
+    return f"{article} {name}{f', such as {example}' if example else ''}" if name else ""
+
+
 def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
     """Our error for a failure of pydantic's: what was wrong and where, one sentence per field (S-CONV-12)."""
     parts: list[str] = []
@@ -132,13 +169,15 @@ def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
         where = ".".join(str(part) for part in found["loc"])
         if found["type"] == "extra_forbidden":
             parts.append(f"unknown field '{where}'")
+        elif (wanted := _wanted(found)) and where:
+            parts.append(f"'{where}' must be {wanted}, got: {type(found['input']).__name__}")
         else:
             parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
     return ValidationError(f"{what}: {'; '.join(parts)}")
 
 
 def _unknown_names(kind: type[BaseModel], names: Iterable[str]) -> ValidationError | None:
-    """Return the error for names that a value does not have, with the nearest one that it has; None: it has them all."""
+    """Return the error for names that a value does not have, with what was probably meant; None: it has them all."""
     known = {info.alias or name for name, info in kind.model_fields.items()}
     unknown = [name for name in names if name not in known]
     if not unknown:
@@ -148,7 +187,8 @@ def _unknown_names(kind: type[BaseModel], names: Iterable[str]) -> ValidationErr
     parts: list[str] = []
     for name in unknown:
         near = difflib.get_close_matches(name, known, n=1)
-        parts.append(f"unknown field '{name}'" + (f". Did you mean '{near[0]}'?" if near else ""))
+        hint = find_own_name(kind, name) or (f"Did you mean '{near[0]}'?" if near else "")
+        parts.append(f"unknown field '{name}'" + (f". {hint}" if hint else ""))
     return ValidationError(f"{kind.__name__}: {'; '.join(parts)}")
 
 
@@ -156,28 +196,87 @@ def _unknown_names(kind: type[BaseModel], names: Iterable[str]) -> ValidationErr
 _SHOWN_FIELDS = 12
 
 
+def _name_arguments(kind: type[BaseModel], args: Sequence[object], data: Mapping[str, object]) -> dict[str, object]:
+    """Return positional arguments by the names of their fields.
+
+    Raises:
+        TypeError: there are too many, or one is given by name as well (S-DOM-101).
+    """
+    fields = [info.alias or name for name, info in kind.model_fields.items()]
+    places = [name for name, info in kind.model_fields.items() if info.kw_only is False]
+    if len(args) > len(places):
+        shown = ", ".join(fields[:_SHOWN_FIELDS]) + (", ..." if len(fields) > _SHOWN_FIELDS else "")
+        taken = f"only {', '.join(places)} without a name" if places else "keyword arguments only"
+        extra = reprlib.repr(args[len(places)])
+        raise TypeError(f"{kind.__name__} takes {taken}, and got {extra} without a name. Fields: {shown}")
+    named = dict(zip(places, args, strict=False))
+    for name in named:
+        if name in data:
+            raise TypeError(f"{kind.__name__} got {name} twice: by position and by name")
+    return named
+
+
+class _Signature:
+    """The signature of a value's class: its fields, those first that may be given by position."""  # S-DOM-102
+
+    def __get__(self, _instance: object, kind: type[BaseModel]) -> inspect.Signature:
+        given = list(inspect.signature(kind.__init__).parameters.values())[1:]
+        kinds = {each.kind for each in given}
+        own = {each.name: each for each in given if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}}
+        parameters = list(own.values())
+        hints = _hints(kind)
+        for name, info in kind.model_fields.items():
+            if (shown := info.alias or name) in own:
+                continue
+            has_place = info.kw_only is False and inspect.Parameter.VAR_POSITIONAL in kinds
+            parameters.append(
+                inspect.Parameter(
+                    shown,
+                    inspect.Parameter.POSITIONAL_OR_KEYWORD if has_place else inspect.Parameter.KEYWORD_ONLY,
+                    default=inspect.Parameter.empty
+                    if info.is_required()
+                    else info.get_default(call_default_factory=True),
+                    annotation=hints[name],
+                )
+            )
+        return inspect.Signature(sorted(parameters, key=lambda each: (each.kind, each.default is not each.empty)))
+
+
+def _hints(kind: type[BaseModel]) -> dict[str, object]:
+    """Return the types of the fields without what only pydantic reads."""
+
+    def fields() -> None: ...
+
+    fields.__annotations__ = {name: info.annotation for name, info in kind.model_fields.items()}
+    return get_type_hints(fields)
+
+
+#: pydantic declares the signature itself, and this is what computes it
+_SIGNATURE: Any = _Signature()
+
+
 class Value(BaseModel):
-    """A frozen value. Unknown fields are refused; `replace` copies and validates again (S-CONV-3, S-CONV-4)."""
+    """A frozen value. Unknown fields are refused; `replace` copies and validates again."""
 
     # Schemas are built when a class is first used: a process imports many that it never makes an instance of.
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
+    __signature__ = _SIGNATURE
+
+    @classmethod
+    def __pydantic_on_complete__(cls) -> None:
+        cls.__signature__ = _SIGNATURE  # pydantic has set its own, which shows `*args`
+
     def __init__(self, *args: object, **data: object) -> None:
-        """Check and keep the fields.
+        """Check and keep the fields, which the docstring of the class describes.
 
         Raises:
-            TypeError: there are positional arguments.
+            TypeError: a positional argument has no field.
             ValidationError: a name is unknown, which is told before all else, or a value is refused.
         """
         kind = type(self)
         if args:
-            fields = list(kind.model_fields)
-            shown = ", ".join(fields[:_SHOWN_FIELDS]) + (", ..." if len(fields) > _SHOWN_FIELDS else "")
-            msg = (
-                f"{kind.__name__} takes keyword arguments only, and got {reprlib.repr(args[0])} without a name. "
-                f"Fields: {shown}"
-            )
-            raise TypeError(msg)
+            data = {**_name_arguments(kind, args, data), **data}
         try:
             super().__init__(**data)
         except ValidationError as error:

@@ -28,7 +28,7 @@ def _is_empty(value: object) -> bool:
 
 
 class DagAgentNode(Value):
-    """An agent that takes part (S-VIZ-3)."""
+    """An agent that takes part."""
 
     role: str
     goal: str
@@ -38,7 +38,7 @@ class DagAgentNode(Value):
 
 
 class DagTaskNode(Value):
-    """A task, a loop or a state (S-VIZ-2).
+    """A task, a loop or a state.
 
     Attributes:
         id: Position among the tasks as text; of a task in a loop `{loop}.{position}`.
@@ -70,7 +70,7 @@ class DagTaskNode(Value):
 
 
 class DagGraphEdge(Value):
-    """What leads from one state of a graph to another (S-VIZ-31).
+    """What leads from one state of a graph to another.
 
     Attributes:
         condition_description: Its label.
@@ -88,7 +88,7 @@ class DagGraphEdge(Value):
 
 
 class DagPhase(Value):
-    """A phase, and what it waits for (S-VIZ-51).
+    """A phase, and what it waits for.
 
     Attributes:
         after: Names of the phases that have to be completed first.
@@ -104,7 +104,7 @@ class DagPhase(Value):
 
 
 class DagModel(Value):
-    """A graph of tasks (S-VIZ-1).
+    """A graph of tasks.
 
     Attributes:
         parallel_groups: Ids by level, in the order of the tasks.
@@ -130,7 +130,7 @@ class DagModel(Value):
     phases: tuple[DagPhase, ...] = Field(default=(), exclude_if=_is_empty)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return pretty JSON text; with a path it is also written there, parent folders made (S-VIZ-5).
+        """Return pretty JSON text; with a path it is also written there, parent folders made.
 
         Raises:
             OSError: the file cannot be written.

@@ -50,7 +50,7 @@ class DevToolsExport(Value):
 
 
 class EnsembleDevTools:
-    """Writes what a viewer shows, and pictures (S-VIZ-60 to S-VIZ-63)."""
+    """Writes what a viewer shows, and pictures."""
 
     @staticmethod
     def build_dag(ensemble: EnsembleDefinition | MapDefinition | Graph) -> DagModel:

@@ -31,7 +31,7 @@ __all__ = ["DagExporter"]
 
 
 class DagExporter:
-    """Makes graphs of tasks as data (S-VIZ-10 to S-VIZ-50)."""
+    """Makes graphs of tasks as data."""
 
     @staticmethod
     def build(

@@ -28,7 +28,7 @@ def team() -> MapReduceEnsemble:
         map_agent=lambda _: worker,
         map_task=lambda item, _: Task.of(f"map {item}"),
         reduce_agent=lambda: worker,
-        reduce_task=lambda _, chunk: reduce_task(chunk),
+        reduce_task=lambda chunk, _: reduce_task(chunk),
         target_token_budget=30,
         mode=cast("Literal['levels', 'pipelined']", os.environ[MODE]),
         results=os.environ[RESULTS],

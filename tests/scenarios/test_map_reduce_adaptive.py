@@ -282,7 +282,7 @@ def test_agents_are_told_once_each() -> None:
         map_agent=lambda _: mapper,
         map_task=lambda item, _: map_task(item),
         reduce_agent=lambda: reducer,
-        reduce_task=lambda _, chunk: reduce_task(chunk),
+        reduce_task=lambda chunk, _: reduce_task(chunk),
         llm=None,
     )
     assert [each.role for each in trace_of(ensemble.run(runtime="inline")).agents] == ["Mapper", "Reducer"]
@@ -307,7 +307,7 @@ def test_tool_calls_are_summed_up() -> None:
         map_task=lambda item, _: map_task(item),
         llm=llm,
         reduce_agent=lambda: reader,
-        reduce_task=lambda _, chunk: reduce_task(chunk),
+        reduce_task=lambda chunk, _: reduce_task(chunk),
     )
     output = ensemble.run(runtime="inline")
     assert (output.total_tool_calls, raws(output)) == (4, ["0", "1", "2", "(0+1+2)"])

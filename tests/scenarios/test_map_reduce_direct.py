@@ -57,7 +57,7 @@ def test_direct_agent_does_the_direct_task() -> None:
     """S-MR-2, S-MR-81: it is made first."""
     solo = Agent(role="Solo", goal="do all", llm=model())
     output = team(
-        direct_agent=lambda: solo, direct_task=lambda agent, items: Task.of(f"map {agent.role}{len(items)}")
+        direct_agent=lambda: solo, direct_task=lambda items, agent: Task.of(f"map {agent.role}{len(items)}")
     ).run(runtime="inline")
     assert [(each.agent_role, each.raw) for each in output.task_outputs] == [("Solo", "Solo6")]
 

@@ -415,6 +415,7 @@ async def test_tools_that_are_named_must_be_there(tmp_path: Path) -> None:
     """S-INT-3: those alone are offered, in the server's order."""
     server = command(tmp_path / "journal")
     assert list(await offered(MCP(server, tools=["pay", "buy"]))) == ["buy", "pay"]
+    assert list(await offered(MCP(server, tools="pay"))) == ["pay"]
     with pytest.raises(ToolConfigurationError, match="has no tool 'by'"):
         await MCP(server, tools=["by"]).resolve()
 

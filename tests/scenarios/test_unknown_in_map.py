@@ -35,7 +35,7 @@ team = MapReduceEnsemble(
     map_agent=lambda _: worker,
     map_task=lambda item, _: Task.of("Pay " + item),
     reduce_agent=lambda: Agent(role="Editor", goal="join", llm="openai:m"),
-    reduce_task=lambda _, chunk: Task(description="Join", expected_output="a text", context=chunk),
+    reduce_task=lambda chunk, _: Task(description="Join", expected_output="a text", context=chunk),
     max_parallel_tasks=1,
     **OPTIONS,
 )

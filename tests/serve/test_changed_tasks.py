@@ -37,7 +37,7 @@ def echo(name: str) -> ScriptedModel:
 
 def offered() -> dict[str, Any]:
     """What the operator offers."""
-    return {"tools": ToolCatalog([shout]), "models": {"large": echo("large")}}
+    return {"tools": ToolCatalog(shout), "models": {"large": echo("large")}}
 
 
 #: of a team whose texts name no reader

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, assert_type
 
 from ensemble_ray import (
     Agent,
     AgentTool,
     ChatModel,
+    EnsembleListener,
     Graph,
     GraphEdge,
     GraphFork,
     GraphJoin,
+    HierarchicalConstraints,
     Loop,
     LoopOutputMode,
     MaxIterationsAction,
     MaxStepsAction,
+    MemoryScope,
     OpenAIChatModel,
     Phase,
     PhaseReview,
@@ -134,3 +138,40 @@ def test_units_are_written_as_lists_and_words_and_read_as_values() -> None:
     assert_type(made.loops[0], Loop)
     assert_type(made.graph, Graph | None)
     assert len(made.all_tasks) == 6
+
+
+def test_single_values_and_positions_are_typed() -> None:
+    """S-DOM-100, S-DOM-101, S-GRAPH-127, S-GRAPH-128: what is written; lists are read."""
+    agent = Agent("Writer", "Write", llm="openai:m", tools=word_count)
+    facts = Task("Find facts", "A list", agent=agent, tools=Echo(), input_guardrails=str)
+    article = Task("Write", context=facts, output_type=int, output_guardrails=str)
+    assert_type(article, Task[int])
+    assert_type(article.context, Sequence[Task | UnitOutput])
+    loop = Loop("refine", facts, until=lambda context: context.iteration_number > 1, context=article)
+    first = Phase("first", facts)
+    second = Phase("second", [article], after=first, loops=loop, review=PhaseReview(facts))
+    assert_type(second.after, Sequence[Phase])
+    assert_type(GraphEdge("a", "b", lambda step: step.step_number < 3), GraphEdge)
+    graph = Graph(
+        "g",
+        {"a": facts, "b": loop},
+        edges=[("a", "b", lambda step: step.step_number < 3), ("a", "b"), GraphEdge("b", Graph.END)],
+        start="a",
+        no_feedback_states="a",
+    )
+    assert_type(graph.edges, Sequence[GraphEdge | GraphFork | GraphJoin])
+    assert len(Graph("h", {"a": facts}, edges=("a", Graph.END), start="a").edges) == 1
+    assert GraphFork("a", "b").to_states == ("b",)
+    made = EnsembleDefinition(
+        facts,
+        agents=agent,
+        loops=loop,
+        phases=second,
+        on_task_start=lambda event: event.task_index,
+        listeners=EnsembleListener(),
+    )
+    assert_type(made.tasks, Sequence[Task])
+    assert_type(made.agents, Sequence[Agent] | None)
+    rules = HierarchicalConstraints(required_workers="Writer", required_stages=["Writer", {"A", "B"}])
+    assert_type(rules.required_stages, tuple[tuple[str, ...], ...])
+    assert_type(MemoryScope("notes").name, str)

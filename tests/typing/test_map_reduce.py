@@ -30,12 +30,12 @@ def agent_of(report: str) -> Agent:
 
 
 def task_of(report: str, agent: Agent) -> Task:
-    """An agent-first factory."""
+    """A factory that is given an agent."""
     return Task(description=f"Read {report}", expected_output="Text", agent=agent)
 
 
 def joined(group: Sequence[Task]) -> Task:
-    """A task-first factory."""
+    """A factory without an agent."""
     return Task(description="Join", expected_output="Text", context=group)
 
 
@@ -51,7 +51,7 @@ def test_factories_are_functions_or_lambdas() -> None:
         items=[1, 2],
         map_task=lambda item: Task.of(f"Count {item}"),
         reduce_agent=lambda: Agent(role="Reducer", goal="Reduce", llm=MODEL),
-        reduce_task=lambda agent, group: Task(description="Join", expected_output="e", agent=agent, context=group),
+        reduce_task=lambda group, agent: Task(description="Join", expected_output="e", agent=agent, context=group),
         direct_task=lambda items: Task.of(f"All {len(items)}"),
         target_token_budget=100,
         token_estimator=len,

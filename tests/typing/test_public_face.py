@@ -106,6 +106,9 @@ def test_outputs_are_typed_by_their_task() -> None:
     assert_type(output[TYPED], TaskOutput[Report])
     assert_type(output[TYPED].parsed.words, int)
     assert output[TYPED].parsed == Report(title="Say", words=1)
+    assert_type(output["task-2"], TaskOutput)
+    assert_type(output[0], TaskOutput)
+    assert (output["task-2"], output[-1]) == (output.task_outputs[1],) * 2
 
 
 async def test_an_agent_gives_a_typed_answer() -> None:

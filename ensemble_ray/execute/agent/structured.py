@@ -60,7 +60,7 @@ _SHOWN_MISTAKES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseResult(Generic[T]):
-    """What came of parsing one text (S-OUT-20)."""
+    """What came of parsing one text."""
 
     #: the object; None where parsing failed
     value: T | None = None
@@ -74,7 +74,7 @@ class ParseResult(Generic[T]):
 
 
 def extract_json(raw: str | None) -> str | None:
-    """Return the last JSON object or array in a model's answer as text; None when there is none (S-OUT-10 to S-OUT-12).
+    """Return the last JSON object or array in a model's answer as text; None when there is none.
 
     Examples:
         >>> extract_json('Perhaps {"city": "Bern"}? It is {"city": "Zurich"}.')
@@ -103,9 +103,9 @@ def _find_values(text: str) -> list[str]:
 
 
 def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResult[T]:
-    """Parse a model's answer as an object of that type: the last JSON value in it that fits (S-OUT-13).
+    """Parse a model's answer as an object of that type: the last JSON value in it that fits.
 
-    Unknown properties are ignored unless the type itself forbids them (S-OUT-22). A bare JSON scalar is accepted
+    Unknown properties are ignored unless the type itself forbids them. A bare JSON scalar is accepted
     where the type takes one.
 
     Args:

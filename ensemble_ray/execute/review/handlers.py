@@ -59,7 +59,7 @@ class ReviewHandler(ABC):
 
     @staticmethod
     def notifying(handler: Reviewing | ReviewFunction, *notifiers: Callable[[ReviewRequest], object]) -> Reviewing:
-        """Return a handler that tells notifiers of each request, and then asks that handler (S-REV-104)."""
+        """Return a handler that tells notifiers of each request, and then asks that handler."""
         from ensemble_ray.execute.review.notifiers import NotifyingHandler  # which needs an HTTP client
 
         return NotifyingHandler(handler, notifiers)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class PostgresReflectionStore:
-    """Keeps reflections in a database, which the processes of several machines share (S-REFL-42). Fulfils `ReflectionStore`.
+    """Keeps reflections in a database, which the processes of several machines share. Fulfils `ReflectionStore`.
 
     The database may be that of a `PostgresMemory`.
 

@@ -21,7 +21,7 @@ _TABLE = "create table if not exists reflections (key text primary key, run_coun
 
 
 class SqliteReflectionStore:
-    """Keeps reflections in one file, which several processes may use at a time (S-REFL-30). Fulfils `ReflectionStore`.
+    """Keeps reflections in one file, which several processes may use at a time. Fulfils `ReflectionStore`.
 
     The file may be that of a `SqliteMemory`.
 

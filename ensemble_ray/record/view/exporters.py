@@ -29,7 +29,7 @@ AnyExporter = Union[ExecutionTraceExporter, "Callable[[ExecutionTrace], object]"
 
 
 class JsonTraceExporter:
-    """Writes each trace as a JSON file (S-TRC-63). A failure is a WARN line, never an error."""
+    """Writes each trace as a JSON file. A failure is a WARN line, never an error."""
 
     def __init__(self, path: str | Path, *, directory_mode: bool = True) -> None:
         """Choose where.

@@ -54,5 +54,5 @@ class MapReduceRun(Run):
         return self._items.completed_count
 
     def items(self) -> ItemStream:
-        """Return what came of each item, in the order in which it came, the past ones first (S-MR-131)."""
+        """Return what came of each item, in the order in which it came, the past ones first."""
         return self._items.stream()

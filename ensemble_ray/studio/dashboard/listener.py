@@ -40,7 +40,7 @@ __all__ = ["WebSocketStreamingListener"]
 
 
 class WebSocketStreamingListener(EnsembleListener):
-    """Tells the pages of a dashboard of every event (S-WEB-32); `WebDashboard.streaming_listener` gives it."""
+    """Tells the pages of a dashboard of every event; `WebDashboard.streaming_listener` gives it."""
 
     def __init__(self, hub: MessageHub) -> None:
         """Make one that sends its messages to a hub."""
@@ -80,7 +80,7 @@ class WebSocketStreamingListener(EnsembleListener):
         )
 
     def on_run_ended(self, run_id: str, exit_reason: ExitReason) -> None:
-        """Tell that a run is over, where that was not told, since it failed (S-WEB-33); forget it."""
+        """Tell that a run is over, where that was not told, since it failed; forget it."""
         with self._lock:
             run, live = self._runs.pop(run_id, None), self._live.pop(run_id, None)
         if live is not None:

@@ -67,8 +67,8 @@ class WebReviewHandler(ReviewHandler):
 
         Args:
             hub: Has the pages.
-            timeout: Of gates that a task does not describe itself (S-WEB-51).
-            on_timeout: What follows for these (S-WEB-52).
+            timeout: Of gates that a task does not describe itself.
+            on_timeout: What follows for these.
         """
         self._hub = hub
         self._clock = SystemClock()
@@ -105,7 +105,7 @@ class WebReviewHandler(ReviewHandler):
 
         Args:
             review_id: Of the gate.
-            decision: `approve` or `continue`, `edit`; everything else ends the run (S-WEB-53). Case makes no difference.
+            decision: `approve` or `continue`, `edit`; everything else ends the run. Case makes no difference.
             revised_output: Of an edit: the new text; None: an empty one.
         """
         word = decision.strip().lower()
@@ -124,7 +124,7 @@ class WebReviewHandler(ReviewHandler):
         return True
 
     def open_reviews(self) -> list[Mapping[str, object]]:
-        """Return the gates that wait, oldest first, as data (S-WEB-21)."""
+        """Return the gates that wait, oldest first, as data."""
         with self._lock:
             waiting = list(self._open.items())
         return [_to_json(review_id, gate) for review_id, gate in waiting]

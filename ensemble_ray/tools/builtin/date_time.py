@@ -12,6 +12,7 @@ import zoneinfo
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, tzinfo
 
+from ensemble_ray.errors import ValidationError
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 from ensemble_ray.values.value import utc_now
 
@@ -61,6 +62,8 @@ class DateTimeTool(AbstractAgentTool):
     )
 
     def __init__(self, clock: Callable[[], datetime] | None = None) -> None:
+        if clock is not None and not callable(clock):
+            raise ValidationError(f"DateTimeTool clock must be callable, got: {type(clock).__name__}")
         self._clock = clock
 
     def do_execute(self, text: str, /) -> ToolResult:

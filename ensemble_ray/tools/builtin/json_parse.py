@@ -39,7 +39,7 @@ class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
     """Extracts a value from JSON by a path of dots and brackets.
 
     Given one plain string, as by a pipeline or a handler, it takes the path from the first line and the JSON from the
-    rest (S-BIT-55).
+    rest.
     """
 
     input_type = JsonParserInput

@@ -51,7 +51,7 @@ class ProcessAgentTool(AbstractAgentTool):
         command: The program and its arguments.
         timeout: For one run, in seconds or as a `timedelta`; after it the program and its children are killed.
         max_output_bytes: That much of each stream is kept.
-        environment: Variables that the program gets besides those of S-BIT-67, and in place of them.
+        environment: Variables that the program gets besides `PATH`, `HOME` and the like, and in place of them.
         inherit: Names of further variables that it gets from this process; True: all of them, keys of models too.
         require_approval: Whether the run's review handler is asked before the program is started.
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from pydantic import BaseModel, Field
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError, message_of
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError, ValidationError, message_of
 from ensemble_ray.process.threads import call_user, threads
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
@@ -66,6 +66,8 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
     ) -> None:
         if max_content_length <= 0:
             raise ValueError(f"max_content_length must be > 0, got: {max_content_length}")
+        if fetcher is not None and not callable(fetcher):
+            raise ValidationError(f"WebScraperTool fetcher must be callable, got: {type(fetcher).__name__}")
         if importlib.util.find_spec("selectolax") is None:
             raise ToolConfigurationError(
                 "This tool needs 'selectolax', which is not installed: pip install 'ensemble-ray[web]'"

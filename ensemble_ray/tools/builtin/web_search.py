@@ -32,7 +32,7 @@ _NOTHING_FOUND = "No results found."
 
 @runtime_checkable
 class WebSearchProvider(Protocol):
-    """Something that searches; a plain callable from query to text does as well (S-BIT-30)."""
+    """Something that searches; a plain callable from query to text does as well."""
 
     def search(self, query: str) -> str | Awaitable[str]:
         """Return what was found, as text for a model; may be `async`."""

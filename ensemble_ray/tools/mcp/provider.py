@@ -76,7 +76,7 @@ class MCP(DynamicToolProvider):
         headers: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        tools: Collection[str] | None = None,
+        tools: str | Collection[str] | None = None,
         prefix: str = "",
         effect: Effect | Mapping[str, Effect] | None = None,
         resources: bool = False,
@@ -106,10 +106,8 @@ class MCP(DynamicToolProvider):
             raise ValidationError(
                 f"MCP max_samples must be >= 1, got: {max_samples}. To allow none, leave sampling out"
             )
-        if isinstance(tools, str):
-            raise ValidationError("MCP tools must be a list of names")
         timeout_seconds(timeout)
-        self._tools = None if tools is None else tuple(tools)
+        self._tools = None if tools is None else (tools,) if isinstance(tools, str) else tuple(tools)
         self._prefix = prefix
         self._effect: Effect | dict[str, Effect] | None = dict(effect) if isinstance(effect, Mapping) else effect
         self._has_resources = resources

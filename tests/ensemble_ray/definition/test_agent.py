@@ -181,10 +181,17 @@ def test_misspelt_field_is_told_first_with_the_nearest_name(make: Callable[[], o
     assert str(caught.value) == told
 
 
-def test_positional_argument_is_refused_with_the_fields_when_given() -> None:
+def test_positional_arguments_are_refused_with_the_fields_when_there_are_too_many() -> None:
     """S-CONV-4: by the name of the class that was called."""
-    with pytest.raises(TypeError, match=r"^Agent takes keyword arguments only, and got 'Writer'.* Fields: role, goal"):
-        Agent("Writer")  # type: ignore[misc]
+    told = (
+        r"^Agent takes only role, goal without a name, and got 'Expert' without a name\. Fields: role, goal, background"
+    )
+    with pytest.raises(TypeError, match=told):
+        Agent("Writer", "Write", "Expert")  # type: ignore[misc]
+    with pytest.raises(TypeError, match=r"^RateLimit takes keyword arguments only, and got 5 without a name\. Fields:"):
+        RateLimit(5)  # type: ignore[misc]
+    with pytest.raises(TypeError, match=r"^Agent got role twice: by position and by name$"):
+        Agent("Writer", role="Editor", goal="Write")  # type: ignore[misc]
 
 
 def test_every_kind_of_tool_is_kept_in_order_when_given() -> None:

@@ -121,9 +121,19 @@ _STUCK = (
             {"states": {"a": "A"}}, "Graph 'g' state 'a' must be a Task or a Loop, got: str", id="state-of-text"
         ),
         pytest.param(
-            {"edges": [("a", "b")]},
-            "Graph 'g' edge[0] must be a GraphEdge, GraphFork or GraphJoin, got: tuple",
-            id="edge-of-tuple",
+            {"edges": [("a",)]},
+            "Graph 'g' edge[0] must be a tuple (from, to) or (from, to, condition), got 1 values",
+            id="edge-of-short-tuple",
+        ),
+        pytest.param(
+            {"edges": [("a", "b", "when")]},
+            "Graph 'g' edge[0]: GraphEdge condition must be a callable, got: str",
+            id="edge-of-wrong-tuple",
+        ),
+        pytest.param(
+            {"edges": [["a", "b"]]},
+            "Graph 'g' edge[0] must be a GraphEdge, GraphFork or GraphJoin, got: list",
+            id="edge-of-list",
         ),
     ],
 )

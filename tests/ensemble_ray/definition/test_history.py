@@ -21,7 +21,7 @@ ASKED, ANSWERED = ChatMessage(role="user", content="Two?"), ChatMessage(role="as
 @pytest.mark.parametrize(
     ("history", "told"),
     [
-        ("Two?", "Task history must be a list of ChatMessages, got: str"),
+        ("Two?", "Task history element at index 0 must be a ChatMessage, got: str"),
         ([ASKED, "2"], "Task history element at index 1 must be a ChatMessage, got: str"),
         (
             [ASKED, ASKED],

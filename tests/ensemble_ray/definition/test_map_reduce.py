@@ -191,15 +191,6 @@ def test_mode_follows_from_the_budget(fields: dict[str, Any], budget: int | None
     assert definition.capacity == capacity
 
 
-def test_sides_choose_independently_how_their_factory_is_called() -> None:
-    """S-MR-2."""
-    definition = made(map_agent=make_agent)
-    assert (definition.is_agent_first_map, definition.is_agent_first_reduce) == (True, False)
-    definition = made(reduce_agent=make_agent, target_token_budget=9, direct_task=reduce_task, direct_agent=make_agent)
-    assert (definition.is_agent_first_map, definition.is_agent_first_reduce) == (False, True)
-    assert definition.is_agent_first_direct
-
-
 def test_estimator_of_the_input_needs_no_companion() -> None:
     """S-MR-25: it may stand alone; `str` is what is used without one."""
     assert made(input_estimator=repr).input_estimator is repr

@@ -170,7 +170,7 @@ def test_only_the_first_failure_is_told_when_several_checks_fail() -> None:
         {"input_guardrails": [1]},
         {"handler": 5},
         {"llm": 5},
-        {"tools": count},
+        {"tools": 5},
         {"attempt_number": "1"},
     ],
 )

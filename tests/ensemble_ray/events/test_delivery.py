@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
@@ -277,14 +277,6 @@ async def test_log_fields_hold_on_the_listeners_thread() -> None:
     assert seen == [{"ensemble.id": "run"}] * 2
 
 
-class Team:
-    """What has listeners."""
-
-    def __init__(self, listeners: Sequence[object], callbacks: Mapping[str, tuple[Callable[..., object], ...]]) -> None:
-        self.listeners = listeners
-        self.callbacks = callbacks
-
-
 async def test_callables_are_listeners_behind_the_objects() -> None:
     """S-EVT-2: all are kept, each with a queue of its own."""
     heard: list[str] = []
@@ -294,10 +286,8 @@ async def test_callables_are_listeners_behind_the_objects() -> None:
         raise ValueError("no")
 
     found = listeners_of(
-        Team(
-            [keeper],
-            {"on_task_start": (lambda event: heard.append(f"task {event.task_index}"),), "on_token": (broken, print)},
-        )
+        [keeper],
+        {"on_task_start": (lambda event: heard.append(f"task {event.task_index}"),), "on_token": (broken, print)},
     )
     assert found[0] is keeper
     assert [Delivery([each]).interest for each in found] == [
@@ -319,7 +309,7 @@ async def test_one_callable_hears_all_its_events_in_order_when_it_is_registered_
         heard.append(f"task {event.task_index}" if isinstance(event, TaskStartEvent) else event.token)
 
     found = listeners_of(
-        Team([], {"on_task_start": (tell, keeper.on_token), "on_token": (tell, keeper.on_token, keeper.on_token)})
+        [], {"on_task_start": (tell, keeper.on_token), "on_token": (tell, keeper.on_token, keeper.on_token)}
     )
     assert [wanted_by(each) for each in found] == [
         {"on_task_start", "on_token"},

@@ -97,12 +97,12 @@ def test_defaults_are_pythons_when_a_file_says_nothing(load: Load) -> None:
         ("hierarchical_constraints: [Writer]", "hierarchical_constraints: the constraints must be a mapping"),
         ("hierarchical_constraints: {required_worker: [A]}", "Did you mean 'required_workers'?"),
         (
-            "hierarchical_constraints: {required_workers: A}",
-            "hierarchical_constraints.required_workers: must be a list",
+            "hierarchical_constraints: {required_workers: 5}",
+            'hierarchical_constraints.required_workers: must be text: put it in quotes, "5"',
         ),
         (
-            "hierarchical_constraints: {required_stages: [A]}",
-            "hierarchical_constraints.required_stages[0]: must be a list",
+            "hierarchical_constraints: {required_stages: [5]}",
+            'hierarchical_constraints.required_stages[0]: must be text: put it in quotes, "5"',
         ),
         ("hierarchical_constraints: {max_calls_per_worker: [A]}", "must be a mapping of roles to whole numbers"),
         (
@@ -128,7 +128,8 @@ def test_mistake_is_told_with_its_place_when_a_rule_is_wrong(refused: Refused, t
 def test_editor_takes_what_the_loader_takes_when_a_team_has_a_manager() -> None:
     """The published schema knows the keys, with Python's defaults."""
     assert schema_errors(NEWSROOM) == []
-    assert schema_errors(REST + "hierarchical_constraints: {required_stages: [A]}\n")
+    assert schema_errors(REST + "hierarchical_constraints: {required_stages: [A, [B, C]]}\n") == []
+    assert schema_errors(REST + "hierarchical_constraints: {required_stages: [5]}\n")
     properties = team_schema()["properties"]
     assert isinstance(properties, dict)
     manager = properties["manager_max_iterations"]

@@ -153,7 +153,7 @@ def test_a_task_takes_names_and_scopes() -> None:
     [
         (["a", MemoryScope.of("a")], "Task memory_scopes has scope 'a' more than once"),
         (["a", 5], r"Task memory_scopes\[1\] must be a name or a MemoryScope, got: int"),
-        (5, "Task memory_scopes must be names or MemoryScopes, got: int"),
+        (5, r"Task memory_scopes\[0\] must be a name or a MemoryScope, got: int"),
         ([" "], "MemoryScope name must not be None or blank"),
     ],
 )

@@ -111,7 +111,7 @@ def test_factories_are_called_once_per_task_with_what_their_side_wants() -> None
         calls.append("reducer")
         return Agent(role="Reducer", goal="g", llm=MODEL)
 
-    def reduced(agent: Agent, chunk: list[Task]) -> Task:
+    def reduced(chunk: list[Task], agent: Agent) -> Task:
         calls.append(f"{agent.role} {len(chunk)}")
         return reduce_task(chunk)
 

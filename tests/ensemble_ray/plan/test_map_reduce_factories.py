@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ensemble_ray import Agent, Task, ValidationError
+from ensemble_ray import Agent, MapReduceEnsemble, Task, ValidationError
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.plan.map_reduce_factories import (
     make_direct,
@@ -88,15 +89,15 @@ def test_handler_task_stays_without_an_agent() -> None:
     assert (task.agent, agent) == (None, None)
 
 
-def test_reduce_and_direct_factories_get_agent_first() -> None:
-    """S-MR-2, S-MR-81: callable(agent, chunk_tasks) and callable(agent, items)."""
+def test_reduce_and_direct_factories_get_the_agent_second() -> None:
+    """S-MR-2, S-MR-81, S-MR-226: callable(chunk_tasks, agent) and callable(items, agent)."""
     seen: list[object] = []
 
-    def joined(agent: Agent, chunk: list[Task]) -> Task:
+    def joined(chunk: list[Task], agent: Agent) -> Task:
         seen.append((agent.role, [task.description for task in chunk]))
         return Task(description="r", expected_output="e", context=chunk)
 
-    def direct(agent: Agent, items: list[object]) -> Task:
+    def direct(items: list[object], agent: Agent) -> Task:
         seen.append((agent.role, list(items)))
         return Task.of("all")
 
@@ -109,6 +110,41 @@ def test_reduce_and_direct_factories_get_agent_first() -> None:
     make_reduce(definition, [Task.of("one"), Task.of("two")])
     make_direct(definition, [1, 2])
     assert seen == [("Reducer", ["one", "two"]), ("Director", [1, 2])]
+
+
+def _old_annotated(one: Agent, other: list[Task]) -> Task:
+    return Task("r", context=other, agent=one)
+
+
+def _new_annotated(agent: list[Task], group: Agent) -> Task:
+    return Task("r", context=agent, agent=group)
+
+
+@pytest.mark.parametrize(
+    ("factory", "is_old"),
+    [
+        (_old_annotated, True),
+        (lambda agent, chunk: Task("r", context=chunk, agent=agent), True),
+        (lambda the_agent, many: Task("r", context=many, agent=the_agent), True),
+        (lambda worker, group: Task("r", context=group, agent=worker), True),
+        (_new_annotated, False),
+        (lambda group, agent: Task("r", context=group, agent=agent), False),
+        (lambda tasks, worker: Task("r", context=tasks, agent=worker), False),
+        (lambda a, b: Task("r", context=a, agent=b), False),
+    ],
+)
+def test_factory_of_the_old_order_is_recognised_and_deprecated(factory: Any, *, is_old: bool) -> None:
+    """S-MR-227: by an annotation, else by a name; the warning is told of the line that makes the map-reduce."""
+    chunk = [Task("one"), Task("two")]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        definition = MapReduceEnsemble(
+            items=iter("ab"), map_task=Task, reduce_task=factory, reduce_agent=lambda: agent_of("R")
+        )
+        task, agent = make_reduce(definition, chunk)
+    assert (list(task.context), agent and agent.role) == (chunk, "R")
+    told = "reduce_task takes (agent, chunk_tasks), which is deprecated: write it as callable(chunk_tasks, agent), as map_task"
+    assert [(str(each.message), each.filename) for each in caught] == ([(told, __file__)] if is_old else [])
 
 
 @pytest.mark.parametrize(

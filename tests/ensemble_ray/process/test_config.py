@@ -40,6 +40,7 @@ def test_variable_is_named_when_its_runtime_is_unknown(monkeypatch: pytest.Monke
     """S-SET-49: where the wrong word stands."""
     monkeypatch.setenv("ENSEMBLE_RAY_RUNTIME", "rey")
     with pytest.raises(
-        ValidationError, match=r"^Unknown runtime 'rey' in ENSEMBLE_RAY_RUNTIME\. Known: \[inline, ray\]"
+        ValidationError,
+        match=r"^Unknown runtime 'rey' in ENSEMBLE_RAY_RUNTIME\. Did you mean 'ray'\? Known: \[inline, ray\]",
     ):
         connect()

@@ -294,6 +294,23 @@ def test_output_of_a_task_is_found_by_index_or_refused() -> None:
         assert str(caught.value) == text
 
 
+def test_output_is_found_by_name_and_position() -> None:
+    """S-OUT-54, S-OUT-55: also in a copy and after pickling; the error lists the names."""
+    first, second = OUTPUT, OUTPUT.replace(raw="second")
+    made = EnsembleOutput(task_outputs=[first, second]).with_positions({}, names={"facts": 0, "a_b~2": 1})
+    for output in (made, made.replace(raw="x"), pickle.loads(pickle.dumps(made))):  # noqa: S301  our own bytes
+        assert (output["facts"], output["a/b~2"]) == (first, second)
+        assert (output[0], output[-1]) == (first, second)
+    for key, told in (
+        ("fact", "No task named 'fact' has an output in this run. Those with one: [facts, a_b~2]"),
+        (2, "Output 2 does not exist: this run has 2 outputs"),
+        (-3, "Output -3 does not exist: this run has 2 outputs"),
+    ):
+        with pytest.raises(IllegalStateError) as caught:
+            made[key]
+        assert str(caught.value) == told
+
+
 def test_trace_is_never_none() -> None:
     """S-MET-2: made by hand, given as None, and read back."""
     for output in (EnsembleOutput(), EnsembleOutput(trace=None), EnsembleOutput.of("x", None, 1, 0)):  # type: ignore[arg-type]

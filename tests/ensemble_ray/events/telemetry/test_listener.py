@@ -76,7 +76,7 @@ def test_sdk_that_is_switched_off_gets_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_switch_adds_a_listener_to_runs_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-INT-30: a run that is traced already is sent once; other listeners do not count."""
     listener, kept = _listener()
-    monkeypatch.setattr(switch, "_make_exporter", lambda _said: listener)
+    monkeypatch.setattr(switch, "_make_exporter", lambda: listener)
     _team(EnsembleListener()).run(runtime="inline")
     assert kept.get_finished_spans() == (), "it is off"
     monkeypatch.setenv("ENSEMBLE_RAY_OTEL", "1")
@@ -87,19 +87,23 @@ def test_switch_adds_a_listener_to_runs_that_have_none(monkeypatch: pytest.Monke
     assert listener.close()
 
 
-@pytest.mark.parametrize(
-    ("said", "text"), [("maybe", "must be 1 or 0, got: 'maybe'"), ("1", "pip install 'ensemble-ray[otel]'")]
-)
+def test_switch_that_is_neither_on_nor_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-ERR-63: before the run begins."""
+    monkeypatch.setenv("ENSEMBLE_RAY_OTEL", "maybe")
+    with pytest.raises(ValidationError, match=r"^ENSEMBLE_RAY_OTEL must be 1 or 0, got: 'maybe'$"):
+        _team().run(runtime="inline")
+
+
 def test_switch_that_cannot_work_is_a_warning(
-    said: str, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """S-INT-30: once, and the run goes on."""
-    monkeypatch.setenv("ENSEMBLE_RAY_OTEL", said)
+    monkeypatch.setenv("ENSEMBLE_RAY_OTEL", "1")
     _take_away_packages(monkeypatch)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert _team().run(runtime="inline").raw == "text"
-    assert [text in each.getMessage() for each in caplog.records] == [True]
+    assert ["pip install 'ensemble-ray[otel]'" in each.getMessage() for each in caplog.records] == [True]
 
 
 def test_listener_without_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
