@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import RecordError
-from ensemble_ray.record.resume.stimuli import is_undone
+from ensemble_ray.record.resume.stimuli import StimulusGroups
 from ensemble_ray.record.units.replayed import recorded_plan
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Announce, Start
-from ensemble_ray.schedule.stimuli import Cancelled, decode_stimulus
+from ensemble_ray.schedule.stimuli import Cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import StimulusRecorded
+    from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.schedule.instructions import Instruction
     from ensemble_ray.schedule.source import PlanSource
@@ -44,8 +43,7 @@ class ReplayedSource:
         """
         self.plan: Plan = recorded_plan(data)
         self._source: PlanSource = machine_for(self.plan)
-        #: what it was told, in the groups in which it was
-        self._groups: list[list[Stimulus]] = [[]]
+        self._told = StimulusGroups()
 
     def apply(self, fact: Fact[StimulusRecorded]) -> list[Instruction]:
         """Take the next stimulus, and return what the source wants after it; nothing in the middle of a group.
@@ -53,26 +51,24 @@ class ReplayedSource:
         Raises:
             RecordError: it is damaged.
         """
-        stimulus = _decode(fact)
-        if stimulus is not None:
-            self._groups[-1].append(stimulus)
-        if fact.data.more:
-            return []
-        group = self._groups[-1]
-        self._groups.append([])
-        return self._apply(group)
+        self._told.apply(fact)
+        return [] if fact.data.more else self._apply(self._told.numbered[-1])
 
-    def resume(self) -> list[Instruction]:
-        """Forget what a run that goes on makes up for, and return all that was wanted until now, once more."""
-        self._groups = [[each for each in group if not is_undone(each)] for group in self._groups]
-        self._source = machine_for(self.plan)
-        wanted = [each for group in self._groups for each in self._apply(group)]
-        self._groups.append([])
-        return wanted
+    def resume(self, fact: Fact[RunResumed]) -> list[Instruction]:
+        """Take notice that the run went on, and return what the source wants then.
 
-    def _apply(self, group: Sequence[Stimulus]) -> list[Instruction]:
+        Where more than its owner's process was replaced, that is all that was wanted until now, once more, but for what the
+        run makes up for.
+        """
+        count = len(self._told.numbered)
+        self._told.resume(fact)
+        if not fact.data.is_restart:
+            count, self._source = 0, machine_for(self.plan)
+        return [each for group in self._told.numbered[count:] for each in self._apply(group)]
+
+    def _apply(self, group: Sequence[tuple[int, Stimulus]]) -> list[Instruction]:
         relevant = [
-            each for each in group if not isinstance(each, Cancelled) or self._source.is_cancelling(each.instance)
+            each for _, each in group if not isinstance(each, Cancelled) or self._source.is_cancelling(each.instance)
         ]
         return self._source.handle(*relevant) if relevant else []
 
@@ -97,17 +93,10 @@ class ReplayedStarts:
         """Take the next stimulus; see `ReplayedSource.apply`."""
         return _starts(self._replayed.apply(fact))
 
-    def resume(self) -> list[Start | Announce]:
-        """Return all that was wanted until now, once more; see `ReplayedSource.resume`."""
-        return _starts(self._replayed.resume())
+    def resume(self, fact: Fact[RunResumed]) -> list[Start | Announce]:
+        """Take notice that the run went on; see `ReplayedSource.resume`."""
+        return _starts(self._replayed.resume(fact))
 
 
 def _starts(wanted: Sequence[Instruction]) -> list[Start | Announce]:
     return [each for each in wanted if isinstance(each, Start | Announce)]
-
-
-def _decode(fact: Fact[StimulusRecorded]) -> Stimulus | None:
-    try:
-        return decode_stimulus(fact)
-    except TypeError as error:
-        raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error

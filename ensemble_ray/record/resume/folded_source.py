@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
-from ensemble_ray.record.resume.stimuli import is_undone
+from ensemble_ray.record.resume.stimuli import StimulusGroups
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import EdgeMatches, Evaluate, Question, ResetMemory, Start, UntilHolds
-from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Stimulus, decode_stimulus
+from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Stimulus
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
@@ -31,23 +30,13 @@ def numbered_groups(facts: Iterable[Fact]) -> list[list[tuple[int, Stimulus]]]:
     Raises:
         RecordError: one is damaged.
     """
-    groups: list[list[tuple[int, Stimulus]]] = []
-    is_open = False
+    told = StimulusGroups()
     for fact in facts:
-        if isinstance(fact.data, RunResumed) and not fact.data.is_restart:
-            groups = [[each for each in group if not is_undone(each[1])] for group in groups]
-        if not isinstance(fact.data, StimulusRecorded):
-            continue
-        if not is_open:
-            groups.append([])
-        is_open = bool(fact.data.more)
-        try:
-            stimulus = decode_stimulus(cast("Fact[StimulusRecorded]", fact))
-        except TypeError as error:
-            raise RecordError(f"The record is damaged: stimulus {fact.seq}: {error}") from error
-        if stimulus is not None:
-            groups[-1].append((fact.seq, stimulus))
-    return [group for group in groups if group]
+        if isinstance(fact.data, RunResumed):
+            told.resume(cast("Fact[RunResumed]", fact))
+        elif isinstance(fact.data, StimulusRecorded):
+            told.apply(cast("Fact[StimulusRecorded]", fact))
+    return [group for group in told.numbered if group]
 
 
 class FoldedSource:

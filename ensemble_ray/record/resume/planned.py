@@ -126,11 +126,9 @@ class PlannedRecovery:
                         self._untraced.add(fact.name)
                     if delegating_call(fact.name) is None:
                         self._apply_end(fact)
-                case RunResumed(is_restart=is_restart):
+                case RunResumed():
                     self.head.apply(fact)
-                    if not is_restart:
-                        self._told.forget_undone()
-                    self._told.apply_continued(fact.at)
+                    self._told.resume(cast("Fact[RunResumed]", fact))
                 case DirectiveRecorded() | ModelSwitched() as directive:
                     self._directives.append(directive)
                 case _ if fact.is_of_run:

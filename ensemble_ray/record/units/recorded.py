@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ensemble_ray.record.resume.stimuli import StimulusGroups
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.record.units.failures import failures_seen
 from ensemble_ray.record.units.replayed import (
     PredicateAnswer,
     ReplayedUnits,
-    SourceStimuli,
     recorded_plan,
     replay_units,
     verdicts_of,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import StimulusRecorded
+    from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import ErrorTrace
@@ -38,7 +38,7 @@ class RecordedUnits:
         """Begin with the recorded plan."""
         self._data = plan
         self._plan: Plan | None = None
-        self._stimuli = SourceStimuli()
+        self._stimuli = StimulusGroups()
         self._replayed: ReplayedUnits | None = None
 
     def apply(self, fact: Fact[StimulusRecorded]) -> None:
@@ -46,9 +46,9 @@ class RecordedUnits:
         self._stimuli.apply(fact)
         self._replayed = None
 
-    def resume(self) -> None:
-        """Forget what a run that goes on makes up for."""
-        self._stimuli.resume()
+    def resume(self, fact: Fact[RunResumed]) -> None:
+        """Take notice that the run went on."""
+        self._stimuli.resume(fact)
         self._replayed = None
 
     def collect_ends(self, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
@@ -60,7 +60,7 @@ class RecordedUnits:
         if self._plan is None:
             self._plan = recorded_plan(self._data)
         if self._replayed is None:
-            self._replayed = replay_units(self._plan, self._stimuli.groups())
+            self._replayed = replay_units(self._plan, self._stimuli.groups)
         replayed = self._replayed
         return EndedUnits(plan=self._plan, results=replayed.results, failures=replayed.failures, outputs=outputs)
 
@@ -70,4 +70,4 @@ class RecordedUnits:
 
     def verdicts(self) -> Sequence[PredicateAnswer]:
         """Return what the user's predicates and conditions answered, in order."""
-        return tuple(verdicts_of(self._stimuli.groups()))
+        return tuple(verdicts_of(self._stimuli.groups))

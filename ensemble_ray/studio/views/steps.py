@@ -99,8 +99,8 @@ class StepsView:
         match fact.data:
             case PlanRecorded() as header:
                 self._begin(header, fact.at)
-            case RunResumed(is_restart=is_restart):
-                self._resume(is_restart=is_restart, at=fact.at)
+            case RunResumed():
+                self._resume(cast("Fact[RunResumed]", fact))
             case RunEnded(state=state):
                 self._end(state or RunState.INTERRUPTED, fact.at)
             case StimulusRecorded():
@@ -132,21 +132,21 @@ class StepsView:
             self._add(state)
         del at
 
-    def _resume(self, *, is_restart: bool, at: float) -> None:
+    def _resume(self, fact: Fact[RunResumed]) -> None:
         self._is_over = False
-        if is_restart:  # its work goes on where it was, in other processes
+        if fact.data.is_restart:  # its work goes on where it was, in other processes
             for state in self.states.values():
                 if state.status == "interrupted":
                     state.status, state.ended_at = "running", None
                     state.touch(self._seq)
-            return
-        for state in self.states.values():
-            before = state.status
-            state.go_on()
-            if state.status != before:
-                state.touch(self._seq)
+        else:
+            for state in self.states.values():
+                before = state.status
+                state.go_on()
+                if state.status != before:
+                    state.touch(self._seq)
         if self._source is not None:
-            self._want(self._source.resume(), at)
+            self._want(self._source.resume(fact), fact.at)
 
     def _tell(self, fact: Fact[StimulusRecorded]) -> None:
         told = decode_stimulus(fact) if fact.data.type in _TOLD else None
@@ -186,7 +186,7 @@ class StepsView:
                         self.mark_changed(state)
                 case Announce(what=IterationEnded() | StepEnded() as what):
                     self._units.announce(what, at)
-                case End():
+                case End() if each.state is not RunState.WAITING:
                     self._units.end(each, at)
                 case _:
                     pass
