@@ -27,6 +27,7 @@ from ensemble_ray.record.resume.run_budget import check_larger, options_again, r
 from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import PAID, SpentTally
 from ensemble_ray.record.stores import RecordedRun, RunStore
+from ensemble_ray.recovery.unknown_outcomes import check_outcomes
 from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import SubmissionReason
@@ -155,6 +156,7 @@ async def begin_again(
         )
     if not is_completed:
         await _check_models(store, found.run_id, again)
+        await check_outcomes(store, found, head, again)
     return definition.begin(
         header.inputs or {},
         runtime=runtime or header.runtime or None,
