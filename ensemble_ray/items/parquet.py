@@ -84,6 +84,7 @@ def pack_lines(lines: Path, path: Path) -> None:
             ("agent_role", arrow.string()),
             ("input_tokens", arrow.int64()),
             ("output_tokens", arrow.int64()),
+            ("incomplete_answers", arrow.int64()),
             ("duration", arrow.float64()),
         ]
     )

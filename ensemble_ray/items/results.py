@@ -97,6 +97,7 @@ def _line_of(result: ItemResult, output: TaskOutput) -> bytes:
             "agent_role": output.agent_role,
             "input_tokens": output.metrics.input_tokens,
             "output_tokens": output.metrics.output_tokens,
+            "incomplete_answers": output.metrics.incomplete_answers,
             "duration": output.duration.total_seconds(),
         }
     )

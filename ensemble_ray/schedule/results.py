@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Union
 
-__all__ = ["GraphResult", "LoopResult", "PhaseResult", "StepResult", "UnitFailure", "UnitResult"]
+__all__ = [
+    "CAPS",
+    "GraphResult",
+    "LoopResult",
+    "PhaseResult",
+    "StepResult",
+    "UnitFailure",
+    "UnitResult",
+    "capped_units",
+]
+
+
+#: Why a loop or a graph ends at a cap.
+CAPS = frozenset({"max_iterations", "budget_exhausted", "max_steps"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +98,9 @@ class GraphResult:
 
 
 UnitResult = Union[LoopResult, PhaseResult, GraphResult]  # noqa: UP007  a name for the union, also at run time
+
+
+def capped_units(results: Iterable[UnitResult]) -> tuple[str, ...]:
+    """Return the keys of the loops and graphs that ended at a cap, each once."""
+    units = [each for each in results if not isinstance(each, PhaseResult)]
+    return tuple(dict.fromkeys(each.unit.rpartition("/")[2] for each in units if each.termination_reason in CAPS))

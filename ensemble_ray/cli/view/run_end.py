@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["RecordedEnd", "read_end"]
+__all__ = ["RecordedEnd", "notes_of", "read_end"]
 
 _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 
@@ -33,6 +33,8 @@ class RecordedEnd:
     text: str | None = None
     #: why it failed
     errors: Sequence[str] = ()
+    #: see `notes_of`
+    notes: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Return it as JSON data."""
@@ -42,7 +44,18 @@ class RecordedEnd:
             "exit_reason": self.exit_reason or None,
             "raw": self.text,
             "errors": list(self.errors),
+            "notes": list(self.notes),
         }
+
+
+def notes_of(incomplete_answers: int, capped: Iterable[str]) -> list[str]:
+    """Return what people should know of the result of a run: answers that were cut off or empty, loops that ended at a cap."""
+    counted = (
+        [f"{incomplete_answers:,} incomplete answer{'' if incomplete_answers == 1 else 's'}"]
+        if incomplete_answers
+        else []
+    )
+    return [*counted, *(f"{each} ended at its cap" for each in capped)]
 
 
 async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
@@ -65,6 +78,7 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
         state=found.state.value,
         exit_reason="" if reason is None else reason.value,
         text=text,
+        notes=() if end is None else notes_of(end.incomplete_answers, end.capped),
         errors=tuple(f"task '{each.key}': {each.message}" if each.key else each.message for each in errors),
     )
 

@@ -52,6 +52,7 @@ class _OutputFigures:
     duration_s: float
     total_tokens: int
     tool_call_count: int
+    incomplete_answers: int
 
     @classmethod
     def of(cls, output: TaskOutput) -> _OutputFigures:
@@ -60,6 +61,7 @@ class _OutputFigures:
             output.duration.total_seconds(),
             output.metrics.total_tokens,
             output.tool_call_count,
+            output.metrics.incomplete_answers,
         )
 
 
@@ -322,6 +324,7 @@ class PlannedRecovery:
             duration_s=figures.duration_s,
             total_tokens=figures.total_tokens,
             tool_call_count=figures.tool_call_count,
+            incomplete_answers=figures.incomplete_answers,
             text=self._texts.get(instance),
             failed_delegations=self._fold.failed_delegations(self._fold_of(instance)),
         )
