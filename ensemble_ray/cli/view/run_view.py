@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
     from ensemble_ray.values.outputs import EnsembleOutput
+    from ensemble_ray.values.unit_traces import GraphTrace, LoopTrace
 
 __all__ = ["ItemView", "TerminalRunView", "view_of"]
 
@@ -94,7 +95,9 @@ class TerminalRunView:
 def _notes(output: EnsembleOutput) -> list[str]:
     """Return what is said of answers that were cut off, and of loops and a graph that ended at a cap (S-LOOP-191)."""
     trace = output.trace
-    units = () if trace is None else (*trace.loop_traces, *filter(None, (trace.graph_trace,)))
+    units: list[LoopTrace | GraphTrace] = [] if trace is None else [*trace.loop_traces]
+    if trace is not None and trace.graph_trace is not None:
+        units.append(trace.graph_trace)
     capped = dict.fromkeys(each.path.rpartition("/")[2] for each in units if each.termination_reason in CAPS)
     return notes_of(output.metrics.total_incomplete_answers, capped)
 
