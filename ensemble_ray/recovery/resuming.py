@@ -128,8 +128,12 @@ async def begin_again(
     allow_changes: bool = False,
     allow_loss: bool = False,
     is_watched: bool = False,
+    has_caller: bool = True,
 ) -> Run | MapReduceRun:
-    """Begin to continue a run and give its handle; see `resume`. On the library's loop."""
+    """Begin to continue a run and give its handle; see `resume`. On the library's loop.
+
+    Without a caller, no one can choose what becomes of an unknown outcome: then its task fails (S-DUR-25, S-DUR-145).
+    """
     # Where a run is recorded follows from the runtime's kind only if one was made by hand.
     store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
@@ -156,7 +160,8 @@ async def begin_again(
         )
     if not is_completed:
         await _check_models(store, found.run_id, again)
-        await check_outcomes(store, found, head, again)
+        if has_caller:
+            await check_outcomes(store, found, head, again)
     return definition.begin(
         header.inputs or {},
         runtime=runtime or header.runtime or None,
