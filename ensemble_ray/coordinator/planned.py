@@ -27,6 +27,7 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Inform, Instruction, ReflectOn, Start, Warn
+from ensemble_ray.schedule.results import capped_units
 from ensemble_ray.schedule.stimuli import (
     Begun,
     Cancelled,
@@ -110,6 +111,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         #: under which names outputs of a manager's workers are kept
         self._delegated: list[str] = []
         self._failed_delegations: list[TaskTrace] = []
+        self._incomplete_answers = 0
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[tuple[str, Failure]] = []
         self.put_down = PutDown(self.source.is_waiting)
@@ -321,6 +323,7 @@ class PlannedTasks(Generic[Task, Output, Failure]):
             self._outputs.put(result.instance, result.output)
         if has_output := result.output is not None or self._outputs.lookup_recorded(result.instance):
             self._completed.append(result.instance)
+            self._incomplete_answers += result.incomplete_answers
         return has_output
 
     def _note_failure(self, result: TaskResult[Output, Failure], error_type: str, message: str) -> None:
@@ -394,7 +397,13 @@ class PlannedTasks(Generic[Task, Output, Failure]):
         )
         if ending.state is RunState.INTERRUPTED:  # it has no end on record, so that it can be resumed
             return outcome
-        data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
+        data = RunEnded(
+            state=ending.state,
+            exit_reason=ending.exit_reason,
+            errors=self._errors,
+            incomplete_answers=self._incomplete_answers,
+            capped=capped_units(ending.units),
+        )
         last = self._journal.fact(RUN, data, outcome.completed_at)
         await self._journal.append(last, until=Persistence.COMMITTED)
         return outcome

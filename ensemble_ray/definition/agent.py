@@ -212,7 +212,9 @@ class Agent(Identified):
             ValidationError, EnsembleError: as `run`.
         """
         asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
-        return stream_answer(asked.tasks, partial(asked.start, runtime=runtime, run_id=run_id, options=options, **fields))
+        return stream_answer(
+            asked.tasks, partial(asked.start, runtime=runtime, run_id=run_id, options=options, **fields)
+        )
 
     async def astream(
         self,

@@ -15,7 +15,6 @@ from ensemble_ray.facts.memory import MemoryRecalled, MemoryStored
 from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.memory import MemoryNote, MemoryQuery, MemoryRules, RecalledMemory
-from ensemble_ray.values.trace import CaptureMode
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -37,9 +36,8 @@ _UNCOUNTED = nullcontext()
 
 
 def memory_counted(scope: TaskScope) -> AbstractContextManager[None]:
-    """Listen to what the task does with memory in the block, where its capture mode wants that (S-MEM-100)."""
-    is_counted = scope.context.capture_mode is not CaptureMode.OFF and _rules(scope) is not None
-    return _count(scope) if is_counted else _UNCOUNTED
+    """Count what the task does with memory in the block, in every capture mode (S-MEM-100)."""
+    return _UNCOUNTED if _rules(scope) is None else _count(scope)
 
 
 @contextmanager

@@ -297,6 +297,8 @@ class TaskResult(Generic[Output_co, Failure_co]):
     failure: Failure_co | None = None
     total_tokens: int = -1
     tool_call_count: int = 0
+    #: answers that were cut off or empty (S-MET-18)
+    incomplete_answers: int = 0
     #: requests to the provider for its last model call; 0 when none was made (S-MR-152)
     attempts: int = 0
     #: of a task that ended the run early, with an output or without

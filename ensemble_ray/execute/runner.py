@@ -281,6 +281,9 @@ class TaskRunner:
             text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
+            incomplete_answers=sum(
+                each.metrics.incomplete_answers for each in (output, *(o for _, o in scope.delegated))
+            ),
             delegated=scope.delegated,
             failed_delegations=scope.failed_delegations,
         )

@@ -216,6 +216,8 @@ class RunEnded(FactData):
         "failure": Key(ANY, is_optional=True),
         "errors": Key(list_of(OBJECT), (), read=_read_errors, write=_write_errors),
         "trace_id": Key(optional(TEXT), is_optional=True),
+        "incomplete_answers": Key(NUMBER, 0, is_optional=True),
+        "capped": Key(list_of(TEXT), (), is_optional=True, read=tuple, write=list),
     }
 
     state: RunState | None
@@ -224,6 +226,10 @@ class RunEnded(FactData):
     failure: str | None = None
     errors: Sequence[RecordedError] = ()
     trace_id: str | None = None
+    #: answers of its tasks that were cut off or empty
+    incomplete_answers: int = 0
+    #: keys of loops and graphs that ended at a cap
+    capped: Sequence[str] = ()
 
     @property
     def reason(self) -> ExitReason:

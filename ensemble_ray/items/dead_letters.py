@@ -76,6 +76,7 @@ def _line_of(failed: FailedItem, run_id: str) -> bytes:
         "message": failed.message,
         "attempts": failed.attempts,
         "run_id": run_id,
+        **({} if failed.raw is None else {"raw": failed.raw}),
     }
     return json_line({**row, "is_text": True} if is_text else row)
 

@@ -34,6 +34,7 @@ _TYPES = {
     "agent_role": "string",
     "input_tokens": "int64",
     "output_tokens": "int64",
+    "incomplete_answers": "int64",
     "duration": "float64",
 }
 #: Types of chosen columns by what their values are; others are JSON text (S-MR-219).

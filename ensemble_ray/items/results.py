@@ -31,7 +31,7 @@ _WHAT = "results file"
 #: Stands for a value that is nowhere.
 _ABSENT = object()
 #: What a row has behind its index where nothing is chosen.
-_COLUMNS = ("item", "raw", "parsed", "agent_role", "input_tokens", "output_tokens", "duration")
+_COLUMNS = ("item", "raw", "parsed", "agent_role", "input_tokens", "output_tokens", "incomplete_answers", "duration")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,7 @@ def _line_of(result: ItemResult, output: TaskOutput, columns: RowColumns) -> byt
         "agent_role": output.agent_role,
         "input_tokens": output.metrics.input_tokens,
         "output_tokens": output.metrics.output_tokens,
+        "incomplete_answers": output.metrics.incomplete_answers,
         "duration": output.duration.total_seconds(),
     }
     return json_line(columns.select(row))

@@ -113,10 +113,10 @@ class RunFold:
             case RunEnded() as end:
                 self._end = end
                 self._last_at = max(fact.at, self._started_at or 0.0)
-            case RunResumed(is_restart=is_restart):
+            case RunResumed():
                 self._end = None  # it goes on: a cancelled run ended, and has not ended any more
                 if self._units is not None:
-                    self._units.resume(fact.at, is_restart=is_restart)
+                    self._units.resume(cast("Fact[RunResumed]", fact))
             case LossAccepted(reason=reason):
                 self._lost.append(reason)
             case told if not fact.is_of_run:

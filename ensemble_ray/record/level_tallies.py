@@ -35,6 +35,8 @@ class LevelTally:
     output_tokens: int = 0
     #: calls of which nobody knows whether they were done (S-DUR-26)
     unknown: int = 0
+    #: answers that were cut off or empty
+    incomplete: int = 0
     #: tasks whose tokens the provider did not count
     uncounted: int = 0
     started_at: datetime | None = None
@@ -46,6 +48,7 @@ class LevelTally:
         self.tool_calls += metrics.tool_call_count
         self.input_tokens += max(metrics.input_tokens, 0)
         self.output_tokens += max(metrics.output_tokens, 0)
+        self.incomplete += metrics.incomplete_answers
         self.uncounted += metrics.llm_call_count > 0 and min(metrics.input_tokens, metrics.output_tokens) < 0
         self.started_at = started_at if self.started_at is None else min(started_at, self.started_at)
         self.ended_at = ended_at if self.ended_at is None else max(ended_at, self.ended_at)
@@ -97,6 +100,7 @@ def tally_data(tallies: Iterable[LevelTally]) -> list[dict[str, object]]:
             "model_calls": tally.model_calls,
             "tool_calls": tally.tool_calls,
             "unknown_outcomes": tally.unknown,
+            **({"incomplete_answers": tally.incomplete} if tally.incomplete else {}),
             "input_tokens": tally.input_tokens,
             "output_tokens": tally.output_tokens,
             "uncounted_tasks": tally.uncounted,

@@ -24,7 +24,7 @@ from ensemble_ray.values.outputs import ExitReason
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import StimulusRecorded
+    from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
     from ensemble_ray.schedule.instructions import Instruction
     from ensemble_ray.schedule.source import PlanSource
 
@@ -35,7 +35,7 @@ class RecordedStimuli:
     """The stimuli of one run, in the groups in which its source received them."""
 
     def __init__(self) -> None:
-        #: each stimulus with the position of its fact; 0: it has none
+        #: each stimulus with the position of its fact
         self.numbered: list[list[tuple[int, Stimulus]]] = []
         #: whether more of the last group follows
         self.is_open = False
@@ -60,17 +60,12 @@ class RecordedStimuli:
         self._is_waiting = self._is_waiting or isinstance(stimulus, Waiting)
         return stimulus
 
-    def resume(self, at: float, *, is_restart: bool) -> None:
-        """Apply a resumption of the run. It is no recorded stimulus, but starts the tasks again that waited at gates.
-
-        Args:
-            at: When it was resumed, Unix time, s.
-            is_restart: Whether only its scheduler was replaced: then it is still cancelled if it was.
-        """
-        if not is_restart:
+    def resume(self, fact: Fact[RunResumed]) -> None:
+        """Apply a resumption of the run. It is no recorded stimulus, but starts the tasks again that waited at gates."""
+        if not fact.data.is_restart:  # else only its scheduler was replaced, and it is still cancelled if it was
             self.undo()
         if self._is_waiting:
-            self.numbered.append([(0, Continued(at=at))])
+            self.numbered.append([(fact.seq, Continued(at=fact.at))])
             self.is_open = self._is_waiting = False
 
     def undo(self) -> None:
@@ -110,11 +105,11 @@ class ReplayedSource:
         self._stimuli.apply(fact)
         return [] if self._stimuli.is_open else self._handle(self._stimuli.numbered[-1])
 
-    def resume(self, at: float, *, is_restart: bool) -> list[Instruction]:
+    def resume(self, fact: Fact[RunResumed]) -> list[Instruction]:
         """Apply a resumption; see `RecordedStimuli.resume`. Return all instructions so far, or after a restart the new ones."""
         count = len(self._stimuli.numbered)
-        self._stimuli.resume(at, is_restart=is_restart)
-        if is_restart:
+        self._stimuli.resume(fact)
+        if fact.data.is_restart:
             new = self._stimuli.numbered[count:]
         else:
             self._source, new = machine_for(self.plan), self._stimuli.numbered

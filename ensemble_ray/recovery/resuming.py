@@ -28,6 +28,7 @@ from ensemble_ray.record.resume.run_budget import check_larger, options_again, r
 from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import PAID, SpentTally
 from ensemble_ray.record.stores import RecordedRun, RunStore
+from ensemble_ray.recovery.unknown_outcomes import check_outcomes
 from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import SubmissionReason
@@ -131,8 +132,12 @@ async def begin_again(
     allow_changes: bool = False,
     allow_loss: bool = False,
     is_watched: bool = False,
+    has_caller: bool = True,
 ) -> Run | MapReduceRun:
-    """Begin to continue a run and give its handle; see `resume`. On the library's loop."""
+    """Begin to continue a run and give its handle; see `resume`. On the library's loop.
+
+    Without a caller, no one can choose what becomes of an unknown outcome: then its task fails (S-DUR-25, S-DUR-145).
+    """
     # Where a run is recorded follows from the runtime's kind only if one was made by hand.
     store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
@@ -162,6 +167,8 @@ async def begin_again(
         )
     if not is_completed:
         await _check_models(store, found.run_id, again)
+        if has_caller:
+            await check_outcomes(store, found, head, again)
     return definition.begin(
         header.inputs or {},
         runtime=runtime or header.runtime or None,

@@ -91,6 +91,7 @@ class GraphMachine:
         self._has_failed = False
         self._failure: UnitFailure | None = None
         self._exit: ExitReason | None = None
+        self._reason: Literal["terminal", "max_steps"] | None = None
         self._is_cancelled = False
         self._is_ended = False
 
@@ -105,6 +106,10 @@ class GraphMachine:
     def history(self) -> Sequence[HistoryEntry]:
         """Return the steps whose routing began, oldest first."""
         return self._history
+
+    def results(self) -> tuple[GraphResult, ...]:
+        """Return its steps that have completed."""
+        return (GraphResult(unit=self._path, steps=tuple(self._tree.steps()), termination_reason=self._reason),)
 
     def projection(self) -> Parts:
         """Return the output of its last step."""
@@ -352,18 +357,14 @@ class GraphMachine:
         if self._running or self._to_route or self._joining:
             return
         self._is_ended = True
-        is_usual = not self.is_stopping
-        if is_usual and self._is_capped and self._unit.on_max_steps == "throw":
+        if not self.is_stopping:
+            self._reason = "max_steps" if self._is_capped else "terminal"
+        if self._reason == "max_steps" and self._unit.on_max_steps == "throw":
             self._has_failed = True
             self._failure = UnitFailure(unit=self._path, at=at, reason="cap", completed_before=0)
         usual = end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=self._has_failed)
-        result = GraphResult(
-            unit=self._path,
-            steps=tuple(self._tree.steps()),
-            termination_reason=("max_steps" if self._is_capped else "terminal") if is_usual else None,
-        )
         failures = () if self._failure is None else (self._failure,)
-        done.append(End(state=usual.state, exit_reason=usual.exit_reason, units=(result,), unit_failures=failures))
+        done.append(End(state=usual.state, exit_reason=usual.exit_reason, units=self.results(), unit_failures=failures))
 
     # Invariants, for tests and for hunting defects.
 

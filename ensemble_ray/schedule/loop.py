@@ -106,6 +106,14 @@ class LoopMachine:
         """Return the finished iterations, oldest first."""
         return self._history
 
+    def results(self) -> tuple[LoopResult, ...]:
+        """Return its iterations; the last one may be unfinished."""
+        iterations = [entry.instances for entry in self._history]
+        if self._current:
+            iterations.append(tuple(self._current))
+        reason = _ENDS.get(self._state)
+        return (LoopResult(unit=self._path, iterations=tuple(iterations), termination_reason=reason),)
+
     def projection(self) -> Parts:
         """Return what its output mode shows of it (S-LOOP-70, S-LOOP-71, S-LOOP-72)."""
         shown = list_shown(self._unit, [entry.instances for entry in self._history])
@@ -295,17 +303,12 @@ class LoopMachine:
 
     def _end(self, done: list[Instruction]) -> None:
         self._drop_scope(len(self._history) if self._current else len(self._history) - 1)
-        iterations = [entry.instances for entry in self._history]
-        if self._current:
-            iterations.append(tuple(self._current))
-        reason = _ENDS[self._state]
-        result = LoopResult(unit=self._path, iterations=tuple(iterations), termination_reason=reason)
         failures = () if self._failure is None else (self._failure,)
         state, exit_reason = self._how()
         if exit_reason is ExitReason.COMPLETED:
             self._show_bodies()
         self._inform_of_end(done)
-        done.append(End(state=state, exit_reason=exit_reason, units=(result,), unit_failures=failures))
+        done.append(End(state=state, exit_reason=exit_reason, units=self.results(), unit_failures=failures))
 
     def _inform_of_end(self, done: list[Instruction]) -> None:
         """Tell people of the predicate or the cap that ended it (S-LOOP-132)."""

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from ensemble_ray.schedule.instructions import Cancel, ContextPart, End, Instruction, Skip, Start, TaskChanges
+from ensemble_ray.schedule.results import UnitResult
 from ensemble_ray.schedule.scopes import Parts
 from ensemble_ray.schedule.states import TRANSITIONS, InvalidTransitionError, TaskState
 from ensemble_ray.schedule.stimuli import (
@@ -111,6 +112,10 @@ class Machine:
     @property
     def history(self) -> Sequence[HistoryEntry]:
         """Return nothing: no predicate is asked."""
+        return ()
+
+    def results(self) -> Sequence[UnitResult]:
+        """Return nothing: its members have results of their own."""
         return ()
 
     def projection(self) -> Parts:

@@ -165,6 +165,14 @@ class NestedSource:
         nested = self._machines.get(f"{unit}#0")
         return () if nested is None else nested.machine.history
 
+    def results(self) -> tuple[UnitResult, ...]:
+        """Return what became of the units so far: of those that ended, in that order, then of those that have begun."""
+        return (*self._results, *(each for nested in self._machines.values() for each in nested.machine.results()))
+
+    def failures(self) -> tuple[UnitFailure, ...]:
+        """Return why units failed where none of their tasks did, in order."""
+        return tuple(self._failures)
+
     @property
     def scope_count(self) -> int:
         """Return how many scopes are kept; it does not grow with iterations."""
@@ -337,7 +345,7 @@ class NestedSource:
         self._untold.append((nested.parent, _end_of_member(unit, end, at)))
 
     def _with_units(self, end: End) -> End:
-        return replace(end, units=tuple(self._results), unit_failures=tuple(self._failures))
+        return replace(end, units=self.results(), unit_failures=self.failures())
 
     # Invariants, for tests and for hunting defects.
 

@@ -45,7 +45,7 @@ from ensemble_ray.values.phase_review_text import read_decision_text
 
 __all__ = ["PhasesMachine"]
 
-_STATUS: dict[PhaseState, Literal["completed", "failed", "skipped"]] = {
+_STATUS: dict[PhaseState, Literal["running", "completed", "failed", "skipped"]] = {
     PhaseState.COMPLETED: "completed",
     PhaseState.CUT_SHORT: "completed",
     PhaseState.FAILED: "failed",
@@ -93,6 +93,11 @@ class PhasesMachine:
     def history(self) -> Sequence[HistoryEntry]:
         """Return nothing: no predicate is asked."""
         return ()
+
+    def results(self) -> tuple[PhaseResult, ...]:
+        """Return the phases that have settled, in that order, then those that have begun."""
+        begun = [phase for key, phase in self._phases.items() if phase.executions and key not in self._settled]
+        return tuple(self._result_of(phase) for phase in (*self._settled.values(), *begun))
 
     def projection(self) -> Parts:
         """Return nothing: it is the machine of the run, which nothing names."""
@@ -350,7 +355,7 @@ class PhasesMachine:
             End(
                 state=usual.state,
                 exit_reason=usual.exit_reason,
-                units=tuple(self._result_of(phase) for phase in self._settled.values()),
+                units=self.results(),
                 unit_failures=tuple(self._failures),
             )
         )
@@ -358,7 +363,7 @@ class PhasesMachine:
     def _result_of(self, phase: ScheduledPhase) -> PhaseResult:
         return PhaseResult(
             unit=phase.unit.key,
-            status=_STATUS[phase.state],
+            status=_STATUS.get(phase.state, "running"),
             outputs=() if phase.state is PhaseState.SKIPPED else self._outputs_of(phase),
             reviews=tuple(phase.reviews),
             attempts=phase.executions,
@@ -369,11 +374,11 @@ class PhasesMachine:
     def _outputs_of(self, phase: ScheduledPhase) -> tuple[str, ...]:
         """Return what its last attempt gave, in the order of completion; of a loop its path.
 
-        A loop that failed or was cut short comes last: its own result says what it has, where it had begun.
+        A loop that runs, failed or was cut short comes last: its own result says what it has, where it had begun.
         """
         members, units = phase.unit.members, self._execution.units
         keys = [key for key in self._execution.scopes.own(phase.instance) if key in members]
-        if phase.state in {PhaseState.CUT_SHORT, PhaseState.FAILED}:
+        if phase.state is not PhaseState.COMPLETED:
             keys += [key for key in members if key in units and key not in keys]
         return tuple(
             f"{phase.instance}/{key}" if key in units else instance_of(key, parent=phase.instance) for key in keys

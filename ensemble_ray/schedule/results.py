@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Union
 
-__all__ = ["GraphResult", "LoopResult", "PhaseResult", "StepResult", "UnitFailure", "UnitResult"]
+__all__ = [
+    "CAPS",
+    "GraphResult",
+    "LoopResult",
+    "PhaseResult",
+    "StepResult",
+    "UnitFailure",
+    "UnitResult",
+    "capped_units",
+]
+
+
+#: Why a loop or a graph ends at a cap.
+CAPS = frozenset({"max_iterations", "budget_exhausted", "max_steps"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +49,18 @@ class LoopResult:
     unit: str
     #: per iteration the instances that completed, in body order; the last one may be unfinished (S-LOOP-112)
     iterations: tuple[tuple[str, ...], ...]
-    #: None: it failed or was cancelled
+    #: None: it runs, failed or was cancelled
     termination_reason: Literal["predicate", "max_iterations", "exit_early", "budget_exhausted"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseResult:
-    """A phase that ended or was skipped."""
+    """A phase that began or was skipped."""
 
     unit: str
-    status: Literal["completed", "failed", "skipped"]
-    #: instances with outputs of the accepted attempt, of a loop its path without an occurrence; of a phase that failed or
+    #: running: the run waits, or its record ends here
+    status: Literal["running", "completed", "failed", "skipped"]
+    #: instances with outputs of the accepted attempt, of a loop its path without an occurrence; of a phase that runs, failed or
     #: was cut short, of its last attempt, and then also of loops that may not have begun; in the order of S-PHASE-41
     outputs: tuple[str, ...] = ()
     #: instances of its review's executions, in order
@@ -78,8 +93,14 @@ class GraphResult:
     unit: str
     #: of branches in declared order (S-GRAPH-99)
     steps: tuple[StepResult, ...]
-    #: None: it failed, exited early or was cancelled
+    #: None: it runs, failed, exited early or was cancelled
     termination_reason: Literal["terminal", "max_steps"] | None
 
 
 UnitResult = Union[LoopResult, PhaseResult, GraphResult]  # noqa: UP007  a name for the union, also at run time
+
+
+def capped_units(results: Iterable[UnitResult]) -> tuple[str, ...]:
+    """Return the keys of the loops and graphs that ended at a cap, each once."""
+    units = [each for each in results if not isinstance(each, PhaseResult)]
+    return tuple(dict.fromkeys(each.unit.rpartition("/")[2] for each in units if each.termination_reason in CAPS))

@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol, Union
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.units import Unit
 from ensemble_ray.schedule.instructions import Instruction, TaskChanges
+from ensemble_ray.schedule.results import UnitResult
 from ensemble_ray.schedule.scopes import Parts, Scopes
 from ensemble_ray.schedule.stimuli import UnitFact
 from ensemble_ray.values.outputs import ExitReason
@@ -91,6 +92,10 @@ class UnitMachine(Protocol):
     @property
     def history(self) -> Sequence[HistoryEntry]:
         """Return what its predicates are shown, oldest first; it only grows. Empty where it asks none."""
+        ...
+
+    def results(self) -> Sequence[UnitResult]:
+        """Return what became of its unit so far, and of a run's phases; empty before it begins, and for a plain workflow."""
         ...
 
     def projection(self) -> Parts:

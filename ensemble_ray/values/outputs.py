@@ -103,6 +103,7 @@ class FailedItem(Value):
         error_type: Class of the error, without its module.
         message: What the error says.
         attempts: Requests to the provider for the item's last model call; 0 when none was made.
+        raw: The last answer, where it could not be parsed; None: it failed for another reason.
     """
 
     index: int
@@ -110,6 +111,7 @@ class FailedItem(Value):
     error_type: str
     message: str
     attempts: int = 0
+    raw: str | None = None
 
     @field_serializer("item", mode="wrap", when_used="json")
     def _item_as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:

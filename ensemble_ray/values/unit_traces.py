@@ -12,6 +12,8 @@ __all__ = ["GraphTrace", "GraphTraceStep", "LoopTrace", "PhaseStatus"]
 class PhaseStatus(StrEnum):
     """What became of a phase (21)."""
 
+    #: the run waits, or was interrupted
+    RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
     #: a phase before it failed, or the run ended before its turn
@@ -26,7 +28,7 @@ class LoopTrace(Value):
     path: str
     iterations_run: int
     max_iterations: int
-    #: `predicate`, `max_iterations`, `budget_exhausted` or `exit_early`; None: it failed or was cancelled
+    #: `predicate`, `max_iterations`, `budget_exhausted` or `exit_early`; None: it runs, failed or was cancelled
     termination_reason: str | None
     on_max_iterations: str
     output_mode: str
@@ -53,7 +55,7 @@ class GraphTrace(Value):
     graph_name: str
     path: str
     start_state: str
-    #: `terminal` or `max_steps`; None: it failed, exited early or was cancelled
+    #: `terminal` or `max_steps`; None: it runs, failed, exited early or was cancelled
     termination_reason: str | None
     steps_run: int
     max_steps: int

@@ -144,7 +144,7 @@ class RunsTeam:
         definition = await threads.run(self._definition, active)
         entry, asked = active.entry, active.asked
         if is_recovered and await self._is_recorded(entry.run_id):
-            return await begin_again(entry.run_id, definition, runtime=self._runtime)
+            return await begin_again(entry.run_id, definition, runtime=self._runtime, has_caller=False)
         span = parse_traceparent(asked.traceparent or "")  # again: earlier releases accepted runs with any text
         with use_traceparent("" if span is None else str(span)):  # S-INT-38
             return definition.begin(

@@ -18,10 +18,15 @@ from ensemble_ray import (
     Ensemble,
     ExitReason,
     InlineRuntime,
+    Loop,
     RunState,
     Runtime,
     Task,
+    TaskExecutionError,
     TaskStartEvent,
+    UnknownEffect,
+    ValidationError,
+    resume,
     tool,
 )
 from ensemble_ray.testing import ScriptedModel
@@ -236,6 +241,62 @@ def test_blocking_models_and_handlers_do_not_delay_the_end(runtime: Runtime, tmp
     marks.wait("blocked")
     run.cancel()
     assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+
+
+class BlockedOnce:
+    """A handler that never returns from its first call."""
+
+    def __init__(self, marks: Marks) -> None:
+        self.marks = marks
+
+    def __call__(self, _asked: object) -> str:
+        self.marks.add("called")
+        if len(self.marks.lines) == 1:
+            threading.Event().wait()
+        return "paid"
+
+
+@pytest.mark.parametrize("is_in_loop", [False, True], ids=["task", "loop"])
+def test_cancelled_run_stays_as_it_is_until_an_unknown_outcome_is_decided(
+    runtime: Runtime, home: str, tmp_path: Path, *, is_in_loop: bool
+) -> None:
+    """S-DUR-145, S-DUR-146: it does not become a failed run, which could not be resumed."""
+    marks = Marks(tmp_path / "marks")
+    pay = task("pay", name="pay", handler=BlockedOnce(marks))
+    loops = [Loop(name="twice", body=[pay], max_iterations=1)] if is_in_loop else []
+    team = Ensemble(tasks=[] if is_in_loop else [pay], loops=loops)
+    run = team.start(runtime=runtime)
+    marks.wait("called")
+    run.cancel()
+    assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+    for _ in range(2):
+        with pytest.raises(
+            ValidationError, match=r"stays cancelled: the handler of task '.*pay#0' was called at"
+        ) as refused:
+            resume(run.id, team, runtime=runtime)
+        assert "on_unknown='ask'" in str(refused.value)
+        assert recorded_state(home, run.id) is RunState.CANCELLED
+    told: list[UnknownEffect] = []
+
+    def decide(effect: UnknownEffect) -> str:
+        told.append(effect)
+        return "repeat"
+
+    output = resume(run.id, team.replace(on_unknown=decide), runtime=runtime)
+    assert (output.raw, output.state, len(told), marks.lines) == ("paid", RunState.COMPLETED, 1, ["called"] * 2)
+
+
+def test_cancelled_run_fails_when_that_was_chosen(inline_runtime: Runtime, tmp_path: Path) -> None:
+    """S-DUR-145, S-DUR-146: the error says that the call did not return, and nothing of a process that died."""
+    marks = Marks(tmp_path / "marks")
+    team = Ensemble(tasks=[task("pay", handler=BlockedOnce(marks))], on_unknown="fail")
+    run = team.start(runtime=inline_runtime)
+    marks.wait("called")
+    run.cancel()
+    run.result(timeout_s=PATIENCE_S)
+    with pytest.raises(TaskExecutionError, match="did not return") as failed:
+        resume(run.id, team, runtime=inline_runtime)
+    assert "process" not in str(failed.value)
 
 
 def test_tool_over_its_time_is_answered_for(inline_runtime: Runtime) -> None:

@@ -33,7 +33,11 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.following.projection import EventProjection
 from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.resume.unit_fork import plan_unit_fork
+from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.testing import ScriptedModel, replay
 from tests.builders import agent, call, task
 from tests.scenarios.detached import Given, gates_of, raws, team
@@ -239,7 +243,10 @@ def test_a_worker_that_asks_puts_its_manager_down(runtime: Runtime) -> None:
 
 
 def test_gates_inside_units_wait(inline_runtime: Runtime, given: Given) -> None:
-    """S-REV-80, S-REV-116: a loop, while another task of the phase goes on; its second iteration has a gate of its own."""
+    """S-REV-80, S-REV-116: a loop, while another task of the phase goes on; its second iteration has a gate of its own.
+
+    S-LOOP-190, S-PHASE-124: meanwhile the output has the iterations and the phases so far.
+    """
     body = task("refine", handler=given, review=Review.required())
     loop = Loop(name="polish", body=[body], max_iterations=2, until=lambda _context: False)
     beside = task("beside", handler=given)
@@ -255,6 +262,12 @@ def test_gates_inside_units_wait(inline_runtime: Runtime, given: Given) -> None:
     decide(str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("one"), runtime=inline_runtime)
     output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
     assert (output.state, len(output.open_reviews)) == (RunState.WAITING, 1)
+    assert ([each["refine"].raw for each in output.get_loop_history("polish")], raws(output)) == (
+        ["one"],
+        ["beside", "one"],
+    )
+    assert [(each.name, each.status) for each in output.trace.phases] == [("draft", "running")]
+    assert (output.phase_outputs, output.get_loop_termination_reason("polish")) == ({}, None)
     decide(str(output.run_id), gates_of(output)["refine"], ReviewDecision.edit("two"), runtime=inline_runtime)
     output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
     assert output.state is RunState.COMPLETED
@@ -263,20 +276,37 @@ def test_gates_inside_units_wait(inline_runtime: Runtime, given: Given) -> None:
     assert output.raw == "end"
 
 
-def test_a_gate_in_a_graph_waits(inline_runtime: InlineRuntime, given: Given) -> None:
-    """S-REV-116: what routes behind it hears the decision."""
+def test_a_gate_in_a_graph_waits(runtime: Runtime, given: Given) -> None:
+    """S-REV-116, S-GRAPH-123: what routes behind it hears the decision; meanwhile the output has the steps so far.
+
+    S-DUR-144: trace, events and forks of the record know what followed.
+    """
     graph = Graph(
         name="triage",
         start="a",
-        states={"a": task("a", handler=given, review=Review.required()), "b": task("b", handler=given)},
+        states={name: task(name, handler=given, review=Review.required()) for name in ("a", "b")},
         edges=[GraphEdge(from_state="a", to_state="b"), GraphEdge(from_state="b", to_state=Graph.END)],
     )
     ensemble = Ensemble(graph=graph, review_wait="detach")
-    output = ensemble.run(runtime=inline_runtime)
-    assert list(gates_of(output)) == ["a"]
-    decide(str(output.run_id), gates_of(output)["a"], APPROVE, runtime=inline_runtime)
-    output = resume(str(output.run_id), ensemble, runtime=inline_runtime)
-    assert (output.state, given.done) == (RunState.COMPLETED, ["a", "b"])
+    output = ensemble.run(runtime=runtime)
+    assert (list(gates_of(output)), output.graph_history) == (["a"], [])
+    decide(str(output.run_id), gates_of(output)["a"], APPROVE, runtime=runtime)
+    output = resume(str(output.run_id), ensemble, runtime=runtime)
+    assert list(gates_of(output)) == ["b"]
+    assert [(each.state_name, each.output.raw, each.next_state) for each in output.graph_history] == [("a", "a", "b")]
+    assert (raws(output), output.raw, output.graph_termination_reason) == (["a"], "a", None)
+    facts = run_blocking(store_at(runtime.store_address).facts(str(output.run_id)))
+    assert fold_trace(facts).graph_trace == output.trace.graph_trace
+    decide(str(output.run_id), gates_of(output)["b"], APPROVE, runtime=runtime)
+    output = resume(str(output.run_id), ensemble, runtime=runtime)
+    assert (output.state, given.done, len(output.graph_history)) == (RunState.COMPLETED, ["a", "b"], 2)
+    facts = run_blocking(store_at(runtime.store_address).facts(str(output.run_id)))
+    assert fold_trace(facts).graph_trace == output.trace.graph_trace
+    followed = EventProjection(str(output.run_id))
+    told = [each.type for fact in facts for each in followed.apply(fact)]
+    assert (told.count("task_started"), told.count("graph_state_completed")) == (2, 2)
+    plan = recorded_plan(facts[0].data.plan)  # type: ignore[attr-defined]  the first fact is the plan
+    assert plan_unit_fork(plan, plan, facts, "r", "graph:triage#1").reused == ("graph:triage#0",)
 
 
 def test_a_task_goes_on_while_others_are_at_work(runtime: Runtime, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from ensemble_ray import (
     TaskStartEvent,
     Until,
     Workflow,
+    resume,
 )
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
@@ -270,18 +271,28 @@ def test_cap_that_is_flagged() -> None:
     assert output.get_loop_termination_reason("refine") == "max_iterations"
 
 
-def test_task_waits_for_a_loop_by_its_output() -> None:
-    """S-LOOP-146, S-LOOP-168: it runs behind the loop, and is given what the loop projects."""
-    given: list[str] = []
+def report_of(context: TaskHandlerContext) -> str:
+    return f"report of {', '.join(output.raw for output in context.context_outputs)}"
 
-    def report(context: TaskHandlerContext) -> str:
-        given.extend(output.raw for output in context.context_outputs)
-        return "done"
 
-    loop = Loop(name="refine", body=[handled(Drafts(), "writer")], max_iterations=3, output_mode="all_iterations")
-    output = Ensemble(tasks=[handled(report, "report", context=[loop.output])], loops=[loop]).run(runtime="inline")
-    assert given == ["draft#1\n\n--- iteration 2 ---\n\ndraft#2\n\n--- iteration 3 ---\n\ndraft#3"]
+def test_task_waits_for_a_loop_by_its_output(runtime: Runtime) -> None:
+    """S-LOOP-75, S-LOOP-76, S-LOOP-146, S-LOOP-168: it runs behind the loop, is given what it projects, and comes last."""
+    loop = Loop(name="refine", body=[handled(Drafts(), "writer")], max_iterations=2, output_mode="all_iterations")
+    team = Ensemble(
+        tasks=[
+            handled(report_of, "report", context=[loop.output]),
+            handled(lambda _: "facts", "facts"),
+        ],
+        loops=[loop],
+    )
+    joined = "draft#1\n\n--- iteration 2 ---\n\ndraft#2"
+    expected = ["facts", joined, f"report of {joined}"]
+    output = team.run(runtime=runtime, run_id="r")
+    assert [each.raw for each in output.task_outputs] == expected
+    assert output.raw == output.last_completed_output.raw == expected[-1]
     assert output.get_loop_termination_reason("refine") == "max_iterations"
+    again = resume("r", team, runtime=runtime)
+    assert ([each.raw for each in again.task_outputs], again.raw) == (expected, expected[-1])
 
 
 def test_one_task_of_a_loop_can_be_waited_for_alone() -> None:

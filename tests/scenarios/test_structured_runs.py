@@ -113,7 +113,8 @@ def test_giving_up_raises_a_parsing_error(inline_runtime: Runtime, retries: int)
     error = caught.value
     assert str(error) == (
         "Structured output parsing failed for task 'describe a city' "
-        f"after {retries + 1} attempt(s). Expected type: City"
+        f"after {retries + 1} attempt(s). Expected type: City. "
+        f"Could not find valid JSON in response: {answers[-1]}"
     )
     assert (error.raw_output, error.attempt_count, error.output_type) == (answers[-1], retries + 1, City)
     assert len(error.parse_errors) == retries + 1

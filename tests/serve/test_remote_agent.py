@@ -34,6 +34,7 @@ from ensemble_ray import (
     ToolConfigurationError,
     ToolResult,
     UnknownOutcomeError,
+    ValidationError,
     resume,
 )
 from ensemble_ray.access.key_file import KeyFile
@@ -246,13 +247,16 @@ def _kill_in_call(file: Path, home: str, is_asked: threading.Event) -> None:
 def test_a_call_of_unknown_outcome_is_flagged(
     remote: Remote, url: str, home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-INT-84: the process died while the remote agent worked; it is not asked again."""
+    """S-INT-84, S-DUR-145: the process died while the remote agent worked; it is not asked again, once that is decided."""
     monkeypatch.setenv("FAR_KEY", "secret")
     file = tmp_path / "far.yaml"
     file.write_text(_FILE.format(effect="once", url=url, word="say-hang"), encoding="utf-8")
     _kill_in_call(file, home, remote.is_asked)
+    team = load_ensemble(str(file))
+    with pytest.raises(ValidationError, match="stays interrupted: the runner of task 'paint#0' was called"):
+        resume("killed", team)
     with pytest.raises(TaskExecutionError) as found:
-        resume("killed", load_ensemble(str(file)))
+        resume("killed", team.replace(on_unknown="fail"))
     assert isinstance(found.value.__cause__, UnknownOutcomeError)
     assert len(remote.asked) == 1
     assert any(each.get("x-key") == "secret" for each in remote.headers)

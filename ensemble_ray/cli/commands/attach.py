@@ -84,6 +84,8 @@ def _show_end(end: RecordedEnd, *, as_json: bool, is_quiet: bool) -> int:
     if not is_quiet:
         if end.state != "completed":
             say(f"The run is {end.state}")
+        for note in end.notes:
+            say(note)
         say_where(end.run_id)
     return _CODES.get(end.state, FAILED)
 

@@ -34,6 +34,9 @@ class _Listed(NamedTuple):
     tags: Mapping[str, str] = {}
     #: run and task of a fork
     forked_from: Mapping[str, str] | None = None
+    incomplete_answers: int = 0
+    #: keys of loops and graphs that ended at a cap
+    capped: Sequence[str] = ()
 
 
 States = Annotated[
@@ -107,6 +110,7 @@ def _nothing_found(states: set[str], tags: Sequence[str]) -> str:
 
 
 def _list(shown: Sequence[_Listed]) -> None:
+    from ensemble_ray.cli.view.run_end import notes_of
     from ensemble_ray.values.value import utc_now
 
     now = utc_now()
@@ -116,7 +120,16 @@ def _list(shown: Sequence[_Listed]) -> None:
             each.run.state.value,
             age_of(each.run.created_at, now),
             "?" if each.done is None or each.total is None else f"{each.done}/{each.total}",
-            "  ".join(filter(None, (each.run.origin, f"[{format_tags(each.tags)}]" if each.tags else ""))),
+            "  ".join(
+                filter(
+                    None,
+                    (
+                        each.run.origin,
+                        f"[{format_tags(each.tags)}]" if each.tags else "",
+                        ", ".join(notes_of(each.incomplete_answers, each.capped)),
+                    ),
+                )
+            ),
         )
         for each in shown
     ]
@@ -132,6 +145,8 @@ def _data(listed: _Listed) -> dict[str, object]:
         "tasks": listed.total,
         "tags": dict(listed.tags),
         **({"damage": listed.damage} if listed.damage else {}),
+        **({"incomplete_answers": listed.incomplete_answers} if listed.incomplete_answers else {}),
+        **({"capped": list(listed.capped)} if listed.capped else {}),
         **({"forked_from": listed.forked_from} if listed.forked_from else {}),
     }
 
@@ -181,4 +196,6 @@ async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _
             return None
         return _Listed(run, damage=message_of(error) if await store.summary(run.run_id) is not None else "")
     parent = None if head.forked_from is None else head.forked_from._asdict()
-    return _Listed(run, progress.done, progress.total, tags=head.tags, forked_from=parent)
+    found = _Listed(run, progress.done, progress.total, tags=head.tags, forked_from=parent)
+    end = head.end
+    return found if end is None else found._replace(incomplete_answers=end.incomplete_answers, capped=end.capped)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Display"]
 
 _TEXT = 200
+#: Warnings of one kind that are shown.
+_SHOWN_WARNINGS = 20
+_NUMBER = re.compile(r"\d+")
 #: What the library logs of a failure that the command line shows in its own words.
 _SHOWN_ANYWAY = {
     "Delegation by '%s' to '%s' failed: %s",
@@ -99,6 +104,7 @@ class Display:
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         logging.getLogger("ensemble_ray").removeHandler(self._log)
+        self._log.show_counts()
         if self._live is not None:
             self._live.stop()
 
@@ -209,10 +215,29 @@ class _Warnings(logging.Handler):
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__()
         self._show = show
+        #: lines by their text without numbers, and by template
+        self._shown: dict[str, str] = {}
+        self._kinds: defaultdict[str, list[str]] = defaultdict(list)
+        #: by shown line: how many more there were like it
+        self._more: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one."""
+        """Show one. Count those that differ from an earlier one in numbers alone, and those of a kind that has many."""
+        template = str(getattr(record, "template", record.msg))
         if record.name == NOTICES:
             self._show(record.getMessage())
-        elif record.levelno >= logging.WARNING and getattr(record, "template", record.msg) not in _SHOWN_ANYWAY:
-            self._show(f"  {record.levelname.lower()}: {screen_line(record.getMessage(), _TEXT)}")
+        elif record.levelno >= logging.WARNING and template not in _SHOWN_ANYWAY:
+            line = f"{record.levelname.lower()}: {screen_line(record.getMessage(), _TEXT)}"
+            text, kind = _NUMBER.sub("#", line), self._kinds[template]
+            shown = self._shown.get(text, kind[-1] if len(kind) >= _SHOWN_WARNINGS else "")
+            if shown:
+                self._more[shown] += 1
+                return
+            self._shown[text] = line
+            kind.append(line)
+            self._show(f"  {line}")
+
+    def show_counts(self) -> None:
+        """Show how many more there were like a line."""
+        for line, count in self._more.items():
+            self._show(f"  {count:,} more like {line}")

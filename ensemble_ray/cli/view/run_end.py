@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from ensemble_ray.values.outputs import RunState
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["RecordedEnd", "read_end"]
+__all__ = ["RecordedEnd", "notes_of", "read_end"]
 
 _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 
@@ -35,6 +35,8 @@ class RecordedEnd:
     errors: Sequence[str] = ()
     #: the first of them, by `type` and `message`
     error: Mapping[str, str] | None = None
+    #: see `notes_of`
+    notes: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Return it as JSON data."""
@@ -45,7 +47,18 @@ class RecordedEnd:
             "raw": self.text,
             "error": self.error,
             "errors": list(self.errors),
+            "notes": list(self.notes),
         }
+
+
+def notes_of(incomplete_answers: int, capped: Iterable[str]) -> list[str]:
+    """Return what people should know of the result of a run: answers that were cut off or empty, loops that ended at a cap."""
+    counted = (
+        [f"{incomplete_answers:,} incomplete answer{'' if incomplete_answers == 1 else 's'}"]
+        if incomplete_answers
+        else []
+    )
+    return [*counted, *(f"{each} ended at its cap" for each in capped)]
 
 
 async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
@@ -68,6 +81,7 @@ async def read_end(store: RunStore, run_id: str) -> RecordedEnd:
         exit_reason="" if end is None else end.reason.value,
         text=text,
         error={"type": errors[0].error_type, "message": errors[0].message} if errors else None,
+        notes=() if end is None else notes_of(end.incomplete_answers, end.capped),
         errors=tuple(f"task '{each.key}': {each.message}" if each.key else each.message for each in errors),
     )
 

@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 from ensemble_ray.cli.view.display import Display
 from ensemble_ray.cli.view.item_progress import ItemProgress
 from ensemble_ray.cli.view.progress import TaskProgress
+from ensemble_ray.cli.view.run_end import notes_of
 from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, WAITING, count_noun, own_command, screen_line
 from ensemble_ray.cli.view.unit_progress import UnitProgress
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.record.identity.map_reduce import map_key
+from ensemble_ray.schedule.results import CAPS
 
 if TYPE_CHECKING:
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.handle import MapReduceRun
     from ensemble_ray.values.outputs import EnsembleOutput
+    from ensemble_ray.values.unit_traces import GraphTrace, LoopTrace
 
 __all__ = ["ItemView", "TerminalRunView", "view_of"]
 
@@ -79,14 +82,24 @@ class TerminalRunView:
 
     def summarize(self, output: EnsembleOutput | None) -> Sequence[str]:
         """Return what is said when it has ended; None: it failed."""
-        lines = [self.display.summary(is_complete=output is not None and output.is_complete)]
-        return lines if output is None else [*lines, *_open_reviews(output)]
+        counts = self.display.summary(is_complete=output is not None and output.is_complete)
+        return [counts] if output is None else ["; ".join([counts, *_notes(output)]), *_open_reviews(output)]
 
     def exit_code(self, output: EnsembleOutput) -> int:
         """Return the exit code of a run that gave an output and was not cancelled."""
         if output.state.value == "waiting":
             return WAITING
         return FAILED if output.exit_reason.value in _UNWANTED_ENDS else FINE
+
+
+def _notes(output: EnsembleOutput) -> list[str]:
+    """Return what is said of answers that were cut off, and of loops and a graph that ended at a cap (S-LOOP-191)."""
+    trace = output.trace
+    units: list[LoopTrace | GraphTrace] = [] if trace is None else [*trace.loop_traces]
+    if trace is not None and trace.graph_trace is not None:
+        units.append(trace.graph_trace)
+    capped = dict.fromkeys(each.path.rpartition("/")[2] for each in units if each.termination_reason in CAPS)
+    return notes_of(output.metrics.total_incomplete_answers, capped)
 
 
 def _open_reviews(output: EnsembleOutput) -> list[str]:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.errors import message_of
+from ensemble_ray.errors import OutputParsingError, message_of
 from ensemble_ray.items.spool import Spool, SpooledSequence
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.values.outputs import FailedItem, ItemResult
@@ -59,7 +59,12 @@ class ItemLog:
     def add_failure(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
         """Note that a map has failed for good; return it with the item itself, of which only a text may be kept."""
         failed = FailedItem(
-            index=index, item=item, error_type=type(error).__name__, message=message_of(error), attempts=attempts
+            index=index,
+            item=item,
+            error_type=type(error).__name__,
+            message=message_of(error),
+            attempts=attempts,
+            raw=error.raw_output if isinstance(error, OutputParsingError) else None,
         )
         try:
             packed = pickle.dumps(failed, protocol=5)

@@ -255,7 +255,7 @@ class AgentLoop:
             self._latest = answer or ""
             machine.accept(answer)
         self._log_lines(machine)
-        return machine.result()
+        return machine.result(self._models.describe_cut())
 
     @staticmethod
     def _log_lines(machine: StructuredMachine) -> None:

@@ -160,6 +160,11 @@ class ModelCalls:
             self._has_warned = True
             _log.warning("Task '%s': %s It is used as it is.", order.key, text)
 
+    def describe_cut(self) -> str:
+        """Return what was wrong with the last answer if it was cut off; empty where it was whole, or had no text."""
+        reason = incomplete_reason(self._effects.models[-1].response) if self._effects.models else None
+        return "" if reason in {None, "empty"} else incomplete_text(self._order.agent_role, str(reason))
+
     def _announce_start(self, messages: Sequence[ChatMessage], turn: int) -> None:
         order = self._order
         self._scope.emit(

@@ -24,6 +24,7 @@ import pydantic
 from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import IllegalStateError, OutputParsingError
+from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.agent.type_adapters import UNKNOWN_TYPE, adapter_of, form_of
 from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
 from ensemble_ray.text.foreign_text import whole_data, whole_json, whole_text
@@ -246,8 +247,11 @@ class StructuredMachine:
             raise IllegalStateError(msg)
         self._judge(response)
 
-    def result(self) -> object:
+    def result(self, incomplete: str = "") -> object:
         """Return the parsed object.
+
+        Args:
+            incomplete: What the error says of a last answer that was cut off; empty: it was whole.
 
         Raises:
             OutputParsingError: no attempt gave one.
@@ -260,8 +264,13 @@ class StructuredMachine:
             raise IllegalStateError(msg)
         text = (
             f"Structured output parsing failed for task '{self._description[:80]}' "
-            f"after {self._attempts} attempt(s). Expected type: {type_name(self._output_type)}"
+            f"after {self._attempts} attempt(s). Expected type: {type_name(self._output_type)}. {brief(self._errors[-1])}"
         )
+        answer = brief(self._response)
+        if answer.removesuffix("...") not in text:  # an answer without JSON is part of the reason
+            text = f"{text}. Last answer: {answer}"
+        if incomplete:
+            text = f"{text}. {incomplete}"
         raise OutputParsingError(
             text,
             self._response,

@@ -96,7 +96,7 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
         answer = _check(decided.data.answer, unknown)
         _log.info("%s, as was decided: %s", _describe_begun(unknown), answer)
     else:
-        _log.warning("%s, and has no recorded result: nobody knows whether it was done", _describe_begun(unknown))
+        _log.warning("%s: nobody knows whether it was done", _describe_begun(unknown))
         how = scope.context.on_unknown
         if how != "ask":
             if how == "fail" or _is_whole_task(unknown):  # then there is no model to tell
@@ -179,7 +179,7 @@ def _describe_begun(unknown: UnknownEffect) -> str:
     what = f"its {unknown.tool_name}" if _is_whole_task(unknown) else f"tool '{unknown.tool_name}'"
     if unknown.is_lost:
         return f"Task '{unknown.task}': {what} may have been called in the part of the run's record that is lost"
-    return f"Task '{unknown.task}': {what} was called at {_when(unknown)} by a process that ended during the call"
+    return f"Task '{unknown.task}': {what} was called at {_when(unknown)} and did not return"
 
 
 def _when(unknown: UnknownEffect) -> str:
@@ -203,8 +203,8 @@ def _describe(unknown: UnknownEffect) -> str:
             "made. If you cannot find out, do not ask for it, and say in your answer that its outcome is unknown."
         )
     return (
-        f"Outcome unknown: this call of '{unknown.tool_name}' was begun at {_when(unknown)}, and the process that made "
-        "it ended before a result came back. It may have been done, partly done, or not done at all; it has not been "
+        f"Outcome unknown: this call of '{unknown.tool_name}' was begun at {_when(unknown)} and did not return: it was "
+        "cancelled, or its process ended. It may have been done, partly done, or not done at all; it has not been "
         "repeated. Find out whether it was done before you call it again. If you cannot find out, do not repeat it, "
         "and say in your answer that its outcome is unknown."
     )
@@ -217,8 +217,8 @@ def _describe_confirmed(unknown: UnknownEffect) -> str:
             "What it returned is lost. It must not be repeated."
         )
     return (
-        f"The call of '{unknown.tool_name}' that was begun at {_when(unknown)} was done: that was confirmed after "
-        "the process that made it had ended. What it returned is lost. It must not be repeated."
+        f"The call of '{unknown.tool_name}' that was begun at {_when(unknown)} was done: that was confirmed later. "
+        "What it returned is lost. It must not be repeated."
     )
 
 

@@ -116,9 +116,9 @@ class EventProjection:
                 # A run that waits for people has not ended: its record goes on when they have decided.
                 self._end = None if end.state is RunState.WAITING else (end, fact.at, fact.seq)
                 return []
-            case RunResumed(is_restart=is_restart):
+            case RunResumed():
                 self._end = None
-                wanted = [] if self._source is None else self._source.resume(fact.at, is_restart=is_restart)
+                wanted = [] if self._source is None else self._source.resume(cast("Fact[RunResumed]", fact))
                 return list(self._project_wanted(wanted, fact.at))
             case StimulusRecorded():
                 return list(self._stimulus(cast("Fact[StimulusRecorded]", fact)))

@@ -33,7 +33,7 @@ def numbered_groups(facts: Iterable[Fact]) -> list[list[tuple[int, Stimulus]]]:
     stimuli = RecordedStimuli()
     for fact in facts:
         if isinstance(fact.data, RunResumed):
-            stimuli.resume(fact.at, is_restart=fact.data.is_restart)
+            stimuli.resume(cast("Fact[RunResumed]", fact))
         elif isinstance(fact.data, StimulusRecorded):
             stimuli.apply(cast("Fact[StimulusRecorded]", fact))
     return [group for group in stimuli.numbered if group]

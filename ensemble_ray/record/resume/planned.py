@@ -53,6 +53,7 @@ class _OutputFigures:
     duration_s: float
     total_tokens: int
     tool_call_count: int
+    incomplete_answers: int
 
     @classmethod
     def of(cls, output: TaskOutput) -> _OutputFigures:
@@ -61,6 +62,7 @@ class _OutputFigures:
             output.duration.total_seconds(),
             output.metrics.total_tokens,
             output.tool_call_count,
+            output.metrics.incomplete_answers,
         )
 
 
@@ -131,7 +133,7 @@ class PlannedRecovery:
                         self._apply_end(fact)
                 case RunResumed(is_restart=is_restart):
                     self.head.apply(fact)
-                    self._stimuli.resume(fact.at, is_restart=is_restart)
+                    self._stimuli.resume(cast("Fact[RunResumed]", fact))
                     if not is_restart:
                         self._forget_undone_exits()
                 case DirectiveRecorded() | ModelSwitched() as directive:
@@ -339,6 +341,7 @@ class PlannedRecovery:
             duration_s=figures.duration_s,
             total_tokens=figures.total_tokens,
             tool_call_count=figures.tool_call_count,
+            incomplete_answers=figures.incomplete_answers,
             text=self._texts.get(instance),
             failed_delegations=self._fold.failed_delegations(self._fold_of(instance)),
         )

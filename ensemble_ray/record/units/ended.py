@@ -6,12 +6,13 @@ of, and the outputs that a unit shows to the rest (S-LOOP-70 to S-LOOP-78). Noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit
+from ensemble_ray.plan.units import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order
 from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, UnitFailure, UnitResult
 from ensemble_ray.schedule.shown import list_shown
 from ensemble_ray.values.ids import node_key
@@ -91,29 +92,44 @@ class EndedUnits:
     def list_visible(self) -> list[KeyedOutput]:
         """Return the outputs in the caller's order.
 
-        Plain tasks as they completed and then loops as declared (S-LOOP-75); phases as they completed (S-PHASE-41); the
-        steps of a graph (S-GRAPH-70). Of a run that ended early: what there is (S-LOOP-112, S-PHASE-56, S-GRAPH-53).
+        Tasks as they completed, with loops in their places (S-LOOP-75); phases as they completed (S-PHASE-41); the steps
+        of a graph (S-GRAPH-70). Of a run that ended early: what there is (S-LOOP-112, S-PHASE-56, S-GRAPH-53).
         """
         if (graph := self.graph()) is not None:
             return [each for step in graph[1].steps for each in self.shown_of(step.instance)]
         if any(isinstance(unit, PhaseUnit) for unit in self.plan.units):
             return [each for _, result in self.phases() for each in self.shown_of_phase(result)]
-        return self._plain_and_loops({unit.key: result for unit, result in self.loops()})
+        return self._tasks_and_loops(result for _, result in self.loops())
 
     def shown_of_completed(self) -> list[KeyedOutput]:
         """Return the outputs of plain tasks and of the loops that did not fail."""
         failed = {failure.unit for failure in self.failures}  # a cap may fail a loop that has a reason (S-LOOP-61)
-        completed = {
-            unit.key: result
-            for unit, result in self.loops()
-            if result.termination_reason is not None and result.unit not in failed
-        }
-        return self._plain_and_loops(completed)
+        return self._tasks_and_loops(
+            result for _, result in self.loops() if result.termination_reason is not None and result.unit not in failed
+        )
 
-    def _plain_and_loops(self, loops: Mapping[str, LoopResult]) -> list[KeyedOutput]:
-        plain = [KeyedOutput(node_key(name), output) for name, output in self.outputs.items() if "/" not in name]
-        ran = [loops[unit.key] for unit in self.plan.units if unit.key in loops]
-        return [*plain, *(each for result in ran for each in self.shown_of_loop(result))]
+    def _tasks_and_loops(self, loops: Iterable[LoopResult]) -> list[KeyedOutput]:
+        return self._in_place([*(name for name in self.outputs if "/" not in name), *(each.unit for each in loops)])
+
+    def _in_place(self, paths: Iterable[str]) -> list[KeyedOutput]:
+        """Return what tasks, in this order, and loops show.
+
+        A loop comes right before the first task or loop that waits for it, else behind all tasks, as declared (S-LOOP-75).
+        """
+        by_key = {key_of_path(path).partition("#")[0]: path for path in paths}
+        tasks = [key for key in by_key if key not in self.units]
+        loops = [unit for unit in self.plan.units if unit.key in by_key and isinstance(unit, LoopUnit)]
+        places: dict[str, int] = {}
+        for place, key in reversed([*enumerate(tasks)]):
+            places.update(dict.fromkeys(self.nodes[key].context, place))
+        last = {loop.key: place for place, loop in enumerate(loops, start=len(tasks))}
+        waits_for = {loop.key: loop.context for loop in loops}
+        ordered = in_waiting_order([*waits_for], waits_for)
+        for key in reversed(ordered):
+            place = places.setdefault(key, last[key])
+            places.update((each, min(place, places.get(each, place))) for each in waits_for[key])
+        placed = sorted([*((places[key], key) for key in ordered), *enumerate(tasks)], key=itemgetter(0))
+        return [each for _, key in placed for each in self.shown_of(by_key[key])]
 
     def shown_of(self, path: str) -> list[KeyedOutput]:
         """Return what a task's instance, or the path of a loop, shows."""
@@ -125,7 +141,7 @@ class EndedUnits:
 
     def shown_of_phase(self, result: PhaseResult) -> list[KeyedOutput]:
         """Return the outputs of a phase's accepted attempt; of another, those of its last."""
-        return [each for path in result.outputs for each in self.shown_of(path)]
+        return self._in_place(result.outputs)
 
     def shown_of_loop(self, result: LoopResult) -> list[KeyedOutput]:
         """Return the outputs that a loop shows, in body order."""

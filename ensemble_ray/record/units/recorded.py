@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import StimulusRecorded
+    from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
     from ensemble_ray.plan.plan import Plan
     from ensemble_ray.values.task_output import TaskOutput
     from ensemble_ray.values.trace import ErrorTrace
@@ -45,9 +45,9 @@ class RecordedUnits:
         self._stimuli.apply(fact)
         self._replayed = None
 
-    def resume(self, at: float, *, is_restart: bool) -> None:
-        """Apply a resumption of the run; see `RecordedStimuli.resume`."""
-        self._stimuli.resume(at, is_restart=is_restart)
+    def resume(self, fact: Fact[RunResumed]) -> None:
+        """Apply a resumption of the run."""
+        self._stimuli.resume(fact)
         self._replayed = None
 
     def collect_ends(self, outputs: Mapping[str, TaskOutput]) -> EndedUnits:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.source import relevant
-from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import Announce, EdgeMatches, End, IterationEnded, StepEnded, UntilHolds
-from ensemble_ray.schedule.results import GraphResult, LoopResult, StepResult, UnitFailure, UnitResult
+from ensemble_ray.schedule.instructions import EdgeMatches, UntilHolds
+from ensemble_ray.schedule.nested import NestedSource
 from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
+from ensemble_ray.schedule.unit_machines import make_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ensemble_ray.schedule.results import UnitFailure, UnitResult
 
 __all__ = ["PredicateAnswer", "ReplayedUnits", "replay_units", "verdicts_of"]
 
@@ -49,30 +50,10 @@ class PredicateAnswer:
 
 def replay_units(plan: Plan, groups: Sequence[Sequence[Stimulus]]) -> ReplayedUnits:
     """Tell the plan's source what it was told, and return what became of its units."""
-    source = machine_for(plan)
-    end: End | None = None
-    ended: list[UnitResult] = []
-    iterations: dict[str, list[tuple[str, ...]]] = {}
-    steps: dict[str, list[StepResult]] = {}
+    source = NestedSource(plan, make_machine)
     for group in groups:
-        for instruction in source.handle(*relevant(source, group)):
-            match instruction:
-                case End():
-                    end = instruction
-                case Announce(what=IterationEnded() as iteration):
-                    iterations.setdefault(iteration.unit, []).append(iteration.instances)
-                case Announce(what=StepEnded() as step):
-                    result = StepResult(state=step.state, instance=step.instance, next_state=step.next_state)
-                    steps.setdefault(step.unit, []).append(result)
-                case _:
-                    pass
-    if end is not None:
-        return ReplayedUnits(results=end.units, failures=end.unit_failures)
-    ended = [
-        LoopResult(unit=unit, iterations=tuple(found), termination_reason=None) for unit, found in iterations.items()
-    ]
-    ended += [GraphResult(unit=unit, steps=tuple(found), termination_reason=None) for unit, found in steps.items()]
-    return ReplayedUnits(results=tuple(ended))
+        source.handle(*relevant(source, group))
+    return ReplayedUnits(results=source.results(), failures=source.failures())
 
 
 def verdicts_of(groups: Sequence[Sequence[Stimulus]]) -> Iterator[PredicateAnswer]:

@@ -201,6 +201,8 @@ def level_row(tally: LevelTally) -> TreeRow:
         details.append(f"{tally.failed:,} failed")
     if tally.unknown:
         details.append(format_count(tally.unknown, "unknown outcome"))
+    if tally.incomplete:
+        details.append(format_count(tally.incomplete, "incomplete answer"))
     details.append(format_seconds(tally.duration))
     if tally.model_calls:
         details += [
@@ -247,6 +249,8 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
     )
     yield format_count(metrics.total_llm_call_count, "model call")
     yield format_tokens(metrics.total_input_tokens, metrics.total_output_tokens, metrics.total_reasoning_tokens)
+    if metrics.total_incomplete_answers:
+        yield format_count(metrics.total_incomplete_answers, "incomplete answer")
     if metrics.total_tool_calls:
         yield format_count(metrics.total_tool_calls, "tool call")
     if metrics.total_delegations:

@@ -379,6 +379,7 @@ class MapReduceLauncher:
             exit_reason=ending.exit_reason,
             failure=ending.failure,
             errors=[RecordedError("", type(each).__name__, message_of(each)) for each in errors],
+            incomplete_answers=self._outputs.metrics.total_incomplete_answers,
         )
         last = Fact(run=scope.run_id, name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
         await owned.journal.append((last,), epoch=owned.epoch, until=Persistence.COMMITTED)

@@ -99,8 +99,8 @@ class StepsView:
         match fact.data:
             case PlanRecorded() as header:
                 self._begin(header, fact.at)
-            case RunResumed(is_restart=is_restart):
-                self._resume(is_restart=is_restart, at=fact.at)
+            case RunResumed():
+                self._resume(cast("Fact[RunResumed]", fact))
             case RunEnded(state=state):
                 self._end(state or RunState.INTERRUPTED, fact.at)
             case StimulusRecorded():
@@ -132,18 +132,18 @@ class StepsView:
             self._add(state)
         del at
 
-    def _resume(self, *, is_restart: bool, at: float) -> None:
+    def _resume(self, fact: Fact[RunResumed]) -> None:
         self._is_over = False
         for state in self.states.values():
             before = state.status
-            if not is_restart:
+            if not fact.data.is_restart:
                 state.go_on()
             elif before == "interrupted":  # its work goes on where it was, in other processes
                 state.status, state.ended_at = "running", None
             if state.status != before:
                 state.touch(self._seq)
         if self._source is not None:
-            self._want(self._source.resume(at, is_restart=is_restart), at)
+            self._want(self._source.resume(fact), fact.at)
 
     def _tell(self, fact: Fact[StimulusRecorded]) -> None:
         told = decode_stimulus(fact) if fact.data.type in _TOLD else None
@@ -183,7 +183,7 @@ class StepsView:
                         self.mark_changed(state)
                 case Announce(what=IterationEnded() | StepEnded() as what):
                     self._units.announce(what, at)
-                case End():
+                case End() if each.state is not RunState.WAITING:
                     self._units.end(each, at)
                 case _:
                     pass

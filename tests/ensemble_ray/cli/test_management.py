@@ -109,6 +109,47 @@ team = Ensemble(
 """
 
 
+CUT = """
+from ensemble_ray import Agent, ChatResponse, Ensemble, Loop, MapEnsemble, Task
+from ensemble_ray.testing import ScriptedModel
+
+def writer():
+    answers = ScriptedModel(otherwise=ChatResponse("half an ans", finish_reason="length"))
+    return Agent(role="Writer", goal="Write", llm=answers)
+
+draft = Task(name="draft", description="Draft", expected_output="Prose", agent=writer())
+team = Ensemble(loops=[Loop(name="refine", body=[draft], max_iterations=2)])
+mapped = MapEnsemble(items=[*range(30)], map_task=lambda item, agent: Task(
+    description=f"Item {item}", expected_output="Prose", agent=agent), map_agent=lambda item: writer())
+"""
+
+
+def test_cut_answers_and_caps_are_told_in_lists_and_at_the_end(call: Call, folder: Path) -> None:
+    """S-MR-205, S-LOOP-191: in the last line, in `runs`, in `trace` and as data."""
+    (folder / "cut_of_test.py").write_text(CUT, encoding="utf-8")
+    told = "2 incomplete answers"
+    said = call("run", "cut_of_test:team", "--run-id", "cut").said
+    assert any(line.endswith(f"; {told}; loop:refine ended at its cap") for line in said.splitlines())
+    assert call("runs").printed.rstrip().endswith(f"{told}, loop:refine ended at its cap")
+    (data,) = json.loads(call("runs", "--json").printed)
+    assert (data["incomplete_answers"], data["capped"]) == (2, ["loop:refine"])
+    assert f"[{told}]" in call("trace", "cut").printed.splitlines()[0]
+    assert told in call("attach", "cut").said
+
+
+def test_cut_answers_of_a_map_are_one_warning_and_a_count(call: Call, folder: Path) -> None:
+    """S-MR-205, S-MR-206: warnings that differ in numbers alone are counted; levels have the number of answers."""
+    (folder / "cut_of_test.py").write_text(CUT, encoding="utf-8")
+    said = call("run", "cut_of_test:mapped", "--run-id", "cut").said.splitlines()
+    warnings = [line for line in said if "was cut off" in line]
+    assert len(warnings) == 2
+    assert warnings[0].startswith("  warning: Task 'map-")
+    assert warnings[1].startswith("  29 more like warning: Task 'map-")
+    assert any(line.endswith("; 30 incomplete answers") for line in said)
+    assert call("runs").printed.rstrip().endswith("30 incomplete answers")
+    assert "[30 incomplete answers]" in call("trace", "cut").printed
+
+
 def test_work_that_was_handed_on_is_no_task_of_a_run(call: Call, folder: Path) -> None:
     """S-HIER-7, S-DUR-50: a led run has one task; progress tells of the worker, the list counts it nowhere."""
     (folder / "led_of_test.py").write_text(LED, encoding="utf-8")

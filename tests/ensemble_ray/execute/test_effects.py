@@ -88,7 +88,7 @@ def test_handler_task_has_neither_prompts_nor_interactions() -> None:
     ("mode", "parsed"), [(CaptureMode.OFF, None), (CaptureMode.STANDARD, None), (CaptureMode.FULL, {"q": "Ray"})]
 )
 def test_parsed_input_is_captured_in_full_mode_only(mode: CaptureMode, parsed: object) -> None:
-    """S-CAP-14, S-CAP-10: off shows no messages and no memory counts either."""
+    """S-CAP-14, S-CAP-10: off shows no messages either."""
     task = _task_of(mode)
     assert task.llm_interactions[0].tool_calls[0].parsed_input == parsed
     assert bool(task.llm_interactions[0].messages) is (mode is not CaptureMode.OFF)

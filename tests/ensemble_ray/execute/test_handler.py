@@ -298,8 +298,8 @@ async def test_unknown_outcome_of_a_handler_fails_the_task(how: str, caplog: pyt
     assert (result.error.effect, result.error.tool_name, again.keys) == (NAME, "handler", [])
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert line == (
-        "Task 'count': its handler was called at 1970-01-01T00:16:40+00:00 by a process that ended during the call, "
-        "and has no recorded result: nobody knows whether it was done"
+        "Task 'count': its handler was called at 1970-01-01T00:16:40+00:00 and did not return: "
+        "nobody knows whether it was done"
     )
 
 

@@ -44,6 +44,13 @@ async def test_line_tells_why_an_item_failed(tmp_path: Path) -> None:
     assert third == {"index": 3, "item": "opaque", **told, "is_text": True}
 
 
+async def test_line_has_the_last_answer_when_that_could_not_be_parsed(tmp_path: Path) -> None:
+    """S-MR-204: the whole text; the message has its beginning."""
+    path = tmp_path / "dead.jsonl"
+    await _write(path, "run-1", _failed(5).replace(raw="half \n an"), _failed(6))
+    assert [line.get("raw") for line in _lines(path)] == ["half \n an", None]
+
+
 async def test_item_has_one_line_when_its_run_is_resumed(tmp_path: Path) -> None:
     """S-MR-151: at most one per run; lines of others, and lines that are none of ours, do not count."""
     path = tmp_path / "dead.jsonl"

@@ -52,7 +52,7 @@ def _result(index: int, item: object = "i", raw: str = "raw", parsed: object = N
         completed_at=utc_of(1),
         duration=timedelta(seconds=1.5),
         parsed_output=parsed,
-        metrics=TaskMetrics(input_tokens=3, output_tokens=4),
+        metrics=TaskMetrics(input_tokens=3, output_tokens=4, incomplete_answers=1),
     )
     return ItemResult(index=index, item=item, output=output)
 
@@ -97,6 +97,7 @@ async def test_row_tells_what_an_item_gave(tmp_path: Path) -> None:
         "agent_role": "Reader",
         "input_tokens": 3,
         "output_tokens": 4,
+        "incomplete_answers": 1,
         "duration": 1.5,
     }
     assert next(iter(first)) == "index"
@@ -109,7 +110,7 @@ async def test_row_tells_what_an_item_gave(tmp_path: Path) -> None:
 
 
 async def test_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
-    """S-MR-130: items and parsed outputs as JSON text, as a column has one type; nothing else is left in the folder."""
+    """S-MR-130, S-MR-205: items and parsed outputs as JSON text, as a column has one type; nothing else is left in the folder."""
     path = tmp_path / "out.parquet"
     await _write(path, _result(3, {"a": 1}, "half \ud83d", Report(title="t")), _result(1, "text"))
     assert await entries_of(path) == [
@@ -123,6 +124,7 @@ async def test_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
                 "agent_role": "Reader",
                 "input_tokens": 3,
                 "output_tokens": 4,
+                "incomplete_answers": 1,
                 "duration": 1.5,
             },
         ),
@@ -136,6 +138,7 @@ async def test_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
                 "agent_role": "Reader",
                 "input_tokens": 3,
                 "output_tokens": 4,
+                "incomplete_answers": 1,
                 "duration": 1.5,
             },
         ),

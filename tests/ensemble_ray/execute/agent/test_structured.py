@@ -338,7 +338,7 @@ def test_error_tells_of_every_attempt_when_none_fits(retries: int) -> None:
     error = failed.value
     assert str(error) == (
         f"Structured output parsing failed for task '{task.description[:80]}' "
-        f"after {retries + 1} attempt(s). Expected type: City"
+        f"after {retries + 1} attempt(s). Expected type: City. Could not find valid JSON in response: bad {retries}"
     )
     assert error.raw_output == f"bad {retries}"
     assert error.output_type is City
@@ -348,6 +348,19 @@ def test_error_tells_of_every_attempt_when_none_fits(retries: int) -> None:
     assert error.attempt_count == retries + 1
     assert (error.task_description, error.agent_role) == (task.description, "Geographer")
     assert isinstance(error, TaskExecutionError)
+
+
+def test_error_shows_the_reason_and_the_last_answer_when_it_does_not_fit() -> None:
+    """S-OUT-33: and what is wrong with an answer that was cut off; each is one line."""
+    judged = machine('{"name": 5,\n "extra": 1}', Asked(description="Describe", max_output_retries=0))
+    with pytest.raises(OutputParsingError) as failed:
+        judged.result("The answer was cut off.")
+    reason = failed.value.parse_errors[-1]
+    assert str(failed.value) == (
+        "Structured output parsing failed for task 'Describe' after 1 attempt(s). Expected type: City. "
+        f'{reason}. Last answer: {{"name": 5, "extra": 1}}. The answer was cut off.'
+    )
+    assert "'name'" in reason
 
 
 @pytest.mark.parametrize("empty", ["", None])

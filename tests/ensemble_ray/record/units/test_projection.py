@@ -1,9 +1,12 @@
 """Which outputs a run shows, and in which order."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
+from ensemble_ray import Plan
+from ensemble_ray.plan.units import LoopUnit
 from ensemble_ray.record.units.ended import EndedUnits
 from ensemble_ray.schedule.results import GraphResult, LoopResult, PhaseResult, StepResult
 from ensemble_ray.values.joined import join_iterations
@@ -49,7 +52,7 @@ def _raws(ended: EndedUnits) -> list[str]:
     ],
 )
 def test_loop_shows_what_its_mode_says(mode: str, shown: list[str]) -> None:
-    """S-LOOP-70, S-LOOP-71, S-LOOP-72, S-LOOP-75: after the plain tasks, in body order."""
+    """S-LOOP-70, S-LOOP-71, S-LOOP-72, S-LOOP-75: after the plain tasks, since none waits for it, in body order."""
     plan = loop_plan(replace(REFINE, output_mode=mode))
     ended = EndedUnits(plan=plan, results=[RAN], outputs=ALL)
     assert _raws(ended) == shown
@@ -69,11 +72,75 @@ def test_joined_iterations_have_all_else_from_the_first() -> None:
 
 
 def test_loops_come_in_declared_order_when_they_end_in_another() -> None:
-    """S-LOOP-75, S-LOOP-76: also behind a plain task that completed after them."""
+    """S-LOOP-75, S-LOOP-76: behind a plain task that completed after them and waits for none of them."""
     polished = LoopResult(unit="loop:polish", iterations=(("loop:polish#0/shine#0",),), termination_reason="predicate")
     made = outputs(["loop:polish#0/shine#0", *TWO[0], *TWO[1], "facts#0"])
     ended = EndedUnits(plan=loop_plan(REFINE, POLISH), results=[polished, RAN], outputs=made)
     assert _raws(ended) == ["facts#0", "loop:refine#1/write#0", "loop:refine#1/critic#0", "loop:polish#0/shine#0"]
+
+
+def _waiting(plan: Plan, waits_for: Mapping[str, tuple[str, ...]]) -> Plan:
+    """Return the plan with what its tasks wait for."""
+    return replace(plan, nodes=tuple(replace(node, context=waits_for.get(node.key, ())) for node in plan.nodes))
+
+
+def _ran(*loops: LoopUnit, parent: str = "") -> tuple[list[LoopResult], list[str]]:
+    """Return results of loops that ran once, and the instances of their tasks."""
+    found = [(f"{parent}{loop.key}", tuple(f"{parent}{loop.key}#0/{key}#0" for key in loop.body)) for loop in loops]
+    results = [LoopResult(unit=unit, iterations=(names,), termination_reason="predicate") for unit, names in found]
+    return results, [name for _, names in found for name in names]
+
+
+def test_loop_comes_before_the_tasks_that_wait_for_it() -> None:
+    """S-LOOP-75, S-LOOP-76: right before the first of them; tasks stay in the order in which they completed."""
+    plan = _waiting(
+        loop_plan(REFINE, POLISH, plain=("facts", "report", "index", "cover")),
+        {"report": ("facts", "loop:refine"), "cover": ("loop:refine", "loop:polish")},
+    )
+    results, inside = _ran(POLISH, REFINE)
+    made = outputs([*inside, "facts#0", "index#0", "report#0", "cover#0"])
+    refined = ["loop:refine#0/write#0", "loop:refine#0/critic#0"]
+    assert _raws(EndedUnits(plan=plan, results=results, outputs=made)) == [
+        "facts#0", "index#0", *refined, "report#0", "loop:polish#0/shine#0", "cover#0",
+    ]  # fmt: skip
+
+
+def test_loop_comes_before_the_loops_that_wait_for_it() -> None:
+    """S-LOOP-75: whatever their declared order; those that none waits for stay in theirs, behind all tasks."""
+    first = replace(REFINE, key="loop:first", body=("a",), context=("loop:third",))
+    second, third = (replace(REFINE, key=f"loop:{name}", body=(name[0],)) for name in ("second", "third"))
+    results, inside = _ran(second, third, first)
+    made = outputs([*inside, "facts#0"])
+    ended = EndedUnits(plan=loop_plan(first, second, third), results=results, outputs=made)
+    assert [each.key for each in ended.list_visible()] == ["facts", "t", "a", "s"]
+    plan = _waiting(ended.plan, {"facts": ("loop:first",)})
+    ended = EndedUnits(plan=plan, results=results, outputs=made)
+    assert [each.key for each in ended.list_visible()] == ["t", "a", "facts", "s"]
+
+
+def test_loops_in_a_phase_have_their_places_too() -> None:
+    """S-PHASE-123: before what waits for them, else behind the tasks of the phase, whatever order they completed in."""
+    phase = replace(DRAFT, members=("plan", "write up", "loop:polish", "loop:refine"), workflow="parallel", review=None)
+    plan = _waiting(phase_plan(phase, loops=[POLISH, REFINE]), {"write up": ("loop:refine",)})
+    parent = "phase:draft#0/"
+    results, inside = _ran(POLISH, REFINE, parent=parent)
+    given = tuple(parent + each for each in ("loop:polish", "plan#0", "loop:refine", "write up#0"))
+    made = outputs([*inside, f"{parent}plan#0", f"{parent}write up#0"])
+    ended = EndedUnits(
+        plan=plan, results=[*results, PhaseResult(unit="phase:draft", status="completed", outputs=given)], outputs=made
+    )
+    assert [each.key for each in ended.list_visible()] == ["plan", "write", "critic", "write up", "shine"]
+
+
+def test_thousand_loops_that_wait_for_each_other_are_placed() -> None:
+    """S-LOOP-75: a chain, declared backwards."""
+    loops = [
+        replace(POLISH, key=f"loop:{n}", body=(f"t{n}",), context=(f"loop:{n - 1}",) if n else ())
+        for n in reversed(range(1000))
+    ]
+    results, inside = _ran(*loops)
+    ended = EndedUnits(plan=loop_plan(*loops, plain=()), results=results, outputs=outputs(inside))
+    assert [each.key for each in ended.list_visible()] == [f"t{n}" for n in range(1000)]
 
 
 @pytest.mark.parametrize(

@@ -194,13 +194,16 @@ def test_failed_phase_says_where_each_stands() -> None:
 
 
 def test_torn_run_tells_what_had_begun() -> None:
-    """S-DUR-30, S-LOOP-130, S-GRAPH-74: iterations and steps that ended; without a reason."""
+    """S-DUR-30, S-LOOP-190, S-GRAPH-123, S-PHASE-124: iterations, the unfinished one too, and steps; without a reason."""
     trace = fold_trace(walked(loop_plan(CAPPED, plain=()), torn_after=5).facts)
     (loop,) = trace.loop_traces
-    assert (loop.iterations_run, loop.termination_reason) == (2, None)
+    assert (loop.iterations_run, loop.termination_reason) == (3, None)
+    assert [len(each) for each in loop.iterations] == [2, 2, 1]
     graph = fold_trace(walked(graph_plan(LINE), torn_after=1).facts).graph_trace
     assert graph is not None
     assert [(step.state_name, step.next_state) for step in graph.steps] == [("write", "critique")]
+    (draft,) = fold_trace(walked(phase_plan(DRAFT, PRINT), torn_after=1).facts).phases
+    assert (draft.name, draft.status, len(draft.task_traces)) == ("draft", "running", 1)
 
 
 def test_step_of_a_torn_run_has_its_own_number_though_its_state_is_a_loop() -> None:
