@@ -20,7 +20,7 @@ def main(argument: str) -> int:
     options = json.loads(argument)
     try:
         # Ray Serve takes seconds to load; what is wrong with a team is told before.
-        load_teams(team_names(options["teams"]))
+        teams = load_teams(team_names(options["teams"]))
         from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
     except (EnsembleError, ValidationError) as error:
         say(describe_error(error))
@@ -30,7 +30,7 @@ def main(argument: str) -> int:
         return exit_code_of(ValidationError(str(error)))
     place, name = EndpointPlace(host=options.pop("host"), port=options.pop("port")), str(options.pop("name"))
     try:
-        serve_until_interrupted(options, place, name=name)
+        serve_until_interrupted(options, place, name=name, teams=teams)
     except (EnsembleError, ValidationError) as error:
         say(describe_error(error))
         return exit_code_of(error)

@@ -41,7 +41,7 @@ class TeamName:
 
     @property
     def shown(self) -> str:
-        """The name that clients know it by: the stem of its file, or the attribute (S-SRV-1)."""
+        """The name that clients know it by where the team itself has none: the stem of its file, or the attribute (S-SRV-1)."""
         return Path(self.name).stem if self.path or ":" not in self.name else self.name.rpartition(":")[2]
 
     def load(self, *, needs_keys: bool = True) -> ServedTeam:
@@ -56,7 +56,8 @@ class TeamName:
         # A node that has the deployer's files finds them under their full path, also from another directory; one that
         # got a copy of the working directory finds them under the name as it was given.
         target = self.path if self.path and Path(self.path).is_file() else self.name
-        return served_team(self.shown, load_runnable(target, needs_keys=needs_keys))
+        loaded = load_runnable(target, needs_keys=needs_keys)
+        return served_team(loaded.name or self.shown, loaded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,8 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
             definition=_without_files(name, definition),
             info=EnsembleInfo(
                 name=name,
+                description=definition.description,
+                tags=dict(definition.tags),
                 inputs=[],
                 workflow="map-reduce",
                 tasks=None,
@@ -104,6 +107,8 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
     plan = planned.plan(dict.fromkeys(inputs, "x"))
     info = EnsembleInfo(
         name=name,
+        description=definition.description,
+        tags=dict(definition.tags),
         inputs=inputs,
         workflow=plan.shown_workflow,
         tasks=len(plan.nodes),
@@ -167,7 +172,7 @@ def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
     """Return the teams to serve: those given, else the environment's.
 
     Raises:
-        ValidationError: neither names one, or two have the same name.
+        ValidationError: neither names one.
     """
     given = [each.strip() for each in configured if each.strip()]
     named = given or [each.strip() for each in os.environ.get(TEAM_VARIABLE, "").split(",") if each.strip()]
@@ -176,9 +181,7 @@ def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
             f"No team to serve: set {TEAM_VARIABLE}, or pass team=... after ensemble_ray.serve.app:app, "
             "to a YAML path or module:attribute"
         )
-    names = tuple(_team_name(each) for each in named)
-    _check_distinct(names)
-    return names
+    return tuple(_team_name(each) for each in named)
 
 
 def _team_name(name: str) -> TeamName:
@@ -186,20 +189,18 @@ def _team_name(name: str) -> TeamName:
     return TeamName(name=name, path=str(file.resolve()) if file.is_file() else "")
 
 
-def _check_distinct(names: Iterable[TeamName]) -> None:
-    seen: dict[str, TeamName] = {}
-    for each in names:
-        if each.shown in seen:
-            raise ValidationError(
-                f"Two teams are called '{each.shown}': {seen[each.shown].name} and {each.name}. Rename one of them"
-            )
-        seen[each.shown] = each
-
-
 def load_teams(names: Iterable[TeamName], *, needs_keys: bool = True) -> Mapping[str, ServedTeam]:
     """Return the teams by the names that clients know them by.
 
     Raises:
-        ValidationError: one of them cannot be found, read or run.
+        ValidationError: one of them cannot be found, read or run, or two have the same name.
     """
-    return MappingProxyType({each.shown: each.load(needs_keys=needs_keys) for each in names})
+    teams: dict[str, ServedTeam] = {}
+    places: dict[str, str] = {}
+    for each in names:
+        team = each.load(needs_keys=needs_keys)
+        name = team.info.name
+        if name in teams:
+            raise ValidationError(f"Two teams are called '{name}': {places[name]} and {each.name}. Rename one of them")
+        teams[name], places[name] = team, each.name
+    return MappingProxyType(teams)

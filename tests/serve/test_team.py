@@ -49,8 +49,9 @@ def test_the_argument_wins_over_the_environment(team: Path, monkeypatch: pytest.
 
 def test_two_teams_of_one_name_are_refused(team: Path) -> None:
     """S-SRV-1: clients could not tell them apart."""
-    with pytest.raises(ValidationError, match="Two teams are called 'team'"):
-        app(EndpointOptions(teams=("team.yaml", "tests.serve.teams:team")))
+    team.rename(team.with_name("summaries.yaml"))
+    with pytest.raises(ValidationError, match="Two teams are called 'summaries'"):
+        app(EndpointOptions(teams=("summaries.yaml", "tests.serve.teams:summaries")))
 
 
 @pytest.mark.parametrize(
