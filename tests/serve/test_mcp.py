@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -141,6 +142,15 @@ async def test_teams_are_tools_and_calls_are_runs(url: str, runs: DrivenRuns, mo
             assert said in wrong.content[0].text
         with pytest.raises(mcp.MCPError, match="Unknown tool 'other'"):
             await asking.call_tool("other", {})
+
+
+async def test_a_missing_package_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-INT-115: with the command that installs it."""
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    async with httpx2.AsyncClient() as http:
+        answer = await http.post(f"{url}/mcp", json={})
+    assert (answer.status_code, answer.json()["code"]) == (501, "NOT_INSTALLED")
+    assert "pip install 'ensemble-ray[mcp]'" in answer.json()["message"]
 
 
 async def test_open_reviews_are_forms_for_the_clients_user(url: str, runs: DrivenRuns) -> None:
