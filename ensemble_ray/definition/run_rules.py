@@ -296,7 +296,11 @@ class RunRules(Value):
 
     def with_origin(self, origin: str, overrides: Mapping[str, str] | None = None, *, called: str = "") -> Self:
         """Keep where it came from and what was chosen in place of what stands there, and return it; for loaders."""
-        self._origin = Origin(place=origin, overrides=dict(overrides or {}), called=called)
+        return self.with_source(Origin(place=origin, overrides=dict(overrides or {}), called=called))
+
+    def with_source(self, source: Origin) -> Self:
+        """Keep where it came from, as another definition knows it, and return it."""
+        self._origin = source
         return self
 
     def with_options(self, options: RunOptions | None) -> Self:
