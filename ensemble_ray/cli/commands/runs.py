@@ -130,7 +130,7 @@ def _list(shown: Sequence[_Listed]) -> None:
 def _data(listed: _Listed) -> dict[str, object]:
     return {
         **as_data(listed.run),
-        "name": listed.name,
+        **({"name": listed.name} if listed.name else {}),
         "tasks_done": listed.done,
         "tasks": listed.total,
         "tags": dict(listed.tags),
